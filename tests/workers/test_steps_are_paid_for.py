@@ -14,16 +14,26 @@ import pytest
 
 from feature_store.driving.sending import batch_of
 from feature_store.erasable import KeysInMemory
+from feature_store.journal.agent_evidence import agent_facts
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection, Database, open_database
+from feature_store.journal.evidence import Wanted
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
-from labeler.errors import BadData, BudgetExceeded, InvalidTask, PrivacyRefusal, ProtocolViolation, StorageFull
+from labeler.errors import (
+    BadData,
+    BudgetExceeded,
+    InvalidTask,
+    PolicyRefusal,
+    PrivacyRefusal,
+    ProtocolViolation,
+    StorageFull,
+)
 from labeler.federated import check_model
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, TallierKey
@@ -105,13 +115,17 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
         yield durable_site(database)
 
 
-def durable_site(database: Database) -> Paid:
+def with_delta(delta: float) -> Policy:
+    return Policy.model_validate(POLICY.model_dump() | {"budget": POLICY.budget.model_dump() | {"delta": delta}})
+
+
+def durable_site(database: Database, policy: Policy = POLICY) -> Paid:
     """As a process begins over its journal."""
     journal = Ledger(database, clock=lambda: NOW)
     rounds = JournalRounds(database, KeysInMemory())
     durable = DurableLedger(
         database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
-        account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
+        account="agent:a", read_policy=lambda: policy, clock=lambda: NOW,
     )  # fmt: skip
     durable.open_accounts()
 
@@ -202,6 +216,49 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         again = durable_site(database)
         again.charge(asked, 2)
         assert again.spent() == whole + 1
+
+
+def winners() -> Task:
+    return parse_task(
+        {
+            "name": "winners", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
+            "max_queries": 2 * ROWS, "release": "winner",
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [task(), winners()], ids=["steps", "winners"])
+def test_what_holds_at_a_delta_and_above_is_never_restated_below_it(tmp_path: Path, asked: Task) -> None:
+    """Their charges are pairs, of which the account keeps the Gaussian part: at 1e-20 it says too little."""
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        durable_site(database, with_delta(1e-20))  # nothing was answered yet
+        site = durable_site(database)
+        site.charge(asked, 0)
+        spent = site.spent()
+        for delta in (1e-20, 9.9e-17):
+            with pytest.raises(PolicyRefusal, match="holds at delta 1e-16 and above, and the policy says") as refusal:
+                durable_site(database, with_delta(delta))
+            assert "Name a delta of at least 1e-16" in str(refusal.value)
+            with database.read() as connection, pytest.raises(PolicyRefusal):
+                agent_facts(connection, Wanted(), agent_id="a", delta=delta, read_at=NOW)
+        for delta in (1e-16, 1e-9):
+            assert durable_site(database, with_delta(delta)).spent() == spent
+
+
+def test_what_holds_at_every_delta_may_be_restated_at_every_one(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        histogram = parse_task(winners().model_dump(mode="json") | {"release": "histogram"})
+        durable_site(database).charge(histogram, 0)
+        assert durable_site(database, with_delta(1e-90)).spent() > 0
+
+
+def test_a_policy_that_was_narrowed_while_a_task_was_admitted_pays_for_none_of_it(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        site = durable_site(database, with_delta(1e-20))
+        for asked in (task(), winners()):
+            with pytest.raises(PolicyRefusal, match=r"budget\.delta"):
+                site.charge(asked, 0)
+        assert site.spent() == 0
 
 
 def test_an_account_that_covers_no_whole_task_answers_no_step_of_it() -> None:
