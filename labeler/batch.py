@@ -20,10 +20,10 @@ class QueryBatch:
         first_query: number of the first of them within the task, so that equal batches asked at
             different places of a task are different rounds.
         model: where a model is trained in steps, the public one that this step begins from (labeler.public_model),
-            float64 of shape (num_queries, num_classes). No part of the digest: it follows from what the rounds before
-            have opened, and an agent answers a round once, whatever model it is asked with.
-        digest: SHA-256 over the place, the shape and the bytes, in hexadecimal. Noise is drawn per
-            digest: the same queries asked again in the same place give the same noise, any change new noise.
+            float64 of shape (num_queries, num_classes).
+        digest: SHA-256 over the place, the shapes and the bytes, in hexadecimal, of the model too. Noise is drawn per
+            digest: the same queries asked again in the same place give the same noise, any change new noise. So the
+            key of a round never serves two ballots: whatever of a batch decides one is in its digest.
     """
 
     features: NDArray[np.int16]
@@ -44,6 +44,13 @@ class QueryBatch:
         header = f"labeler-batch/1 {self.first_query} {frozen.shape[0]} {frozen.shape[1]}\n".encode()
         sha256 = hashlib.sha256(header)
         sha256.update(frozen.data)
+        if self.model is not None:
+            model = self.model.astype("<f8", order="C", copy=True)
+            model.setflags(write=False)
+            object.__setattr__(self, "model", model)
+            # Behind features whose length the header says, so that no batch without a model has these bytes.
+            sha256.update(f"model {' '.join(map(str, model.shape))}\n".encode())
+            sha256.update(model.data)
         object.__setattr__(self, "digest", sha256.hexdigest())
 
     def __len__(self) -> int:

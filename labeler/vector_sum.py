@@ -9,8 +9,11 @@ the mechanism of `labeler.accounting.integer`: integers, discrete Gaussian share
 q = rint(S x), q' = rint(S x'). Each coordinate of S x - q and of S x' - q' lies within 1/2 of zero, so their difference
 within 1, and |q - q'| <= S s + sqrt(D); one coordinate moves by at most S s + 1. When the agent's vector becomes zero,
 |q| <= S R + sqrt(D)/2 for |x| <= R. S is chosen so that sqrt(D) is about a thousandth of S s; the price contains it.
-S x is computed in double precision, where it is off by at most 2^-53 |S x| per coordinate: `ROUNDING_MARGIN` covers
-this and the arithmetic of these bounds.
+
+**Double precision costs at most 2^-50 S R.** S x is off by at most 2^-53 |S x_i| per coordinate, and so is x itself
+where its caller has divided by the sensitivity: as a vector by 2^-52 S R, of two vectors by 2^-51 S R together. That
+grows with R, whatever s is; twice as much is added to every bound (`OF_PRODUCTS`). `ROUNDING_MARGIN` is for the
+arithmetic of the bounds, and for the norm that `quantize` compares.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ from labeler.setting import StatedLevel
 from labeler.tallier_noise import TALLIERS
 
 ROUNDING_MARGIN = 1e-9
-"""Relative margin on every bound, for double precision."""
+"""Relative margin on every bound, for the double precision in which it is computed."""
+
+OF_PRODUCTS = 2.0**-50
+"""Of the longest vector on the grid: by how much products and quotients move two vectors apart at most, twice over."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +133,13 @@ class VectorSum:
                 vector becomes zero.
             records: of one person, for that level.
         """
-        root = math.sqrt(self.dimension)
+        root, off = math.sqrt(self.dimension), OF_PRODUCTS * self.scale * self.largest_norm
         if level != "agent":
             moved = self.group_distance(records if level == "person" else 1)
-            distance, most = self.scale * moved + root, self.scale * moved + 1
+            distance, most = self.scale * moved + root + off, self.scale * moved + 1 + off
         else:
-            distance, most = self.scale * self.largest_norm + root / 2, self.scale * self.largest_norm + 0.5
+            reach = self.scale * self.largest_norm + off
+            distance, most = reach + root / 2, reach + 0.5
         # Integer vectors: their squared distance is a whole number.
         return IntegerSum(
             squared_sensitivity=max(1, math.floor((distance * (1 + ROUNDING_MARGIN)) ** 2)),
@@ -173,7 +180,8 @@ class VectorSum:
     @property
     def longest_grid(self) -> int:
         """The largest norm of one agent's numbers, grid units, rounding to the grid included."""
-        return math.ceil((self.scale * self.largest_norm + math.sqrt(self.dimension) / 2) * (1 + ROUNDING_MARGIN))
+        reach = self.scale * self.largest_norm * (1 + OF_PRODUCTS)
+        return math.ceil((reach + math.sqrt(self.dimension) / 2) * (1 + ROUNDING_MARGIN))
 
     def check(self, numbers: NDArray[np.int64], refusal: str) -> None:
         """Refuse numbers beyond what the price covers; their own length is private and not told.

@@ -16,8 +16,10 @@ from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
 from feature_store.journal.charges import Balance
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import all_set_aside, set_aside
-from labeler.budget import budget_for, epsilon_spent
-from labeler.errors import BudgetExceeded, NotFound
+from feature_store.journal.tasks import TaskStore
+from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
+from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
+from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
 
 FEDERATION = "federation"
@@ -46,6 +48,23 @@ def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable
             ledger.open_account(account, level, caps.cap_nano(level, config.delta))
         if (for_life := caps.life_nano(config.delta)) is not None:
             set_aside(ledger, account, for_life)
+
+
+def check_delta(tasks: TaskStore, delta: float) -> None:
+    """Refuse to keep accounts at a delta below which something that they have paid for bounds nothing.
+
+    Raises:
+        InvalidSetting: the message names the task and its least delta.
+    """
+    if delta >= LEAST_DELTA_OF_WINNERS:
+        return
+    for task in tasks.given_out():
+        if delta < least_delta(task):
+            raise InvalidSetting(
+                f"delta: task {task.name!r} was charged at a price that holds at delta {least_delta(task):g} and "
+                f"above, and the configuration says {delta:g}; at that delta nothing can be said of what accounts have "
+                f"spent. Name a delta of at least {least_delta(task):g}"
+            )
 
 
 @lru_cache(maxsize=4096)

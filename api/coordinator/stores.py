@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from api.coordinator.budgets import open_accounts
+from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
@@ -39,15 +39,17 @@ class Stores:
         """Open the journal that another process writes; nothing can be written, and little is remembered.
 
         Raises:
-            InvalidSetting: it has not all tables yet, or is of another version.
+            InvalidSetting: it has not all tables yet, or is of another version; see also `check_delta`.
             Unavailable: it cannot be reached.
         """
         database = open_database(config.journal_target, read_only=True)
         try:
-            return cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
+            stores = cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
+            check_delta(stores.tasks, config.delta)
         except BaseException:
             database.close()
             raise
+        return stores
 
     @classmethod
     def _over(cls, database: Database, ledger: Ledger, clock: Clock) -> Stores:
@@ -69,6 +71,7 @@ class Stores:
 
         Raises:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
+            InvalidSetting: see `check_delta`.
         """
         shares = config.side_by_side is not None
         database = open_upgraded(config.journal_target, anchor=config.home / "journal.head", side_by_side=shares)
@@ -76,6 +79,7 @@ class Stores:
             ledger = Ledger(database, clock=clock)
             ledger.verify()
             stores = cls._over(database, ledger, clock)
+            check_delta(stores.tasks, config.delta)
             open_accounts(ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
         except BaseException:
             database.close()

@@ -130,7 +130,7 @@ def stage(
     done = sum(one.num_queries for one in rounds if one.state == "opened")
     match job.state:
         case "queued":
-            is_prepared = bool(rounds) and all(one.round_digest for one in rounds)
+            is_prepared = any(one.round_digest for one in rounds)
             parts = ["questions are ready" if is_prepared else _preparing(job), *_agreement(task, answers)]
             return "; ".join(parts)
         case "completed":

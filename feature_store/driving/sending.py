@@ -171,7 +171,7 @@ class Sender:
         if known == talliers:
             return body
         read = self._questions.read(job.job_id) if features is None else features
-        batch = batch_of(read, job, one, job.model_asked(one))
+        batch = batch_of(read, job, one)
         if batch.digest != one.batch_digest:
             raise WrongDigest("the prepared questions are not those the round was made of; submit the job again")
         body = Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
@@ -183,13 +183,15 @@ class Sender:
         return body
 
 
-def batch_of(
-    features: NDArray[np.int16], job: JobRun, one: RoundRun, model: NDArray[np.float64] | None = None
-) -> QueryBatch:
-    """The questions of one round, of all those of its job."""
+def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBatch:
+    """The questions of one round, of all those of its job.
+
+    Raises:
+        BadData: it is a step of training, and one of those before it is not opened.
+    """
     # Steps of training ask about the same rows again, and beside them about the model as it is then.
     start = 0 if job.task.traits.is_sampled else one.first_query - job.rounds[0].first_query
-    return QueryBatch(features[start : start + one.num_queries], one.first_query, model)
+    return QueryBatch(features[start : start + one.num_queries], one.first_query, job.model_asked(one))
 
 
 def tallier_keys(parties: Mapping[str, Party], count: int) -> tuple[TallierKey, ...]:

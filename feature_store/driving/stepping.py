@@ -177,9 +177,9 @@ class Stepper:
             if len(features) != run.num_queries // run.task.steps:
                 raise _wrong_count(len(features), run)
             batches = []
-            for one in run.rounds:
-                batch = batch_of(features, run, one)
-                batches.append((one.number, batch.digest, round_of(run.task, batch).digest))
+            for number in run.untied:
+                batch = batch_of(features, run, run.rounds[number])
+                batches.append((number, batch.digest, round_of(run.task, batch).digest))
         except TryAgain:
             raise
         except LabelerError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, select
 
 from feature_store.journal.agent_memory import answered_rounds, task_approvals
-from feature_store.journal.answer_history import answered_tasks
+from feature_store.journal.answer_history import answered_tasks, check_delta
 from feature_store.journal.chain import Head, time_of
 from feature_store.journal.evidence import Wanted
 from feature_store.journal.evidence_chain import Chain, read_chain, without_contradiction
@@ -37,8 +37,10 @@ def agent_facts(
 
     Raises:
         JournalBroken, JournalBehind: see there.
+        PolicyRefusal: at that delta nothing can be said of what was spent.
         NotFound: the task was never asked of this agent.
     """
+    check_delta(connection, delta)
     chain = read_chain(connection, read_at=read_at, head=head)
     there = inspect(connection).has_table
     promised = _promised(connection) if there(promised_rounds.name) else {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Column, Connection, Table, Text, insert, select
+from sqlalchemy import Column, Connection, Table, Text, insert, inspect, select
 
 from feature_store.journal.agent_memory import answered_rounds
 from feature_store.journal.chain import time_of
@@ -22,7 +22,9 @@ from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.promises import promised_rounds, proposal_answers
 from feature_store.journal.rules import keep
-from labeler.errors import InvalidSetting
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.errors import InvalidSetting, PolicyRefusal
+from labeler.methods.sensitivity import least_delta
 from labeler.task import Task, parse_task
 
 answered_tasks = strict_table(
@@ -59,6 +61,30 @@ class AnsweredTasks:
                 body = json_text(task.model_dump(mode="json"))
                 joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
         self._known.add(task.digest)
+
+
+def check_delta(connection: Connection, delta: float) -> None:
+    """Refuse to state what was charged at a delta below which one of the charges bounds nothing.
+
+    A task is kept with the first of its charges, in the same transaction, so the largest least delta of them is kept
+    with the account that paid.
+
+    Args:
+        delta: of the site's policy.
+
+    Raises:
+        PolicyRefusal: something was answered that holds at a larger delta alone.
+    """
+    if delta >= LEAST_DELTA_OF_WINNERS or not inspect(connection).has_table(answered_tasks.name):
+        return
+    for body in connection.execute(select(answered_tasks.c.body)).scalars():
+        task = parse_task(json.loads(body))
+        if delta < least_delta(task):
+            raise PolicyRefusal(
+                f"budget.delta: task {task.name!r} was answered for a price that holds at delta {least_delta(task):g} "
+                f"and above, and the policy says {delta:g}; at that delta nothing can be said of what was spent. Name "
+                f"a delta of at least {least_delta(task):g}"
+            )
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ class RoundRecord:
         number: 0, 1, 2, ... within the job.
         first_query: number of its first query within the task.
         state: waiting > asked > agreed > posted > opened.
-        batch_digest, round_digest: empty until the queries are embedded, then the same as long as the job lasts; for
-            ever once they were asked.
+        batch_digest, round_digest: empty until the queries are embedded, and until the model is known that a step of
+            training asks with; then the same as long as the job lasts, and for ever once they were asked.
         contributors: the agents that are summed, sorted; empty until agreed on, then for ever the same.
         holdings: tallier id -> agent id -> sharing id in hexadecimal, as last reported.
         refusals: agent id -> its reason.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -218,6 +218,12 @@ class TaskStore:
             query = query.where(or_(tasks.c.created_by == open_to, tasks.c.digest.in_(shared)))
         with self._database.read() as connection:
             return [_record(row) for row in connection.execute(query)]
+
+    def given_out(self) -> Iterator[Task]:
+        """Every task of which queries were given out: something was charged for it, or may be."""
+        with self._database.read() as connection:
+            bodies = connection.execute(select(tasks.c.digest, tasks.c.body).where(tasks.c.next_query > 0)).all()
+        return (_parsed(digest, body) for digest, body in bodies)
 
     def claim_queries(self, digest: str, count: int, *, connection: Connection | None = None) -> int:
         """Give out queries of a task in one run: such as came back, or the next. Each is asked once for ever.

@@ -10,6 +10,7 @@ integers only. An event that nobody here knows is refused, never approximated.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
@@ -22,6 +23,11 @@ NANO = 10**9
 
 SMOOTHING_VARIANCE = 3
 """Variance, grid units squared, that the proof in `labeler.accounting.integer` spends on passing to integer noise."""
+
+MOST_MU_SQUARED = 10**200
+"""Of one event; and at least one part of this. Beyond is no mechanism, and no float holds what follows from it."""
+
+_MOST_COUNT = 10**100
 
 SPILL = 1e-28
 """The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.pair`)."""
@@ -46,6 +52,7 @@ class GaussianSum:
     def __post_init__(self) -> None:
         _check_exact("squared_sensitivity", self.squared_sensitivity)
         _check_positive("sigma_votes", self.sigma_votes)
+        _check_size(self.mu_squared)
 
     @property
     def mu_squared(self) -> Fraction:
@@ -97,12 +104,15 @@ class IntegerSum:
         for name in ("largest_change", "grid_scale", "noise_contributors", "coordinates"):
             if type(value := getattr(self, name)) is not int or value < 1:
                 raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")
+            if value > _MOST_COUNT:
+                raise InvalidSetting(f"{name} must be at most 10^100, which no task comes near")
         _check_positive("share_sigma_grid", self.share_sigma_grid)
         if self.share_sigma_grid < 0.5 or self.variance_grid < 2 * SMOOTHING_VARIANCE:
             raise InvalidSetting(
                 f"{self.noise_contributors} noise shares of {self.share_sigma_grid:.3g} grid units are too small for "
                 f"any proof: each needs at least 0.5 grid units and all together a variance of {2 * SMOOTHING_VARIANCE}"
             )
+        _check_size(self._of_all_sums)
 
     @property
     def variance_grid(self) -> Fraction:
@@ -110,8 +120,13 @@ class IntegerSum:
         return self.noise_contributors * Fraction(self.share_sigma_grid) ** 2
 
     @property
-    def mu_squared(self) -> Fraction:
+    def _of_all_sums(self) -> Fraction:
+        """mu^2 of the sums, whatever is opened of them."""
         return Fraction(self.squared_sensitivity) * self.grid_scale**2 / (self.variance_grid - SMOOTHING_VARIANCE)
+
+    @property
+    def mu_squared(self) -> Fraction:
+        return self._of_all_sums
 
     @property
     def charge_nano(self) -> int:
@@ -143,5 +158,14 @@ def _check_exact(name: str, value: object) -> None:
 
 
 def _check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
         raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
+
+
+def _check_size(mu_squared: Fraction) -> None:
+    if not Fraction(1, MOST_MU_SQUARED) <= mu_squared <= MOST_MU_SQUARED:
+        raise InvalidSetting(
+            "noise and sensitivity are so far apart that no price is computed for them: mu^2 lies "
+            "between 1e-200 and 1e200"
+        )

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+LEAST, MOST = 1e-100, 1e100
+"""The range of mu, beside 0, and the largest epsilon: their squares and quotients stay ordinary numbers. No task comes
+near either end."""
+
+LEAST_DELTA_OF_MU = 1e-200
+"""The smallest delta for which a mu is looked for: of a smaller one it may be no ordinary number."""
+
 _SMALL_MU = 0.5
 _SMALLEST = 5e-324
 _REFINE = 2e-15
@@ -42,8 +49,8 @@ def delta_of_epsilon(epsilon: float, mu: float) -> float:
     """The least delta for which mu-GDP implies (epsilon, delta).
 
     Args:
-        epsilon: at least 0, finite.
-        mu: at least 0, finite; 0 is a mechanism that ignores its input.
+        epsilon: from 0 to MOST.
+        mu: from LEAST to MOST, or 0: a mechanism that ignores its input.
 
     Raises:
         InvalidSetting: an argument is outside its range.
@@ -58,15 +65,21 @@ def deltas_of_epsilons(epsilons: NDArray[np.float64], mu: float) -> NDArray[np.f
 
     Args:
         epsilons: at least 0, finite.
-        mu: above 0, finite.
+        mu: from LEAST to MOST.
+
+    Raises:
+        InvalidSetting: mu is outside its range.
     """
+    _check_mu(mu)
+    if mu == 0:
+        raise InvalidSetting("of many epsilons at once mu must be above 0")
     import numpy as np
     from scipy.special import erfcx, ndtr
 
     def ratios(t: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2)))
 
-    x = epsilons / mu - mu / 2
+    x = np.minimum(epsilons / mu - mu / 2, 1e150)  # its square is a number, and the density long 0
     density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     if mu < _SMALL_MU:
         nodes, weights = _rule()
@@ -82,7 +95,7 @@ def epsilon_of_delta(delta: float, mu: float) -> float:
 
     Args:
         delta: in (0, 1).
-        mu: at least 0, finite.
+        mu: from LEAST to MOST, or 0.
 
     Raises:
         InvalidSetting: an argument is outside its range.
@@ -103,14 +116,16 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP implies (epsilon, delta): what a budget stated in (epsilon, delta) buys.
 
     Args:
-        epsilon: at least 0, finite.
-        delta: in (0, 1).
+        epsilon: from 0 to MOST.
+        delta: from LEAST_DELTA_OF_MU, below 1.
 
     Raises:
         InvalidSetting: an argument is outside its range.
     """
     _check_epsilon(epsilon)
     _check_delta(delta)
+    if delta < LEAST_DELTA_OF_MU:
+        raise InvalidSetting(f"delta must be at least {LEAST_DELTA_OF_MU:g} where a mu is looked for, found {delta}")
     target = math.log(delta)
 
     def excess(log_mu: float) -> float:
@@ -150,8 +165,8 @@ def _delta(x: float, mu: float) -> float:
 
 
 def _check_epsilon(epsilon: float) -> None:
-    if not 0 <= epsilon < math.inf:
-        raise InvalidSetting(f"epsilon must be a finite number of at least 0, found {epsilon}")
+    if not 0 <= epsilon <= MOST:
+        raise InvalidSetting(f"epsilon must be a finite number of at least 0, and at most {MOST:g}, found {epsilon}")
 
 
 def _check_delta(delta: float) -> None:
@@ -160,5 +175,5 @@ def _check_delta(delta: float) -> None:
 
 
 def _check_mu(mu: float) -> None:
-    if not 0 <= mu < math.inf:
-        raise InvalidSetting(f"mu must be a finite number of at least 0, found {mu}")
+    if not (mu == 0 or LEAST <= mu <= MOST):
+        raise InvalidSetting(f"mu must be a finite number of at least 0, from {LEAST:g} to {MOST:g} or 0, found {mu}")

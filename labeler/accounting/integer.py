@@ -81,8 +81,14 @@ def sum_of_shares_error(share_sigma_grid: float, noise_contributors: int) -> flo
     Args:
         share_sigma_grid: s, at least 1/2, grid units.
         noise_contributors: h, at least 1.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
     """
-    return 10.0 * (noise_contributors - 1) * math.exp(-((math.pi * share_sigma_grid) ** 2))
+    if not 0.5 <= share_sigma_grid < math.inf or not 1 <= noise_contributors <= 10**100:
+        raise InvalidSetting("a share has a parameter of at least 1/2 grid units, and at least one of them is unknown")
+    reach = math.pi * share_sigma_grid
+    return 10.0 * (noise_contributors - 1) * math.exp(-reach * reach)
 
 
 def smoothing_error() -> float:
@@ -141,7 +147,7 @@ def _bulk(event: IntegerSum, delta: float, split: float, drift: float, total_var
         return math.inf  # a delta so small that no part of it is a float
     # The w, in units of s, beyond which the tail is that.
     width = shift / sigma + math.sqrt(2 * (math.log(2 * shares / tail) + 2 * tau))
-    log_ratio = math.log(max(total_variation, 5e-324)) + width**2 / 2 + math.log1p(sigma * math.sqrt(2 * math.pi))
+    log_ratio = math.log(max(total_variation, 5e-324)) + width * width / 2 + math.log1p(sigma * math.sqrt(2 * math.pi))
     left = delta * (1 - split) - drift
     if log_ratio > -1e-9 or left <= 0:
         return math.inf

@@ -43,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.accounting.pair import Floats
+from labeler.errors import InvalidSetting
 
 Order = Literal["remove", "add"]
 
@@ -95,8 +96,13 @@ def composed(mu: float, probability: float, rounds: int, order: Order, least: fl
         probability: q, in (0, 1).
         rounds: T, at most MOST_ROUNDS.
         order: "remove" for Q against P, "add" for P against Q.
-        least: the delta that may be left beyond the last point.
+        least: the delta that may be left beyond the last point; above 0.
+
+    Raises:
+        InvalidSetting: an argument is outside its range.
     """
+    if not (0 < mu <= MOST_MU and 0 < probability < 1 and 1 <= rounds <= MOST_ROUNDS and 0 < least < 1):
+        raise InvalidSetting(f"no profile is computed of mu {mu}, probability {probability} and {rounds} rounds")
     finest = _deviation(mu, probability) / _CELLS_PER_DEVIATION
     one = _Round.of(mu, probability, order, finest)
     tilts, top = _tilts(one, rounds, least)

@@ -87,7 +87,11 @@ class Errors:
 
 def largest_rate(errors: int, trials: int, confidence: float) -> float:
     """The exact upper bound on a probability of which `errors` in `trials` were seen (Clopper, Pearson 1934)."""
-    return 1.0 if errors >= trials else float(betaincinv(errors + 1, trials - errors, confidence))
+    _check_confidence(confidence)
+    if not (errors >= 0 and trials >= 1):
+        raise InvalidSetting(f"a rate is of at least one trial, found {errors} errors in {trials}")
+    found = 1.0 if errors >= trials else float(betaincinv(errors + 1, trials - errors, confidence))
+    return found if found <= 1 else 1.0  # of a confidence that is no ordinary number there is none: nothing is proved
 
 
 def many_runs_mu(errors: Errors, confidence: float) -> float:
@@ -98,6 +102,8 @@ def many_runs_mu(errors: Errors, confidence: float) -> float:
 
 def many_runs_epsilon(errors: Errors, delta: float, confidence: float) -> float:
     """A lower bound on epsilon at a delta, whatever kind of mechanism it is; 0 where nothing is proved."""
+    if not 0 <= delta < 1:
+        raise InvalidSetting(f"delta must be at least 0 and below 1, found {delta}")
     alpha, beta = errors.largest_rates(confidence)
     odds = [(1 - b - delta) / a for a, b in ((alpha, beta), (beta, alpha)) if 1 - b - delta > 0]
     return max([0.0, *(math.log(one) for one in odds)])
@@ -135,6 +141,8 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float) -> 
 
 def largest_advantage(mu: float) -> float:
     """The most that any test's true positive rate lies above its false positive rate under mu-GDP."""
+    if not mu >= 0:
+        raise InvalidSetting(f"mu must be at least 0, found {mu}")
     return float(2 * ndtr(mu / 2) - 1)
 
 

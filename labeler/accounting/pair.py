@@ -22,14 +22,13 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.accounting.events import NANO
+from labeler.accounting.events import NANO, nano_units
 from labeler.accounting.gaussian import deltas_of_epsilons
 
 Floats = NDArray[np.float64]
@@ -72,7 +71,7 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
     Returns:
         mu; None where `high` does not suffice.
     """
-    if not deltas[-1] <= delta_0:
+    if not (deltas[-1] <= delta_0 and np.isfinite(deltas).all()):
         return None
     points = np.arange(len(epsilons))
     every = np.interp(np.linspace(0, points[-1], _CUTS * points[-1] + 1), points, epsilons)
@@ -108,4 +107,4 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
 
 def in_nano_units(mu_squared: Fraction) -> Fraction:
     """mu^2, rounded up to whole nano-units."""
-    return Fraction(math.ceil(mu_squared * NANO), NANO)
+    return Fraction(nano_units(mu_squared), NANO)

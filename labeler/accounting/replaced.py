@@ -40,6 +40,7 @@ LEAST_REST = 1e-35
 class IntegerReplaced(IntegerSampled):
     """T openings of noisy integer sums over secret samples, in which a contributor's vectors are others on neighbouring
     data; `squared_sensitivity` is that of a vector against none, and what a vector has to do with another is not asked.
+    `largest_change` is that of one vector against another.
     """
 
     @property

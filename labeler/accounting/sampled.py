@@ -51,6 +51,7 @@ from typing import ClassVar
 import numpy as np
 
 from labeler.accounting.events import SPILL, IntegerSum
+from labeler.accounting.gaussian import LEAST, MOST
 from labeler.accounting.losses import MOST_MU, MOST_ROUNDS, Losses, Order, composed
 from labeler.accounting.pair import Pair, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
@@ -182,8 +183,8 @@ def _profiles(mu: float, sampling_rate: Fraction, rounds: int, least: float) -> 
 
 
 def _check(mu: float, sampling_rate: Fraction, rounds: int) -> None:
-    if not 0 < mu < math.inf:
-        raise InvalidSetting(f"mu must be a positive finite number, found {mu}")
+    if not LEAST <= mu <= MOST:
+        raise InvalidSetting(f"mu must lie between {LEAST:g} and {MOST:g}, found {mu}")
     if not isinstance(sampling_rate, int | Fraction) or not 0 < sampling_rate <= 1:
         raise InvalidSetting(f"a sampling rate must be an exact fraction in (0, 1], found {sampling_rate!r}")
     if type(rounds) is not int or not 1 <= rounds <= MOST_ROUNDS:

@@ -125,14 +125,21 @@ def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
     by_record = terms.unit == "record"
     # What is sampled comes or goes: the record, or the agent. An agent that is sampled has other records.
     step = spec.event(level if by_record else "agent")
+    # Two vectors of one ball: at most twice as far apart as either is long, in norm and in every coordinate.
+    is_replaced = not by_record and level == "instance"
+    largest = step.largest_change * (2 if is_replaced else 1)
     if terms.rate == 1 or setting.delta < LEAST_DELTA_OF_WINNERS or (by_record and level == "agent"):
-        squared = step.squared_sensitivity * (4 if not by_record and level == "instance" else 1)
-        numbers = step.coordinates * setting.steps
-        return replace(step, squared_sensitivity=squared * setting.steps, coordinates=numbers, level=level)
-    event = IntegerReplaced if not by_record and level == "instance" else IntegerSampled
+        return replace(
+            step,
+            squared_sensitivity=step.squared_sensitivity * setting.steps * (4 if is_replaced else 1),
+            largest_change=largest,
+            coordinates=step.coordinates * setting.steps,
+            level=level,
+        )
+    event = IntegerReplaced if is_replaced else IntegerSampled
     return event(
         squared_sensitivity=step.squared_sensitivity,
-        largest_change=step.largest_change,
+        largest_change=largest,
         grid_scale=step.grid_scale,
         share_sigma_grid=step.share_sigma_grid,
         noise_contributors=step.noise_contributors,

@@ -230,6 +230,19 @@ def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
     return stated.answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
 
 
+def least_delta(task: Asked) -> float:
+    """The least delta at which what a task is charged bounds anything; 0 where it does at every one.
+
+    The charges of winners and of sums over secret samples are pairs, of which a ledger keeps the Gaussian part alone
+    (`labeler.accounting.pair`): below this delta the rest is not lost in what is kept back (`labeler.budget`). So an
+    account that has paid for one is stated at no smaller delta, ever.
+    """
+    # Loaded where it is wanted: the names of methods need no numbers.
+    from labeler.budget import LEAST_DELTA_OF_WINNERS
+
+    return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.traits.is_sampled else 0.0
+
+
 def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
     """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded.
 

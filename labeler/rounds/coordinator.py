@@ -219,18 +219,12 @@ class _Turn:
 
     def _prepared(self, event: QuestionsPrepared) -> None:
         job = self.job
-        if job.state not in UNFINISHED or job.is_prepared:
+        if job.state not in UNFINISHED or not job.untied:
             return
-        digests = {number: (batch, of_round) for number, batch, of_round in event.batches}
-        if sorted(digests) != [one.number for one in job.rounds] or len(digests) != len(event.batches):
+        if sorted(number for number, _, _ in event.batches) != list(job.untied):
             raise InvalidSetting("the questions are not those of the job's rounds")
-        self.job = replace(
-            job,
-            rounds=tuple(
-                replace(one, batch_digest=digests[one.number][0], round_digest=digests[one.number][1])
-                for one in job.rounds
-            ),
-        )
+        for number, batch_digest, round_digest in event.batches:
+            self._change_round(self._round(number), batch_digest=batch_digest, round_digest=round_digest)
         self._effects += [StoreBatches(event.batches), Tell()]
 
     def _answered(self, event: Answered) -> None:
@@ -358,12 +352,12 @@ class _Turn:
         asked = self.job.asked or self._pursue()
         if waits and asked is not None:
             self._prepare()
-        if asked is not None and self.job.is_prepared:
+        if asked is not None and not self.job.untied:
             self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
             self._effects += [Divide(asked), Tell()]
 
     def _prepare(self) -> None:
-        if not self.job.is_prepared:
+        if self.job.untied:
             self._effects.append(Prepare())
             self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
 
@@ -393,6 +387,9 @@ class _Turn:
 
     def _begin(self, current: RoundRun) -> None:
         if self._talliers() is None:
+            return
+        if not current.round_digest:
+            self._prepare()
             return
         if not current.is_made:
             # Before it is charged for: a batch that fits into no message costs nothing.

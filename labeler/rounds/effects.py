@@ -111,7 +111,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class QuestionsPrepared:
-    """The questions are there: (round number, batch digest, round digest) of every round."""
+    """The questions are there: (round number, batch digest, round digest) of every round of `JobRun.untied`."""
 
     batches: tuple[tuple[int, str, str], ...]
 

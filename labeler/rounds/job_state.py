@@ -27,7 +27,8 @@ class RoundRun:
     Attributes:
         number, first_query, num_queries: its place in the job and in the task.
         state: waiting > asked > agreed > posted > opened.
-        batch_digest, round_digest: empty until the questions are prepared.
+        batch_digest, round_digest: empty until the questions are prepared; of a step of training also until the steps
+            before it have opened the model that it is asked with.
         participants: agent id -> the key its shares are signed with; empty until fixed, then for ever the same.
         holdings: tallier id -> agent id -> sharing id, as last reported.
         refusals: party id -> its reason.
@@ -119,9 +120,15 @@ class JobRun:
         return next((one for one in self.rounds if one.state != "opened"), None)
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether every round is tied to its questions."""
-        return all(one.round_digest for one in self.rounds)
+    def untied(self) -> tuple[int, ...]:
+        """Rounds that are to be tied to their questions now.
+
+        All of them at once. Of steps of training the one that comes next: its model is part of what it asks, and known
+        once those before it are opened.
+        """
+        current = () if self.current is None else (self.current,)
+        wanted = current if self.task.traits.is_sampled else self.rounds
+        return tuple(one.number for one in wanted if not one.round_digest)
 
     @property
     def agents(self) -> tuple[str, ...]:

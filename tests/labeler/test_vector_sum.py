@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from labeler.accounting.gaussian import epsilon_of_delta
@@ -46,6 +47,47 @@ def test_a_vector_that_becomes_zero_moves_the_sum_within_the_agent_level_charge(
     event = SPEC.event("agent")
     assert int(integers @ integers) <= event.squared_sensitivity
     assert int(np.abs(integers).max()) <= event.largest_change
+
+
+def test_products_of_long_vectors_are_rounded_and_charged_for() -> None:
+    """Found by search: at R/s = 1e7 two products are rounded apart by more than a billionth of S s."""
+    x, y = np.array([9994135.7896875]), np.array([9994134.7865625])
+    sensitivity = 1.003124998882413
+    assert Fraction(x[0]) - Fraction(y[0]) <= Fraction(sensitivity)
+    spec = VectorSum(1, largest_norm=1e7, sensitivity=sensitivity, sigma=1.0, agents=1)
+    moved = int(spec.quantize(x)[0] - spec.quantize(y)[0])
+    assert moved == 1606 > spec.scale * sensitivity + 1
+    event = spec.event("instance")
+    assert moved <= event.largest_change
+    assert moved**2 <= event.squared_sensitivity
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ratio=st.floats(0, 12).map(lambda exponent: 10.0**exponent),
+    dimension=st.integers(1, 5),
+    unit=st.floats(1e-3, 1e3),
+)
+def test_the_bounds_hold_for_every_ratio_of_norm_and_sensitivity(
+    seed: int, ratio: float, dimension: int, unit: float
+) -> None:
+    """By fractions: vectors of doubles whose exact distance is within the bound, divided by it in double precision."""
+    rng = np.random.default_rng(seed)
+    spec = VectorSum(dimension, largest_norm=ratio, sensitivity=1.0, sigma=1.0, agents=1)
+    x = of_norm(rng.normal(size=dimension), (ratio - 1) * unit * rng.choice([0.0, 0.5, 1.0]))
+    # The step is what doubles can tell apart at that length.
+    y = x + of_norm(rng.normal(size=dimension) * rng.choice([0.0, 1.0], size=dimension) + 1e-9, unit * (1 - 2e-4))
+    exact = sum((Fraction(float(a)) - Fraction(float(b))) ** 2 for a, b in zip(x, y, strict=True))
+    assume(exact <= Fraction(unit) ** 2 and max(np.linalg.norm(x), np.linalg.norm(y)) <= ratio * unit)
+    change = spec.quantize(x / unit) - spec.quantize(y / unit)
+    event = spec.event("instance")
+    assert sum(int(one) ** 2 for one in change) <= event.squared_sensitivity
+    assert int(np.abs(change).max()) <= event.largest_change
+    away, agent = spec.quantize(x / unit), spec.event("agent")
+    assert sum(int(one) ** 2 for one in away) <= agent.squared_sensitivity
+    assert int(np.abs(away).max()) <= agent.largest_change
+    spec.check(away, "not within its own bound")
 
 
 def test_rounding_can_cost_nearly_as_much_as_it_is_charged_for() -> None:

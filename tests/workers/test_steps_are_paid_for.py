@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from feature_store.driving.sending import batch_of
 from feature_store.erasable import KeysInMemory
+from feature_store.journal.agent_evidence import agent_facts
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection, Database, open_database
+from feature_store.journal.evidence import Wanted
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
-from labeler.errors import BadData, BudgetExceeded, InvalidTask, PrivacyRefusal, ProtocolViolation, StorageFull
+from labeler.errors import (
+    BadData,
+    BudgetExceeded,
+    InvalidTask,
+    PolicyRefusal,
+    PrivacyRefusal,
+    ProtocolViolation,
+    StorageFull,
+)
 from labeler.federated import check_model
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask, TallierKey
@@ -30,12 +42,15 @@ from labeler.public_model import model_before
 from labeler.release import Release
 from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.sharing import ShareVector, unshard
 from labeler.tally import round_of
 from labeler.task import Level, Task, parse_task
 from tests.workers.journal_store import ChargingLedger
+from workers.agent.agent import as_it_is, shares_of
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
+from workers.studies.answering import AnsweringAgent, RoundsInMemory
 
 ROWS, STEPS = 5, 4
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -100,13 +115,17 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paid]:
         yield durable_site(database)
 
 
-def durable_site(database: Database) -> Paid:
+def with_delta(delta: float) -> Policy:
+    return Policy.model_validate(POLICY.model_dump() | {"budget": POLICY.budget.model_dump() | {"delta": delta}})
+
+
+def durable_site(database: Database, policy: Policy = POLICY) -> Paid:
     """As a process begins over its journal."""
     journal = Ledger(database, clock=lambda: NOW)
     rounds = JournalRounds(database, KeysInMemory())
     durable = DurableLedger(
         database, AgentMemory(database, journal), journal, PromiseStore(database, journal),
-        account="agent:a", read_policy=lambda: POLICY, clock=lambda: NOW,
+        account="agent:a", read_policy=lambda: policy, clock=lambda: NOW,
     )  # fmt: skip
     durable.open_accounts()
 
@@ -199,6 +218,49 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         assert again.spent() == whole + 1
 
 
+def winners() -> Task:
+    return parse_task(
+        {
+            "name": "winners", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
+            "max_queries": 2 * ROWS, "release": "winner",
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [task(), winners()], ids=["steps", "winners"])
+def test_what_holds_at_a_delta_and_above_is_never_restated_below_it(tmp_path: Path, asked: Task) -> None:
+    """Their charges are pairs, of which the account keeps the Gaussian part: at 1e-20 it says too little."""
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        durable_site(database, with_delta(1e-20))  # nothing was answered yet
+        site = durable_site(database)
+        site.charge(asked, 0)
+        spent = site.spent()
+        for delta in (1e-20, 9.9e-17):
+            with pytest.raises(PolicyRefusal, match="holds at delta 1e-16 and above, and the policy says") as refusal:
+                durable_site(database, with_delta(delta))
+            assert "Name a delta of at least 1e-16" in str(refusal.value)
+            with database.read() as connection, pytest.raises(PolicyRefusal):
+                agent_facts(connection, Wanted(), agent_id="a", delta=delta, read_at=NOW)
+        for delta in (1e-16, 1e-9):
+            assert durable_site(database, with_delta(delta)).spent() == spent
+
+
+def test_what_holds_at_every_delta_may_be_restated_at_every_one(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        histogram = parse_task(winners().model_dump(mode="json") | {"release": "histogram"})
+        durable_site(database).charge(histogram, 0)
+        assert durable_site(database, with_delta(1e-90)).spent() > 0
+
+
+def test_a_policy_that_was_narrowed_while_a_task_was_admitted_pays_for_none_of_it(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path / "agent.db", anchor=None, allow_unsynced=True)) as database:
+        site = durable_site(database, with_delta(1e-20))
+        for asked in (task(), winners()):
+            with pytest.raises(PolicyRefusal, match=r"budget\.delta"):
+                site.charge(asked, 0)
+        assert site.spent() == 0
+
+
 def test_an_account_that_covers_no_whole_task_answers_no_step_of_it() -> None:
     whole = round_charges(task(), ROWS)["instance"]
     site = Paid(kept := InMemoryLedger({"instance": Account("a", "instance", whole - 1)}), lambda: 0)
@@ -215,9 +277,10 @@ def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
     again = Ask.decode(ask.encode())
     assert again.batch.model is not None
     assert np.array_equal(again.batch.model, model)
-    # The digest names place and rows: noise and coins are of the round, whatever model it is asked with.
-    assert again.round == Ask(task(), batch(2), keys, 1e9).round
-    assert again.round != Ask(task(), batch(1, model), keys, 1e9).round
+    # The digest names place, rows and model: noise and coins are of the round, and so of one ballot alone.
+    assert again.round == Ask(task(), batch(2, model.copy()), keys, 1e9).round
+    for other in (batch(1, model), batch(2), batch(2, model + 2.0**-16), QueryBatch(model_rows(ROWS - 1), 2 * ROWS)):
+        assert again.round.digest != round_of(task(), other).digest
     bare = Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), keys, 1e9)
     with pytest.raises(ProtocolViolation, match="carries a public model where its task trains one in steps"):
         Ask.decode(bare.encode())
@@ -226,6 +289,32 @@ def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
     )
     with pytest.raises(ProtocolViolation, match="and nowhere else"):
         Ask.decode(Ask(counting, batch(0, model), keys, 1e9).encode())
+
+
+def test_the_key_of_a_round_never_serves_two_models(make_shard: Any) -> None:
+    """Charged and not stored, a step is asked again with another model: what both open must not share their noise."""
+    shard, kept = make_shard("own"), RoundsInMemory()
+    rows = shard.dimension + 1
+    fields = task().model_dump(mode="json") | {
+        "classes": shard.classes, "max_queries": STEPS * rows, "backbone_fingerprint": shard.fingerprint, "agents": 1,
+    }  # fmt: skip
+    sampled = {"rate": 1.0, "unit": "agent", "learning_rate": 1e3}
+    asked = parse_task(fields | {"training": task().training.model_dump() | {"sampled": sampled}})
+    account = Account("a", "instance", 10**15)
+    agent = AnsweringAgent("a", shard, rounds=kept, ledger=InMemoryLedger({"instance": account}), engine="numpy")
+    sums, bare = [], []
+    for size in (0.0, 2.0):
+        one = QueryBatch(model_rows(shard.dimension), 0, np.full((rows, len(shard.classes)), size))
+        agent.charge(asked, one)
+        key = kept.key(round_of(asked, one).digest)
+        bodies = agent.computed(asked, one, key=key, seal=as_it_is).bodies
+        shares = [share.share for share in shares_of("a", round_of(asked, one), bodies)]
+        sums.append(unshard([share.expand() for share in shares if isinstance(share, ShareVector)]))
+        bare.append(agent.ballots(asked, one, key))
+    assert (bare[0] != bare[1]).any()
+    apart = (sums[0] - sums[1]) - (bare[0] - bare[1])
+    # Two draws of noise, in all numbers: one that comes out the same twice is one in a thousand.
+    assert np.count_nonzero(apart) > 0.9 * apart.size
 
 
 @pytest.mark.parametrize(
@@ -248,6 +337,27 @@ def test_a_step_is_not_asked_before_those_it_follows_from_are_opened() -> None:
     assert np.all(job.model_asked(rounds[1]) < 0)
     with pytest.raises(BadData, match="before those that it follows from are opened"):
         job.model_asked(rounds[2])
+
+
+def test_a_step_is_tied_to_what_it_asks_once_its_model_is_known_and_to_nothing_else() -> None:
+    asked = task()
+    rounds = tuple(RoundRun(n, n * ROWS, ROWS) for n in range(STEPS))
+    job = JobRun("job-1", asked, ("a", "b", "c"), STEPS * ROWS, 1e9, Patience(1.0, 1.0), "collecting", rounds)
+    digests = set()
+    for step in range(STEPS):
+        assert job.untied == (step,)
+        tied = batch_of(model_rows(ROWS - 1), job, job.rounds[step])
+        assert tied.model is not None
+        digests.add(tied.digest)
+        opened = Release(
+            "histogram", np.zeros(ROWS, np.int16), np.ones((ROWS, 2)), frozenset({"a", "b", "c"}), is_seeded=True
+        )
+        for state, more in (("asked", {}), ("opened", {"opened": opened})):
+            ended = replace(job.rounds[step], state=state, batch_digest=tied.digest, round_digest="r" + tied.digest)
+            done = replace(ended, **more)
+            job = replace(job, rounds=(*job.rounds[:step], done, *job.rounds[step + 1 :]))
+            assert job.untied == (() if state == "asked" or step + 1 == STEPS else (step + 1,))
+    assert len(digests) == STEPS
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import NO_PERSONS, Records, check_bound, check_labels_fit, select_records
-from workers.voting.ways import WAYS, Means
+from workers.voting.ways import WAYS, Means, check_size
 
 Seal = Callable[[int, bytes], bytes]
 """Makes of the body for the recipient of a number what is sent to it."""
@@ -269,7 +269,8 @@ class Agent:
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
             PrivacyRefusal: the sizes do not belong to the task, or it bounds records of one person and the shard does
-                not know whose they are, or it counts on a bound on records that the shard does not keep.
+                not know whose they are, or it counts on a bound on records that the shard does not keep, or a site
+                has no room for what it would train.
             Unavailable: it searches in a cluster, of which a part is lost.
         """
         if task.records_per_person is not None and not self._shard.knows_persons:
@@ -310,6 +311,7 @@ class Agent:
                 f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
                 f"features that have {self._shard.dimension} numbers"
             )
+        check_size(task, self._shard.dimension)
         self._neighbors.check_ready(task, lambda: self._records(task))
 
 

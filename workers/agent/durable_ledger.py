@@ -14,7 +14,7 @@ from math import floor
 
 from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.answer_history import AnsweredTasks
+from feature_store.journal.answer_history import AnsweredTasks, check_delta
 from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
@@ -96,11 +96,13 @@ class DurableLedger:
         What it promises for votes for life is set aside in them, once.
 
         Raises:
-            PolicyRefusal: the policy cannot be read.
+            PolicyRefusal: the policy cannot be read, or names a delta at which nothing can be said of what was spent.
             BudgetExceeded: more than a cap was spent before the cap was lowered.
         """
         policy = self._read_policy()
         if policy is not self._opened:
+            with self._database.read() as connection:
+                check_delta(connection, policy.budget.delta)
             for level in LEVELS:
                 self._ledger.open_account(self._account, level, policy.budget.cap(level))
             if policy.budget.life_nano is not None:
@@ -139,6 +141,7 @@ class DurableLedger:
         Returns:
             Whether it was charged now, and not before.
         """
+        policy.check_delta(task)  # it may be another one than the task was admitted under
         answered = self._memory.queries_of(task.digest, connection=connection)
         amounts = _amounts(policy, due(task, charges, answered=answered))
         paid_by = self._memory.paid_by(round_digest, connection=connection)

@@ -19,12 +19,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.budget import LEAST_DELTA, LEAST_DELTA_OF_WINNERS, MOST_DELTA, MOST_EPSILON, budget_for
+from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.epsilon_words import say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
 from labeler.methods import Method, ReleaseKind
+from labeler.methods.sensitivity import least_delta
 from labeler.settings_text import SettingsText
 from labeler.task import Level, PositiveFinite, Task
 
@@ -198,12 +199,7 @@ class Policy(_Table):
             raise _refusal("allow.methods", ", ".join(allow.methods) or "none", task.method)
         if task.release not in allow.releases:
             raise _refusal("allow.releases", ", ".join(allow.releases) or "none", task.release)
-        if (task.release == "winner" or task.traits.is_sampled) and self.budget.delta < LEAST_DELTA_OF_WINNERS:
-            raise _refusal(
-                "budget.delta",
-                f"winners and sampled training only at {LEAST_DELTA_OF_WINNERS:g} or more",
-                f"{self.budget.delta:g}",
-            )
+        self.check_delta(task)
         self._check_noise(task)
         self._check_life(task)
         self._check_person(task)
@@ -215,6 +211,20 @@ class Policy(_Table):
             raise AwaitingApproval(
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
                 f"(labeler agent approve {task.digest[:12]}); it is asked again by itself"
+            )
+
+    def check_delta(self, task: Task) -> None:
+        """Refuse a task whose charge bounds nothing at the policy's delta.
+
+        Raises:
+            PolicyRefusal: the delta is below the task's least.
+        """
+        least = least_delta(task)
+        if self.budget.delta < least:
+            raise _refusal(
+                "budget.delta",
+                f"winners and sampled training only at {least:g} or more",
+                f"{self.budget.delta:g}",
             )
 
     def _check_life(self, task: Task) -> None:

@@ -29,7 +29,7 @@ from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
-from labeler.errors import BudgetExceeded, InvalidSetting
+from labeler.errors import BudgetExceeded, InvalidSetting, PolicyRefusal
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
@@ -90,8 +90,8 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         )
         try:
             site.open_accounts()
-        except BudgetExceeded as error:
-            log.warning("a cap of the policy is below what is spent; nothing new is answered", extra=said(error))
+        except (BudgetExceeded, PolicyRefusal) as error:
+            log.warning("the policy promises less than what was spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
         # What older versions kept for life: the rounds they answered are settled by it.
         forget_models(database)

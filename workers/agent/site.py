@@ -15,7 +15,7 @@ from typing import Any
 
 from feature_store.clock import now_utc
 from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.answer_history import AnsweredRound, answered
+from feature_store.journal.answer_history import AnsweredRound, answered, check_delta
 from feature_store.journal.asked_by import requesters
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
@@ -43,13 +43,15 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
 
     Raises:
         JournalBroken, JournalBehind: the ledger cannot be trusted.
-        PolicyRefusal: the policy, which says at which delta, cannot be read.
+        PolicyRefusal: the policy cannot be read, or names a delta at which nothing can be said of what was spent.
     """
     read_agent_config(home)
     limits = read_policy(home / POLICY_FILE).budget
     caps = {"instance": limits.instance_epsilon, "agent": limits.agent_epsilon}
     delta = limits.delta
     with closing(_look(home)) as database:
+        with database.read() as connection:
+            check_delta(connection, delta)
         ledger = Ledger(database, clock=now_utc)
         balances, unpriced, aside = ledger.balances(), ledger.charged_without(), all_set_aside(database)
     return [
@@ -135,12 +137,14 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
 
     Raises:
         NotReady: the agent has not run yet, so it has answered nothing.
-        PolicyRefusal: the policy, which says at which delta, cannot be read.
+        PolicyRefusal: as `site_budget`.
     """
     read_agent_config(home)
     delta = read_policy(home / POLICY_FILE).budget.delta
     with closing(_look(home)) as database:
         _memory(database, with_answers=True)
+        with database.read() as connection:
+            check_delta(connection, delta)
         (rounds, tasks), names = answered(database), requesters(database)
     return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 

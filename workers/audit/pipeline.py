@@ -133,7 +133,7 @@ class Pipeline:
         seen = self._job(agents, keys, steps, is_seeded=seed is not None)
         asked = steps
         if self._task.traits.is_sampled:
-            # What a step is asked with is not in its digest: as the job has asked, so is what colluders have said.
+            # As the job has asked, so is what colluders have said.
             asked = [replace(one, model=model_before(self._task, seen[:step])) for step, one in enumerate(steps)]
         for batch in self._beyond(agents):
             with suppress(LabelerError):

@@ -53,7 +53,13 @@ class StepVotes:
                 continue
             model = model_before(self.task, seen.releases[:step])
             gradient = (
-                sampled_gradients(rows_on_grid(rows, axes), rows.count, model, terms=certain, source=nobody)
+                sampled_gradients(
+                    rows_on_grid(rows, axes, num_classes=terms.num_classes),
+                    rows.count,
+                    model,
+                    terms=certain,
+                    source=nobody,
+                )
                 / terms.sensitivity
             )
             ratio = float(((release.noisy_votes - known - gradient / 2) * gradient).sum()) / self.task.sigma_votes**2

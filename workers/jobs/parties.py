@@ -29,7 +29,6 @@ from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentRound, RoundEvent
 from labeler.rounds.effects import AskForSums, Event, OpenAt, Send, SendAsks, TellSettled
 from labeler.rounds.job_state import JobRun, RoundRun
-from labeler.tally import round_of
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is, shares_of
 from workers.jobs.kept_rounds import Bodies, KeptRounds
@@ -158,9 +157,9 @@ class RunParties:
             self._hand_over(job, number)
 
     def _hand_over(self, job: JobRun, number: int) -> None:
-        round = round_of(self._task, self._batches[number])
-        for agent_id, bodies in self._answers(job, job.rounds[number]).items():
-            self._talliers.take(number, shares_of(agent_id, round, bodies))
+        one = job.rounds[number]
+        for agent_id, bodies in self._answers(job, one).items():
+            self._talliers.take(number, shares_of(agent_id, job.round_value(one), bodies))
 
     def _answers(self, job: JobRun, one: RoundRun) -> Mapping[str, Bodies]:
         """What every agent answers, durable together before the first of it reaches a tallier."""
@@ -192,7 +191,8 @@ class RunParties:
                 answer.
         """
         if one.state in ("waiting", "asked"):
-            self._kept.begin([other.round_digest for other in job.rounds[one.number :] if other.state != "opened"])
+            following = [other for other in job.rounds[one.number :] if other.state != "opened"]
+            self._kept.begin([other.round_digest for other in following if other.round_digest])
         found = self._kept.keys(one.round_digest)
         missing = sorted(self._agents.keys() - found.keys())
         if missing:

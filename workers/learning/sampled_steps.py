@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labeler.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.randomness import ByteSource
-from workers.learning.blocks import Rows
+from workers.learning.blocks import Rows, block_rows
 
 Array = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ Block = tuple[Array, NDArray[np.integer]]
 """Rows in whole UNIT-ths, at most BLOCK of them, and their classes."""
 
 BLOCK = 4096
-"""Records at once: sums of so many products of whole numbers below 2^40 are exact in double precision."""
+"""Records at once, at most: sums of so many products of whole numbers below 2^40 are exact in double precision."""
 
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 _TERMS = tuple(1 / math.factorial(order) for order in range(12, -1, -1))
@@ -125,7 +125,7 @@ def clipped_update(
     local = theta.copy()
     for _ in range(local_steps):
         gradient = np.zeros_like(local)
-        for rows, labels in rows_on_grid(records, axes):
+        for rows, labels in rows_on_grid(records, axes, num_classes=terms.num_classes):
             z = rows / UNIT
             slopes = probabilities(np.clip(z @ local, -1e6, 1e6))
             slopes[np.arange(len(labels)), labels.astype(np.int64)] -= 1.0
@@ -140,14 +140,16 @@ def on_ball(vector: Array, radius: float) -> Array:
     return vector if length <= radius else vector * (radius / length)
 
 
-def rows_on_grid(records: Rows, axes: PublicAxes | None) -> Iterator[Block]:
+def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) -> Iterator[Block]:
     """Rows (phi(x), 1) in whole UNIT-ths, |phi(x)| <= 1, each a function of its record, bit for bit.
 
     Args:
         records: features as stored divided by 2048, and labels that are classes.
         axes: the public map; None where features are read as they are.
+        num_classes: numbers that are made of each row: fewer rows at once where there are many.
     """
-    for features, labels in records.read(BLOCK):
+    columns = (records.dimension if axes is None else axes.count) + 1
+    for features, labels in records.read(min(BLOCK, block_rows(records.dimension + columns + num_classes))):
         along = np.rint(features.astype(np.float64) * FEATURE_ONE) if axes is None else axes.along(features)
         squares = np.zeros(len(along))
         for column in along.T:

@@ -4,7 +4,10 @@ Zhu et al. 2021, Algorithm 2. The price does not depend on the head: whatever it
 per query (`labeler.ballots.one_hot_ballots`). So it is trained to be right: multinomial logistic regression, until it
 converges or for MOST_ITERATIONS, on all records or on as many as are quick to train on, those of the smallest ids. Any
 function of the records would do for the price; that there is always an answer, and nothing else to be seen, would not
-follow from an arbitrary one: no number of records, classes or iterations is refused.
+follow from an arbitrary one: no number of records or iterations is refused after the charge.
+
+Memory is bounded by public facts, the classes of the task and the numbers of a feature: of a head (`check_head`, before
+the charge), of what it is trained on (`most_records`) and of the questions that are scored at once.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from labeler.ballots import one_hot_ballots
 from labeler.batch import QueryBatch
 from labeler.descent import MOST_RECORDS
+from labeler.errors import PrivacyRefusal
 from labeler.task import Task
 from workers.voting.model_store import ModelStore
 from workers.voting.records import Records
@@ -29,7 +33,16 @@ MOST_ITERATIONS = 2000
 """Of L-BFGS; then the head is what it is."""
 
 MOST_NUMBERS = 2**24
-"""Of features in double precision: 128 MiB, and a minute or two of training on one core."""
+"""In double precision, of features and of what training makes of them: 128 MiB, and a minute or two on one core."""
+
+MOST_HEAD = 2**21
+"""Weights of a head, at most: 1,000 classes of a backbone with 2,048 numbers. Training holds some 25 copies."""
+
+_COPIES_OF_SCORES = 4
+"""That training makes for each record: scores, their exponentials, the truth and the gradient by each of them."""
+
+_SCORED_NUMBERS = 2**22
+"""Features and scores of the questions that are looked at together: 32 MiB."""
 
 LARGEST_WEIGHT = 2**20
 """Weights become integers up to this, so that scores of integer features are exact in double precision, below
@@ -53,13 +66,32 @@ def ensemble_ballots(task: Task, batch: QueryBatch, records: Records, models: Mo
     return one_hot_ballots(predict(head, batch.features), num_classes=task.num_classes)
 
 
+def check_head(task: Task, dimension: int) -> None:
+    """Refuse a task whose head would have more weights than a site has room for; before the charge, of public facts.
+
+    Raises:
+        PrivacyRefusal: it would.
+    """
+    weights = (dimension + 1) * task.num_classes
+    if weights > MOST_HEAD:
+        raise PrivacyRefusal(
+            f"a head of {task.num_classes} classes over features of {dimension} numbers has {weights} weights, and a "
+            f"site trains at most {MOST_HEAD}; ask about fewer classes, use a backbone of fewer numbers, or method knn"
+        )
+
+
+def most_records(*, dimension: int, num_classes: int) -> int:
+    """How many records a head is trained on at most: public, so that memory tells nothing of how many there are."""
+    return max(1, min(MOST_RECORDS, MOST_NUMBERS // (dimension + _COPIES_OF_SCORES * num_classes)))
+
+
 def train_head(records: Records, *, num_classes: int) -> NDArray[np.int64]:
     """A linear classifier as integers, shape (dimension + 1, num_classes); the last row is the intercept.
 
     Classes of which the agent has no record are never predicted.
     """
     dimension = records.all_features.shape[1]
-    records = records.first(min(MOST_RECORDS, max(1, MOST_NUMBERS // dimension)))
+    records = records.first(most_records(dimension=dimension, num_classes=num_classes))
     present = np.unique(records.labels)
     weights = np.zeros((dimension + 1, num_classes))
     if len(present) > 1:
@@ -107,5 +139,10 @@ def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.i
         queries: shape (num_queries, dimension).
     """
     weights = head.astype(np.float64)
-    scores = queries.astype(np.float64) @ weights[..., :-1, :] + _FEATURE_ONE * weights[..., -1:, :]
-    return np.asarray(scores.argmax(axis=-1), dtype=np.int64)
+    at_once = max(1, _SCORED_NUMBERS // (queries.shape[1] + weights[..., -1, :].size))
+    found = [np.zeros((*head.shape[:-2], 0), dtype=np.int64)]
+    for start in range(0, len(queries), at_once):
+        part = queries[start : start + at_once].astype(np.float64)
+        scores = part @ weights[..., :-1, :] + _FEATURE_ONE * weights[..., -1:, :]
+        found.append(scores.argmax(axis=-1))
+    return np.concatenate(found, axis=-1)

@@ -42,7 +42,9 @@ def step_ballots(task: Task, batch: QueryBatch, records: Records, *, source: Byt
     check_model(batch.model, task)
     axes, rows = axes_of(task, batch.features), records.trainable(len(records))
     if sampled.unit == "record":
-        vector = sampled_gradients(rows_on_grid(rows, axes), rows.count, batch.model, terms=terms, source=source)
+        vector = sampled_gradients(
+            rows_on_grid(rows, axes, num_classes=task.num_classes), rows.count, batch.model, terms=terms, source=source
+        )
     else:
         vector = clipped_update(
             rows,

@@ -21,7 +21,7 @@ from labeler.ballots import reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.errors import PrivacyRefusal
 from labeler.task import Task
-from workers.voting.neighbors import NEIGHBORS_AT_ONCE
+from workers.voting.neighbors import records_at_once
 from workers.voting.records import FEATURE_ONE, Records, first_of_each_person, select_records
 
 
@@ -69,7 +69,7 @@ def lifetime_ballots(
     names = task.classes if life.asked_classes is None else life.asked_classes
     asked = np.isin(np.array(task.classes), np.array(names))
     least, done = life.least_product(int(FEATURE_ONE)), 0
-    for features, labels in records.blocks(max(1, max(NEIGHBORS_AT_ONCE, votes.size) // k)):
+    for features, labels in records.blocks(records_at_once(batch.features.shape[1], k, votes.size)):
         block = slice(done, done + len(labels))
         found = queries.search(features, k)
         near = np.where((found.similarities >= least) & asked[labels][:, None], found.record_ids, -1)

@@ -18,6 +18,10 @@ from workers.voting.records import Records
 NEIGHBORS_AT_ONCE = 2**21
 """Neighbours found in one step: some 40 MiB, however many a task asks for."""
 
+NUMBERS_AT_ONCE = 2**22
+"""Numbers of the records' features that look for their nearest questions in one step: 8 MiB, and twice that in float32;
+so memory does not follow how many records there are."""
+
 
 class NeighborVotes:
     """Casts ballots of neighbours. The index over the records is kept until the records change.
@@ -96,8 +100,7 @@ class NeighborVotes:
         )
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
         k = min(task.k, len(batch))
-        # Each block is counted into a whole table of votes, so it is worth as many neighbours as that has cells.
-        for features, labels in records.blocks(max(NEIGHBORS_AT_ONCE, votes.size) // k):
+        for features, labels in records.blocks(records_at_once(batch.features.shape[1], k, votes.size)):
             nearest = queries.search(features, k).record_ids
             votes += reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
         return votes
@@ -113,6 +116,15 @@ class NeighborVotes:
                 index.remove(records.absent_ids())
             self._index = (records.selection, index)
         return self._index[1]
+
+
+def records_at_once(dimension: int, k: int, cells: int) -> int:
+    """How many records look for their k nearest questions in one step.
+
+    Each step is counted into a whole table of votes, so it is worth as many neighbours as that has cells; but no more
+    numbers of features than `NUMBERS_AT_ONCE`.
+    """
+    return max(1, min(max(NEIGHBORS_AT_ONCE, cells) // k, NUMBERS_AT_ONCE // dimension))
 
 
 def _blocks(count: int, most: int) -> Iterator[slice]:

@@ -15,7 +15,7 @@ from labeler.randomness import ByteSource
 from labeler.task import Task
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
-from workers.voting.ensemble import ensemble_ballots
+from workers.voting.ensemble import check_head, ensemble_ballots
 from workers.voting.federated import step_ballots
 from workers.voting.model_store import ModelStore
 from workers.voting.neighbors import NeighborVotes
@@ -55,3 +55,18 @@ WAYS: Final[Mapping[Method, Way]] = {
     "federated": lambda task, batch, records, means: step_ballots(task, batch, records, source=means.local_noise()),
 }
 """As many as `labeler.methods.METHODS`; a test looks."""
+
+
+def check_size(task: Task, dimension: int) -> None:
+    """Refuse what an agent has no room to answer, before the charge and from public facts alone.
+
+    Of the other methods the task bounds what is trained (`labeler.descent.MOST_WEIGHTS`).
+
+    Args:
+        dimension: numbers of a feature of its shard.
+
+    Raises:
+        PrivacyRefusal: the message says what would be smaller.
+    """
+    if task.method == "ensemble":
+        check_head(task, dimension)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from api.coordinator.budgets import (
@@ -10,6 +12,7 @@ from api.coordinator.budgets import (
     agent_account,
     budget_view,
     cap_as_written,
+    check_delta,
     open_accounts,
 )
 from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
@@ -17,7 +20,7 @@ from feature_store.journal.charges import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
-from labeler.errors import BudgetExceeded, LabelerError, NotFound
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound
 from labeler.setting import LEVELS
 from tests.api.conftest import House
 
@@ -165,3 +168,16 @@ def test_a_refusal_for_budget_tells_account_level_and_epsilons() -> None:
     assert (problem["asked_nano"], problem["left_nano"], problem["cap_nano"]) == (10**9, 10**8, 10**10)
     assert problem["asked_epsilon"] == epsilon_spent(10**9, 1e-5)
     assert problem["last_spenders"] == [{"reservation_id": "job-1/0", "amount_nano": 5}]
+
+
+@pytest.mark.parametrize("fields", [{"release": "winner"}, {}], ids=["winners", "histogram"])
+def test_accounts_that_paid_for_winners_are_stated_at_no_smaller_delta(house: House, fields: dict[str, str]) -> None:
+    record = house.tasks.add(replace(one := house.task(), task=one.task.model_copy(update=fields | {"nonce": "n"})))
+    check_delta(house.tasks, 1e-20)  # nothing was asked of it
+    house.tasks.claim_queries(record.digest, 10)
+    check_delta(house.tasks, 1e-16)
+    if fields:
+        with pytest.raises(InvalidSetting, match="holds at delta 1e-16 and above, and the configuration says 1e-20"):
+            check_delta(house.tasks, 1e-20)
+    else:
+        check_delta(house.tasks, 1e-90)

@@ -168,6 +168,27 @@ def test_the_bound_holds_for_a_truncated_sampler_and_many_queries(
     assert finite + (1 - float(kept.sum()) ** queries) <= delta * (1 + 1e-6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    sigma=st.floats(4, 12),
+    shares=st.integers(1, 3),
+    moved=st.floats(0.5, 8),
+    reach_sigmas=st.floats(5, 11),
+    delta=st.floats(-9, -1).map(lambda exponent: 10.0**exponent),
+)
+def test_the_bound_holds_for_few_truncated_shares_and_a_change_near_their_reach(
+    sigma: float, shares: int, moved: float, reach_sigmas: float, delta: float
+) -> None:
+    """The largest change decides how far into the tails a proof looks: taken for half of what it is, this fails."""
+    shift, reach = math.ceil(moved * sigma * shares), math.floor(reach_sigmas * sigma)
+    far = np.arange(reach + 1, reach + 400)
+    variation = 2 * float(np.exp(-(far**2) / (2 * sigma**2)).sum()) / (sigma * math.sqrt(2 * math.pi))
+    epsilon = epsilon_bound(_event(1, 1, shift, sigma, shares), delta, total_variation=variation)
+    assume(epsilon < 600)
+    p, q = _shifted(_sum_of(_discrete_gaussian(sigma, reach), shares), shift)
+    assert _hockey_stick(p, q, epsilon) <= delta * (1 + 1e-6)
+
+
 def test_a_large_epsilon_is_still_certified_when_no_single_answer_gives_the_agent_away() -> None:
     # Q = 206, k = 50, sigma = 25 at agent level: e^epsilon is 1e224, far beyond what total variation alone could cover.
     event = _event(206 * 50**2, 50, 23, 23 * 25 / math.sqrt(2), 2, 2060)

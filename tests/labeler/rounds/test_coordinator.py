@@ -102,7 +102,7 @@ class Table:
         if isinstance(effect, fx.Enter):
             return [fx.Admitted()]
         if isinstance(effect, fx.Prepare) and self.is_prepared:
-            batches = [(one.number, f"{one.number:064d}", f"{one.number + 50:064d}") for one in self.run.rounds]
+            batches = [(number, f"{number:064d}", f"{number + 50:064d}") for number in self.run.untied]
             return [fx.QuestionsPrepared(tuple(batches))]
         if isinstance(effect, fx.MakeBodies):
             too_large = fx.Failed(TooLarge("too large"), effect.number)

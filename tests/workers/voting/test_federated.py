@@ -217,7 +217,9 @@ def test_the_ball_holds_an_agents_sum_however_many_records_it_has() -> None:
     features = np.tile(images(1, 4)[0], (500, 1))
     rows = Rows.of(features.astype(np.float32) / 2048, np.zeros(500, np.int16))
     drawn = Drawn(np.ones(500, bool))
-    vector = sampled_gradients(rows_on_grid(rows, None), 500, some_model(asked), terms=terms, source=drawn)
+    vector = sampled_gradients(
+        rows_on_grid(rows, None, num_classes=CLASSES), 500, some_model(asked), terms=terms, source=drawn
+    )
     assert np.linalg.norm(vector) == pytest.approx(25.0)
 
 

@@ -82,7 +82,11 @@ class Trained:
         asked = axis_rows(quantize(world.public), self.axes)
         axes = PublicAxes(asked)
         held = [_rows(one) for one in world.holdings]
-        blocks = [list(rows_on_grid(one, axes)) for one in held] if self.learner == "steps" else []
+        blocks = (
+            [list(rows_on_grid(one, axes, num_classes=world.num_classes)) for one in held]
+            if self.learner == "steps"
+            else []
+        )
         seen = quantize(world.asked)
 
         def opened(task: Task, spec: VectorSum, vectors: list[NDArray[np.float64]], seed: str) -> Release:

@@ -1,0 +1,107 @@
+"""Memory after a charge is bounded by public facts: twice as many records need no more of it.
+
+Peaks are of Python's own count of what is allocated, which is exact: no chance, so no false alarms.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feature_store.query_selection import axis_rows, model_rows
+from labeler.batch import QueryBatch
+from labeler.errors import PrivacyRefusal
+from labeler.randomness import seeded_source
+from labeler.task import Task, parse_task
+from workers.voting import ensemble
+from workers.voting.ensemble import train_head
+from workers.voting.model_store import InMemoryModels
+from workers.voting.neighbors import NeighborVotes
+from workers.voting.records import Records
+from workers.voting.ways import WAYS, Means, check_size
+
+MIB = 2**20
+
+
+def records(count: int, dimension: int, classes: int) -> Records:
+    """Records of which some were deleted: those that stay are copied where they are read."""
+    rng = np.random.default_rng(1)
+    features = rng.integers(-300, 300, (count, dimension), dtype=np.int16)
+    labels = (np.arange(count) % classes).astype(np.int16)
+    return Records(features, np.arange(count), labels, str(count), rows=np.arange(1, count))
+
+
+def peak_of(step: Callable[[], object]) -> float:
+    """The most that is allocated at once beyond what there was, MiB."""
+    tracemalloc.start()
+    try:
+        step()
+        return tracemalloc.get_traced_memory()[1] / MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_head_of_two_hundred_classes_needs_as_much_for_any_number_of_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ensemble, "MOST_ITERATIONS", 1)
+    train_head(records(400, 8, 200), num_classes=200)  # what is loaded for it is no part of it
+    small, large = (
+        peak_of(lambda own=own: train_head(own, num_classes=200))
+        for own in (records(count, 8, 200) for count in (40_000, 160_000))
+    )
+    # Which of them come first is looked up in a few words per record.
+    assert large < small + 40 * 120_000 / MIB
+    assert large < 150
+
+
+def answering(method: str, classes: int, dimension: int, queries: int, **changes: Any) -> tuple[Task, QueryBatch]:
+    names = [f"class {number}" for number in range(classes)]
+    fields = {"name": "t", "classes": names, "method": method, "sigma_votes": 9e3, "delta": 1e-5, "agents": 1}
+    axes = (changes.get("training") or {}).get("axes")
+    rng = np.random.default_rng(2)
+    features = rng.integers(-300, 300, (queries, dimension), dtype=np.int16)
+    if method == "federated":
+        rows = dimension + 1 if axes is None else axes + 1
+        asked = model_rows(dimension) if axes is None else axis_rows(features, axes)
+        model = np.zeros((rows, classes))
+        return parse_task(fields | {"max_queries": rows} | changes), QueryBatch(asked, 0, model)
+    return parse_task(fields | {"max_queries": queries} | changes), QueryBatch(features)
+
+
+SAMPLED = {"min_records": 5, "regularisation": 0.1, "iterations": 1, "sampled": {"rate": 0.5}}
+OF_AGENT = SAMPLED | {"sampled": {"rate": 0.5, "unit": "agent"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "classes", "dimension", "counts", "most", "changes"),
+    [
+        ("reverse-knn", 3, 256, (40_000, 80_000), 150, {"k": 1}),
+        ("federated", 3000, 4, (4200, 8400), 300, {"training": SAMPLED | {"axes": 3}}),
+        ("federated", 3000, 4, (4200, 8400), 300, {"training": OF_AGENT | {"axes": 3}}),
+    ],
+)
+def test_an_answer_needs_as_much_for_twice_as_many_records(
+    method: str, classes: int, dimension: int, counts: tuple[int, int], most: float, changes: dict[str, Any]
+) -> None:
+    task, batch = answering(method, classes, dimension, 8, **changes)
+    found = []
+    for count in counts:
+        own = records(count, dimension, classes)
+        neighbors = NeighborVotes(dimension=dimension, engine="numpy")
+        means = Means(neighbors, InMemoryModels(), lambda: seeded_source(1))
+        found.append(peak_of(lambda own=own, means=means: WAYS[task.method](task, batch, own, means)))
+    assert max(found) < most
+    # A few words per record, its id, its row and its coin, and no number of its features, no class and no question.
+    assert found[1] < found[0] + 40 * (counts[1] - counts[0]) / MIB + 1
+
+
+def test_a_head_with_more_weights_than_a_site_has_room_for_is_refused_before_the_charge() -> None:
+    task, _ = answering("ensemble", 4000, 1024, 8)
+    with pytest.raises(PrivacyRefusal, match="4100000 weights, and a site trains at most"):
+        check_size(task, 1024)
+    check_size(task, 128)
