@@ -137,7 +137,8 @@ def clipped_update(
 def on_ball(vector: Array, radius: float) -> Array:
     """The nearest point of a ball around zero."""
     length = float(np.sqrt(np.sum(vector * vector)))
-    return vector if length <= radius else vector * (radius / length)
+    # Inside of the ball the factor is 1, and changes no bit.
+    return vector * (radius / max(length, radius))
 
 
 def rows_on_grid(records: Rows, axes: PublicAxes | None) -> Iterator[Block]:
@@ -147,7 +148,7 @@ def rows_on_grid(records: Rows, axes: PublicAxes | None) -> Iterator[Block]:
         records: features as stored divided by 2048, and labels that are classes.
         axes: the public map; None where features are read as they are.
     """
-    for features, labels in records.read(BLOCK):
+    for features, labels in records.read(BLOCK, 0):
         along = np.rint(features.astype(np.float64) * FEATURE_ONE) if axes is None else axes.along(features)
         squares = np.zeros(len(along))
         for column in along.T:
