@@ -39,16 +39,17 @@ class PartSearch:
 
     def __init__(self, features: Rows, record_ids: Rows, gone: NDArray[np.int64], limit_bytes: int | None) -> None:
         ids = np.ascontiguousarray(record_ids.open())
-        self._index = build_index(features.open(), ids, engine=IN_EACH_WORKER, memory_limit_bytes=limit_bytes)
-        self._index.remove(gone)
+        self._index = build_index(
+            features.open(), ids, engine=IN_EACH_WORKER, memory_limit_bytes=limit_bytes, removed=gone
+        )
 
     def process(self) -> int:
         """The number of this process: whoever gets it knows that the part is loaded."""
         return os.getpid()
 
     def search(self, queries: NDArray[np.int16], k: int) -> tuple[NDArray[Any], ...]:
-        """See NeighborIndex.search; at most as many neighbours as there are records, rows counted within the part."""
-        found = self._index.search(queries, max(1, min(k, len(self._index))))
+        """See NeighborIndex.search; rows are counted within the part."""
+        found = self._index.search(queries, k)
         return found.record_ids, found.similarities, found.rows
 
 

@@ -136,9 +136,8 @@ class ClusterIndex:
     def _alone(self) -> NeighborIndex:
         """The same over the same files, in this process."""
         limit = self._limit or ALONE_BYTES
-        index = build_index(self._features, self._ids, engine=IN_EACH_WORKER, memory_limit_bytes=limit)
-        index.remove(np.asarray(self._ids[~self._alive.marks]))
-        return index
+        gone = np.asarray(self._ids[~self._alive.marks])
+        return build_index(self._features, self._ids, engine=IN_EACH_WORKER, memory_limit_bytes=limit, removed=gone)
 
 
 _FIELDS: Final = ("record_ids", "similarities", "rows")

@@ -1,6 +1,6 @@
 """First contact with a device, in a process of its own: whatever it does to that process becomes a sentence here.
 
-FAISS aborts on an error of CUDA, a driver can hang, and both after a charge would cost a budget and tell that
+A library may abort on an error of CUDA, a driver can hang, and both after a charge would cost a budget and tell that
 something in the records set it off. So before anything is charged a child process finds the devices and searches
 synthetic records on each of them, in every shape that has surprised somebody, against the definition. What it found
 is kept for this process.
@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import DeviceEngine
+from feature_store.index.engine import Engine
 from feature_store.index.reference import nearest_by_definition
 from feature_store.index.stored import StoredIndex
 from labeler.errors import InvalidSetting, LabelerError
@@ -64,7 +64,7 @@ def has_driver() -> bool:
 
 
 def contact(name: str) -> Contact:
-    """What a child process found of engine `name`, "torch-gpu" or "faiss-gpu"; asked once in a process's life.
+    """What a child process found of engine `name`, "torch-gpu"; asked once in a process's life.
 
     Raises:
         InvalidSetting: there is no device, it is not exact, or the child died of it; with what to use instead.
@@ -74,7 +74,7 @@ def contact(name: str) -> Contact:
             _CONTACTS[name] = _ask(name)
         found = _CONTACTS[name]
     if isinstance(found, str):
-        raise InvalidSetting(f"engine {name} needs a CUDA device that works here: {found}; use engine faiss or auto")
+        raise InvalidSetting(f"engine {name} needs a CUDA device that works here: {found}; use engine numpy or auto")
     return found
 
 
@@ -124,10 +124,10 @@ def _ask(name: str) -> Contact | str:
 # In the child
 
 
-def probe(engine: DeviceEngine) -> str | None:
+def probe(engine: Engine) -> str | None:
     """Search synthetic records with an engine; what is wrong with it, or None.
 
-    Similarities reach the last bit below 2^24, all records tie, k goes over what FAISS returns at once, and
+    Similarities reach the last bit below 2^24, all records tie, k goes over a tile's groups, and
     dimensions are those that kernels are chosen by.
     """
     for what, features, queries, counts in _trials():
@@ -183,16 +183,7 @@ def _torch() -> dict[str, object]:
     return {"devices": count, "is_half_exact": is_half_exact}
 
 
-def _faiss() -> dict[str, object]:
-    from feature_store.index.engine_faiss import FaissDeviceEngine, num_devices
-
-    if not num_devices():
-        return {"refused": "FAISS sees no CUDA device"}
-    wrong = probe(FaissDeviceEngine())
-    return {"devices": 1, "is_half_exact": False} if wrong is None else {"refused": wrong}
-
-
-_PROBES: Final[dict[str, Callable[[], dict[str, object]]]] = {"torch-gpu": _torch, "faiss-gpu": _faiss}
+_PROBES: Final[dict[str, Callable[[], dict[str, object]]]] = {"torch-gpu": _torch}
 
 
 def main(name: str) -> None:

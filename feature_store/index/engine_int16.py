@@ -5,12 +5,18 @@ shard, or memory), multiplies them with all queries by `pair_kernel`, and keeps 
 among the first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose
 similarity only equals that comes after it by definition, and ties need no second look.
 
-How many are appended before the next clearing out depends on the order of the records, which is random by their ids.
+**What is kept is cleared out on a public schedule**: after the first k + e records, with e = 24 sqrt(k) + 256, and then
+whenever as many again have been looked at as before. Between two of these a query gets about k keys more. How many
+exactly depends on the order of the records, which is random by their ids, and on nothing they hold: of the records in
+question each that is nearer than the k-th is as likely to be among the new half as among the old, so that k + e of
+2 k + e are new has a chance of at most exp(-e^2 / (4 k + 2 e)) < 2^-200 (Hoeffding). Only then queries are cleared out
+in between, so that every order is answered rightly.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import Block, KeyedBlock
+from feature_store.index.engine import Block
 from feature_store.index.gathered import GatheredRows
 from feature_store.index.keys import NO_KEY, RANK_BITS
 from feature_store.index.mapped import unmap_pages
@@ -38,7 +44,8 @@ _CACHED_BYTES: Final = 1 << 18
 """Records that one thread takes through all its queries while they are in its cache."""
 
 _MOST_CACHED_ROWS: Final = 512
-_SPARE_KEYS: Final = 64
+_SPARE_KEYS: Final = 256
+_SPARE_DEVIATIONS: Final = 24
 _PARTS: Final = 4
 """Of the queries for each thread, so that a thread whose processor is busy elsewhere holds up the others less."""
 
@@ -55,10 +62,10 @@ log = logging.getLogger(__name__)
 
 
 class Int16Block:
-    """Records where they lie; see engine.KeyedBlock."""
+    """Records where they lie; see engine.Block."""
 
-    def __init__(self, kernel: PairKernel, rows: GatheredRows, ranks: NDArray[np.int64]) -> None:
-        self._kernel, self._rows, self._ranks = kernel, rows, ranks
+    def __init__(self, kernel: PairKernel, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> None:
+        self._kernel, self._rows, self._ranks, self._most_rows = kernel, rows, ranks, most_rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -67,14 +74,16 @@ class Int16Block:
         kernel, pairs = self._kernel, (self._rows.dimension + 1) // 2
         panel_bytes = 4 * pairs * kernel.rows_per_panel
         most = min(_CACHED_BYTES // panel_bytes, _MOST_CACHED_ROWS // kernel.rows_per_panel)
-        at_once = max(1, min(most, -(-len(self) // kernel.rows_per_panel)))
-        capacity = min(len(self), count + max(count, _SPARE_KEYS)) + at_once * kernel.rows_per_panel
-        threads = max(1, min(num_threads(), len(self) * len(queries) * 2 * pairs // _SMALL_WORK))
+        most_panels = -(-self._most_rows // kernel.rows_per_panel)
+        at_once = max(1, min(most, most_panels))
+        # A block under a memory limit may have fewer records than that, and then no more can be found.
+        spare = min(count + _SPARE_DEVIATIONS * math.isqrt(count) + _SPARE_KEYS, most_panels * kernel.rows_per_panel)
+        threads = max(1, min(num_threads(), self._most_rows * len(queries) * 2 * pairs // _SMALL_WORK))
         packed_rows = kernel.rows_per_panel * max(at_once, threads * _PACKED_BYTES // panel_bytes)
         parts = 1 if threads == 1 else max(threads, min(_PARTS * threads, len(queries) // _QUERIES_OF_A_PART))
         with _threads(threads) as each:
             lanes = each(
-                lambda part: _Lane(kernel, part, count, capacity),
+                lambda part: _Lane(kernel, part, count, at_once, spare),
                 _equal_parts(queries, parts, kernel.queries_per_group),
             )
             for start in range(0, len(self), packed_rows):
@@ -82,51 +91,66 @@ class Int16Block:
                 features, rows = self._rows.part(start, stop).source()
                 packed = _pack(kernel, features, rows, kernel.rows_per_panel, each, threads)
                 ranks = self._ranks[start:stop]
-                each(partial(_Lane.take, packed=packed, ranks=ranks, at_once=at_once), lanes)
-            unmap_pages(features)
+                each(partial(_Lane.take, packed=packed, ranks=ranks), lanes)
+            unmap_pages(self._rows.source()[0])
             return np.concatenate(each(_Lane.first, lanes))
 
 
 class _Lane:
     """Some queries, and what is kept for each of them: one thread's work."""
 
-    def __init__(self, kernel: PairKernel, queries: NDArray[np.int16], count: int, capacity: int) -> None:
-        self._kernel, self._count, self._capacity = kernel, count, capacity
+    def __init__(self, kernel: PairKernel, queries: NDArray[np.int16], count: int, at_once: int, spare: int) -> None:
+        self._kernel, self._count, self._at_once = kernel, count, at_once
+        self._capacity = count + spare + at_once * kernel.rows_per_panel
+        self._seen, self._clears_at = 0, spare // kernel.rows_per_panel
         self._num_queries, dimension = queries.shape
         self._pairs = (dimension + 1) // 2
         self._packed = _pack(kernel, queries, np.arange(len(queries)), kernel.queries_per_group)
         padded = len(self._packed) // self._pairs
         self._groups = padded // kernel.queries_per_group
-        self._keys = np.full((padded, capacity), NO_KEY, dtype=np.int64)
+        self._keys = np.full((padded, self._capacity), NO_KEY, dtype=np.int64)
         self._counts = np.zeros(padded, dtype=np.int64)
         self._thresholds = np.full(padded, _LOWEST, dtype=np.int32)
-        self._thresholds[self._num_queries :] = _HIGHEST  # what fills up the last group finds nothing
+        self._is_padding = np.arange(padded) >= self._num_queries
+        self._thresholds[self._is_padding] = _HIGHEST  # what fills up the last group finds nothing
 
-    def take(self, packed: NDArray[np.int32], ranks: NDArray[np.int64], at_once: int) -> None:
-        """Go on with the next records."""
-        panels = len(packed) // self._pairs // self._kernel.rows_per_panel
-        last = -(-panels // at_once) * self._groups
-        room = self._capacity - at_once * self._kernel.rows_per_panel
-        step = 0
+    def take(self, packed: NDArray[np.int32], ranks: NDArray[np.int64]) -> None:
+        """Go on with the next records, and clear out where the schedule says so; see the module."""
+        width = self._kernel.rows_per_panel
+        panels, done = len(packed) // self._pairs // width, 0
+        while done < panels:
+            some = min(panels - done, self._clears_at - self._seen)
+            rows = slice(done * width, (done + some) * width)
+            self._score(packed[rows.start * self._pairs : rows.stop * self._pairs], ranks[rows], some)
+            done, self._seen = done + some, self._seen + some
+            if self._seen == self._clears_at:
+                self._clear_out(slice(None))
+                self._clears_at *= 2
+
+    def _score(self, packed: NDArray[np.int32], ranks: NDArray[np.int64], panels: int) -> None:
+        last, step = -(-panels // self._at_once) * self._groups, 0
         while True:
             step = self._kernel.score(
-                packed.ctypes.data, panels, at_once, self._packed.ctypes.data, self._groups, self._pairs, len(ranks),
-                ranks.ctypes.data, self._thresholds.ctypes.data, self._counts.ctypes.data, self._keys.ctypes.data,
-                self._capacity, step,
+                packed.ctypes.data, panels, self._at_once, self._packed.ctypes.data, self._groups, self._pairs,
+                len(ranks), ranks.ctypes.data, self._thresholds.ctypes.data, self._counts.ctypes.data,
+                self._keys.ctypes.data, self._capacity, step,
             )  # fmt: skip
             if step == last:
                 return
-            # Those nearly without room too: the next would stop for them.
-            self._clear_out(np.flatnonzero(self._counts > max(self._count, room - room // 4)))
+            # Never but by a miracle; see the module.
+            self._clear_out(np.flatnonzero(self._counts > self._count))
 
-    def _clear_out(self, some: NDArray[np.int64]) -> None:
+    def _clear_out(self, some: slice | NDArray[np.int64]) -> None:
         """Keep the first keys of some queries; what comes later must be above the last of them."""
         kept = self._keys[some]
         kept.partition(self._count - 1, axis=1)
         kept[:, self._count :] = NO_KEY
         self._keys[some] = kept
-        self._counts[some] = self._count
-        self._thresholds[some] = (1 << 24) - (kept[:, self._count - 1] >> RANK_BITS)
+        self._counts[some] = np.minimum(self._counts[some], self._count)
+        # Of queries that fill up the last group there is nothing to find, and nothing was found.
+        worst = (1 << 24) - (kept[:, self._count - 1] >> RANK_BITS)
+        lowest = np.where(self._is_padding[some], _HIGHEST, _LOWEST)
+        self._thresholds[some] = np.where(kept[:, self._count - 1] == NO_KEY, lowest, worst)
 
     def first(self) -> NDArray[np.int64]:
         """Keys of the first records, int64 (nq, count), ascending."""
@@ -138,19 +162,17 @@ class _Lane:
 
 
 class Int16Engine:
-    """See engine.DeviceEngine; its device is the processor, so there is always room and nothing fails.
+    """See engine.Engine; its device is the processor, so there is always room and nothing fails.
 
     Raises:
         InvalidSetting: this machine cannot: llvmlite is missing, the processor lacks the instructions, or the kernel
             did not find what the definition finds.
     """
 
-    max_count: int | None = None
-
     def __init__(self) -> None:
         kernel = probed_kernel()
         if isinstance(kernel, str):
-            raise InvalidSetting(f"engine int16 cannot be used here: {kernel}; use engine faiss or auto")
+            raise InvalidSetting(f"engine int16 cannot be used here: {kernel}; use engine numpy or auto")
         self._kernel = kernel
 
     @property
@@ -159,17 +181,17 @@ class Int16Engine:
         return self._kernel.instructions
 
     def bytes_per_query(self, block_rows: int) -> int:
-        # Up to as many as it is asked for, and _SPARE_KEYS, are counted with what is found; then what one step may add.
-        rows = self._kernel.rows_per_panel
-        return 8 * (min(block_rows, _SPARE_KEYS) + min(-(-block_rows // rows) * rows, _MOST_CACHED_ROWS))
+        # Some times what it is asked for is counted with what is found; then _SPARE_KEYS, and what one step may add.
+        rows = -(-block_rows // self._kernel.rows_per_panel) * self._kernel.rows_per_panel
+        return 8 * (min(rows, _SPARE_KEYS) + min(rows, _MOST_CACHED_ROWS))
 
     def room_rows(self, dimension: int) -> int | None:  # noqa: ARG002, of the protocol
         return None
 
-    def load_gathered(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> Int16Block:
-        return Int16Block(self._kernel, rows, np.ascontiguousarray(ranks))
+    def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> Int16Block:
+        return Int16Block(self._kernel, rows, np.ascontiguousarray(ranks), most_rows)
 
-    def free(self, block: KeyedBlock | Block) -> None:
+    def free(self, block: Block) -> None:
         """Nothing is held."""
 
 
@@ -191,7 +213,7 @@ def probed_kernel() -> PairKernel | str:
         records = np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
         records[150:] = records[:50]
         queries, ids = records[rng.permutation(200)[:21]], np.arange(200)
-        block = Int16Block(kernel, GatheredRows(records, ids, 1 << 18), ids)
+        block = Int16Block(kernel, GatheredRows(records, ids, 1 << 18), ids, len(ids))
         for k in (1, 60, 200):
             expected = nearest_by_definition(records, ids, queries, k)
             keys = ((1 << 24) - expected.similarities.astype(np.int64) << RANK_BITS) | expected.record_ids

@@ -14,12 +14,15 @@ S, or one equal to S and, because groups are ranges of ranks, only ranks below R
 are fewer than `count` records before a, so fewer than `count` such groups. Only the chosen groups' similarities become
 keys.
 
+**Padding.** Every panel is whole: the last one is filled up with rows of zeros, whose keys are NO_KEY, the last there
+are. So whether groups are chosen first follows from the count asked for, and never from how many records there are.
+
 **Panels.** A device takes the largest of each group fast where neighbouring similarities belong to neighbouring groups
 (five times as fast on an H100 as where they belong to one). So records lie in panels, and within a panel the first of
 each group come before the second of each: `interleaved`. Where a record lies changes nothing else, for its rank lies in
 the same place.
 
-On the processor it is the same code: slower than FAISS, and the twin by which the device's path is tested.
+On the processor it is the same code: slower than int16, and the twin by which the device's path is tested.
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feature_store.index.engine import Block, DeviceFault, KeyedBlock
+from feature_store.index.engine import Block, DeviceFault
 from feature_store.index.exact_product import Product, exact_sums, product_of, single_product
 from feature_store.index.gathered import GatheredRows
-from feature_store.index.keys import RANK_BITS
+from feature_store.index.keys import NO_KEY, RANK_BITS
 from labeler.errors import InvalidSetting
 
 TILE_ROWS: Final = 1 << 15
@@ -65,40 +68,50 @@ _SPARED_BYTES: Final = 2 << 30
 
 _SPARED_SHARE: Final = 0.1
 
+_NO_RANK: Final = (1 << RANK_BITS) - 1
+_LEAST: Final = -(1 << 24) + 1
+"""Rank and similarity of what fills a panel up: together they are NO_KEY."""
+
 
 class TorchPart:
-    """Records on one device, panel after panel, ranks ascending from panel to panel; see engine.KeyedBlock."""
+    """Records on one device, panel after panel, ranks ascending from panel to panel; see engine.Block."""
 
     def __init__(
         self, rows: GatheredRows, ranks: NDArray[np.int64], device: torch.device, product: Product, tile_rows: int
     ) -> None:
-        self._device, self._product = device, product
+        self._device, self._product, self._count = device, product, len(rows)
         self._panel_rows = min(max(_GROUP, tile_rows // _GROUP * _GROUP), TILE_ROWS)
-        self._rows = torch.empty((len(rows), rows.dimension), dtype=torch.float16, device=device)
+        self._panels = -(-len(rows) // self._panel_rows)
+        shape = (self._panels * self._panel_rows, rows.dimension)
+        self._rows = torch.zeros(shape, dtype=torch.float16, device=device)
         for where, chunk in rows.chunks():
             self._rows[where] = torch.from_numpy(chunk).to(device)
-        self._ranks = torch.from_numpy(np.array(ranks, dtype=np.int64)).to(device)
-        for start in range(0, len(ranks), self._panel_rows):
+        filled = np.full(shape[0], _NO_RANK, dtype=np.int64)
+        filled[: len(rows)] = ranks
+        self._ranks = torch.from_numpy(filled).to(device)
+        for start in range(0, shape[0], self._panel_rows):
             panel = slice(start, start + self._panel_rows)
             self._rows[panel], self._ranks[panel] = interleaved(self._rows[panel]), interleaved(self._ranks[panel])
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return self._count
 
     def begin(self, queries: NDArray[np.int16], count: int) -> Tensor:
-        """Keys of the first `count`, or of all where there are fewer, ascending; on a device not waited for."""
+        """Keys of the first `count`, ascending, NO_KEY where there are fewer; on a device not waited for."""
         asked = torch.from_numpy(queries).to(self._device).to(torch.float16)
         most_queries, panels = self._tile(len(queries), count)
         found = [self._first(some, count, panels) for some in torch.split(asked, most_queries)]
         return torch.sort(torch.cat(found), dim=1).values
 
     def _first(self, asked: Tensor, count: int, panels: int) -> Tensor:
-        best = torch.empty((len(asked), 0), dtype=torch.int64, device=self._device)
-        whole = len(self) // self._panel_rows * self._panel_rows
-        starts = [*range(0, whole, panels * self._panel_rows), *([whole] if whole < len(self) else [])]
-        for start, stop in itertools.pairwise([*starts, len(self)]):
-            similarities = self._product(asked, self._rows[start:stop])
-            found = first_of_tile(similarities, self._ranks[start:stop], count, min(self._panel_rows, stop - start))
+        best = torch.full((len(asked), count), NO_KEY, dtype=torch.int64, device=self._device)
+        # The last panel is a tile of its own, so that only there it is looked for what fills it up.
+        starts = [*range(0, self._panels - 1, panels), self._panels - 1, self._panels]
+        for start, stop in itertools.pairwise(panel * self._panel_rows for panel in starts):
+            similarities, ranks = self._product(asked, self._rows[start:stop]), self._ranks[start:stop]
+            if stop == len(self._rows):
+                similarities = similarities.masked_fill(ranks == _NO_RANK, _LEAST)
+            found = first_of_tile(similarities, ranks, count, self._panel_rows)
             best = _smallest(torch.cat([best, found], dim=1), count)
         return best
 
@@ -107,14 +120,13 @@ class TorchPart:
         process's, what keeps it busy."""
         if self._device.type == "cpu":
             return max(1, queries), 1
-        wide = max(self._panel_rows, min(_WIDE_TILE_ROWS, len(self)))
-        last = len(self) % self._panel_rows
-        most_queries = max(1, min(queries, _WORKING_BYTES // max(_bytes(wide, count), _bytes(last, count))))
+        wide = max(self._panel_rows, _WIDE_TILE_ROWS)
+        most_queries = max(1, min(queries, _WORKING_BYTES // _bytes(wide, count)))
         return most_queries, max(1, _WORKING_BYTES // most_queries // _bytes(self._panel_rows, count))
 
 
 class TorchBlock:
-    """Records in one part per device, ranks in a row from part to part; see engine.KeyedBlock."""
+    """Records in one part per device, ranks in a row from part to part; see engine.Block."""
 
     def __init__(self, parts: Sequence[TorchPart]) -> None:
         self._parts = list(parts)
@@ -139,7 +151,7 @@ class TorchBlock:
 
 
 class TorchEngine:
-    """See engine.DeviceEngine.
+    """See engine.Engine.
 
     Args:
         devices: "cpu", "cuda" or "cuda:1", one part of the records for each.
@@ -149,8 +161,6 @@ class TorchEngine:
     Raises:
         InvalidSetting: torch sees no such device.
     """
-
-    max_count: int | None = None
 
     def __init__(
         self, *, devices: Sequence[str] = ("cpu",), product: Product | None = None, tile_rows: int | None = None
@@ -176,7 +186,7 @@ class TorchEngine:
         # Parts are equally long, so the fullest device decides.
         return max(1, len(rooms) * min(rooms) // (2 * dimension + 8))
 
-    def load_gathered(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> TorchBlock:
+    def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> TorchBlock:
         step = -(-len(rows) // len(self._devices))
         parts = []
         with _faults():
@@ -184,11 +194,12 @@ class TorchEngine:
                 start, stop = number * step, min(len(rows), (number + 1) * step)
                 if start < stop:
                     product = self._product or product_of(device)
-                    part = TorchPart(rows.part(start, stop), ranks[start:stop], device, product, self._tile_rows)
+                    tile_rows = min(self._tile_rows, most_rows + _GROUP - 1)
+                    part = TorchPart(rows.part(start, stop), ranks[start:stop], device, product, tile_rows)
                     parts.append(part)
         return TorchBlock(parts)
 
-    def free(self, block: KeyedBlock | Block) -> None:
+    def free(self, block: Block) -> None:
         if isinstance(block, TorchBlock):
             block.close()
             if self._devices[0].type == "cuda":
@@ -214,7 +225,7 @@ def checked_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidSetting(
             f"engine torch-gpu needs device {name}, torch sees {torch.cuda.device_count()} CUDA devices; "
-            "use engine faiss or auto"
+            "use engine numpy or auto"
         )
     return device
 
@@ -264,7 +275,7 @@ def first_of_tile(similarities: Tensor, ranks: Tensor, count: int, panel_rows: i
         panel_rows: records of a panel.
 
     Returns:
-        int64 (nq, min(count, n)).
+        int64 (nq, min(count, n)), NO_KEY among them where the tile holds fewer records.
     """
     panels, groups = len(ranks) // panel_rows, panel_rows // _GROUP
     if not _by_groups(groups, count):

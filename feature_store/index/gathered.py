@@ -1,4 +1,7 @@
-"""Rows of a shard in the order of record ids, read in pieces: nothing here makes a whole set of another type."""
+"""Rows of a shard in the order of record ids, read in pieces: nothing here makes a whole set of another type.
+
+They are always read by an index, also where they lie in a row: the first deletion must not change how they are read.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,6 @@ class GatheredRows:
         self._features = features
         self._rows = rows
         self._chunk_bytes = chunk_bytes
-        # Shards keep their rows in this order, and a slice is read without an index.
-        self._is_slice = len(rows) > 0 and int(rows[-1] - rows[0]) + 1 == len(rows) and bool((np.diff(rows) == 1).all())
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -46,8 +47,7 @@ class GatheredRows:
         step = max(1, self._chunk_bytes // (4 * self.dimension))
         for start in range(0, len(self._rows), step):
             some = self._rows[start : start + step]
-            chosen = self._features[some[0] : some[-1] + 1] if self._is_slice else self._features[some]
-            yield slice(start, start + len(some)), np.array(chosen, dtype=np.int16, order="C")
+            yield slice(start, start + len(some)), np.array(self._features[some], dtype=np.int16, order="C")
         unmap_pages(self._features)
 
     def fill(self, into: NDArray[np.float32]) -> None:
@@ -55,6 +55,5 @@ class GatheredRows:
         step = max(1, self._chunk_bytes // (4 * self.dimension))
         for start in range(0, len(self._rows), step):
             some = self._rows[start : start + step]
-            chosen = self._features[some[0] : some[-1] + 1] if self._is_slice else self._features[some]
-            into[start : start + step] = chosen
+            into[start : start + step] = self._features[some]
         unmap_pages(self._features)

@@ -5,8 +5,12 @@ beyond: the arrays passed in, the Neighbors returned, and the fixed
 workspace a matrix library keeps per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard
 are page cache, which the system can take back at any time; they are given back block by block all the same (`mapped`).
 On a CUDA device the same blocks bound what lies there; and what it has free bounds them, limit or not: the library
-that knows the device says how many records there is room for beside its working memory (engine.DeviceEngine), and the
-rest is read block by block.
+that knows the device says how many records there is room for beside its working memory (engine.Engine), and the rest is
+read block by block.
+
+**Sizes follow from public numbers**: the limit, the dimension, the count asked for, and a public number of rows in
+place of how many there are: what the shard's site declared (`max_records`), else UNDECLARED_RECORDS. Under a limit a
+shard that declared nothing is always searched part by part.
 
 **No limit refuses a number of records**, which would tell that number. Tables of records take at most a quarter of the
 limit; a shard with more is searched part by part (`split`). At least half of the limit is left for blocks, so whether
@@ -18,13 +22,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from feature_store.index.engine import DeviceEngine, DeviceFault, Engine
+from feature_store.index.engine import DeviceFault, Engine
 from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.records import BYTES_PER_RECORD
 from labeler.errors import InvalidSetting
 
 DEFAULT_SCRATCH_BYTES: Final = 512 << 20
 """Working memory of one search when no limit is set."""
+
+UNDECLARED_RECORDS: Final = 1 << 16
+"""Stands for the number of records wherever nobody declared a bound on it: engines, tiles, threads and devices are
+those that are right for so many."""
 
 GATHER_BYTES: Final = 1 << 18
 """Records are converted to float32 this many bytes at a time."""
@@ -49,12 +57,10 @@ class BlockPlan:
     Attributes:
         block_rows: records loaded at a time; None if they are all loaded already.
         query_rows: queries searched at a time.
-        scratch_bytes: what settling ties may use.
     """
 
     block_rows: int | None
     query_rows: int
-    scratch_bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,33 +69,34 @@ class MemoryBudget:
 
     Attributes:
         limit_bytes: see the module; None for no limit.
-        num_records: n.
+        rows: a public number that stands for the number of records; under a limit at least that number.
         dimension: d.
     """
 
     limit_bytes: int | None
-    num_records: int
+    rows: int
     dimension: int
 
-    def keeps_records(self, engine: Engine | DeviceEngine) -> bool:
-        """Whether all records may stay in memory as float32, with room for searching all of them at once."""
-        fits = self._room_rows(engine)
-        if fits is not None and self.num_records > fits:
+    def keeps_records(self, engine: Engine, num_records: int = 0) -> bool:
+        """Whether all records may stay in memory as float32, with room for searching all of them at once.
+
+        Args:
+            num_records: how many there are. What a device has no room for it cannot keep, declared or not.
+        """
+        fits = engine.room_rows(self.dimension)
+        if fits is not None and max(self.rows, num_records) > fits:
             return False
         if self.limit_bytes is None:
             return True
         room = self._usable_bytes - self._resident_bytes
-        return self._resident_bytes <= room and self._query_bytes(engine, self.num_records, self.num_records) <= room
+        return self._resident_bytes <= room and self._query_bytes(engine, self.rows, self.rows) <= room
 
-    def plan(
-        self, engine: Engine | DeviceEngine, *, found: int, resident: bool, most_rows: int | None = None
-    ) -> BlockPlan:
+    def plan(self, engine: Engine, *, found: int, resident: bool) -> BlockPlan:
         """Sizes for a search.
 
         Args:
             found: neighbours asked of each block.
             resident: the records are loaded already.
-            most_rows: largest block the engine can answer for.
 
         Raises:
             InvalidSetting: the limit has no room for a block of one record and one query; see `check_memory_limit`.
@@ -100,10 +107,9 @@ class MemoryBudget:
             room = self._usable_bytes - self._resident_bytes
         else:
             room = (self._usable_bytes - GATHER_BYTES) // 2
-        block_rows = self.num_records
+        block_rows = self.rows
         if not resident:
-            block_rows = min(block_rows, most_rows or block_rows)
-            fits = self._room_rows(engine)
+            fits = engine.room_rows(self.dimension)
             if fits is not None:
                 block_rows = min(block_rows, fits)
             if fits is None or self.limit_bytes is not None:
@@ -116,24 +122,21 @@ class MemoryBudget:
             block_rows, query_rows = max(1, block_rows), max(1, query_rows)
         if block_rows < 1 or query_rows < 1:
             raise _too_small(self.limit_bytes or 0, self.dimension)
-        return BlockPlan(None if resident else block_rows, query_rows, room)
+        return BlockPlan(None if resident else block_rows, query_rows)
 
-    def _room_rows(self, engine: Engine | DeviceEngine) -> int | None:
-        return engine.room_rows(self.dimension) if isinstance(engine, DeviceEngine) else None
-
-    def _query_bytes(self, engine: Engine | DeviceEngine, block_rows: int, found: int) -> int:
-        kept = min(found, block_rows) + 1
-        return 4 * self.dimension + engine.bytes_per_query(block_rows) + _BYTES_PER_FOUND * kept
+    def _query_bytes(self, engine: Engine, block_rows: int, found: int) -> int:
+        kept = found if self.limit_bytes is None else min(found, block_rows)
+        return 4 * self.dimension + engine.bytes_per_query(block_rows) + _BYTES_PER_FOUND * (kept + 1)
 
     @property
     def _resident_bytes(self) -> int:
-        return 4 * self.num_records * self.dimension
+        return 4 * self.rows * self.dimension
 
     @property
     def _usable_bytes(self) -> int:
         if self.limit_bytes is None:
             return 0
-        return int(_USABLE * self.limit_bytes) - BYTES_PER_RECORD * self.num_records
+        return int(_USABLE * self.limit_bytes) - BYTES_PER_RECORD * self.rows
 
 
 def rows_at_once(limit_bytes: int) -> int:
@@ -141,7 +144,7 @@ def rows_at_once(limit_bytes: int) -> int:
     return max(1, int(_TABLES * limit_bytes) // BYTES_PER_RECORD)
 
 
-def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine | DeviceEngine) -> None:
+def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine) -> None:
     """Refuse a limit under which some shard could not be searched; what passes serves every number of records.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.protocol import NO_RECORD
 from labeler.errors import InvalidSetting
 
 BYTES_PER_RECORD = 48
@@ -18,17 +19,18 @@ class Records:
     change: a removal leaves a gap, so the order of those that stay is untouched.
 
     Attributes:
-        ids: int64 (n,), by rank, ascending.
-        row_of_rank: int64 (n,).
+        ids: int64 (n + 1,), by rank, ascending; then NO_RECORD, for a neighbour that there is none of.
+        row_of_rank: int64 (n + 1,), likewise.
         rank_of_row: int64 (n,).
         alive: bool (n,), by rank.
     """
 
     def __init__(self, record_ids: NDArray[np.int64]) -> None:
-        self.row_of_rank: NDArray[np.int64] = np.argsort(record_ids).astype(np.int64, copy=False)
-        self.ids: NDArray[np.int64] = record_ids[self.row_of_rank]
-        self.rank_of_row: NDArray[np.int64] = np.empty_like(self.row_of_rank)
-        self.rank_of_row[self.row_of_rank] = np.arange(len(record_ids), dtype=np.int64)
+        order = np.argsort(record_ids).astype(np.int64, copy=False)
+        self.row_of_rank: NDArray[np.int64] = np.append(order, NO_RECORD)
+        self.ids: NDArray[np.int64] = np.append(record_ids[order], NO_RECORD)
+        self.rank_of_row: NDArray[np.int64] = np.empty_like(order)
+        self.rank_of_row[order] = np.arange(len(record_ids), dtype=np.int64)
         self.alive: NDArray[np.bool_] = np.ones(len(record_ids), dtype=np.bool_)
         self.num_alive = len(record_ids)
 
@@ -45,8 +47,8 @@ class Records:
         if not isinstance(record_ids, np.ndarray) or record_ids.dtype != np.int64 or record_ids.ndim != 1:
             raise InvalidSetting("the record ids to remove must be an int64 array of shape (m,)")
         wanted = np.unique(record_ids)
-        ranks = np.searchsorted(self.ids, wanted)
-        known = ranks < len(self.ids)
+        ranks = np.searchsorted(self.ids[:-1], wanted)
+        known = ranks < len(self.alive)
         known[known] = (self.ids[ranks[known]] == wanted[known]) & self.alive[ranks[known]]
         missing = len(wanted) - int(known.sum())
         if missing and not missing_ok:

@@ -63,5 +63,5 @@ def refuse_unsafe(kind: str) -> None:
         if structure in kind.lower():
             raise UnsafeIndex(
                 f"index {kind!r} is refused for instance-level privacy: {reason}. "
-                "Use an exact engine (auto, numpy, int16, faiss, faiss-gpu, torch, torch-gpu)."
+                "Use an exact engine (auto, numpy, int16, torch, torch-gpu)."
             )

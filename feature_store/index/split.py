@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.alive import Alive
-from feature_store.index.engine import DeviceEngine, Engine
+from feature_store.index.engine import Engine
 from feature_store.index.geometry import check_count, check_features
 from feature_store.index.memory import rows_at_once
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, Neighbors
-from feature_store.index.stored import StoredIndex
+from feature_store.index.stored import NO_IDS, StoredIndex
 
 _BYTES_PER_MERGED = 96
 """Similarity, id and row of each neighbour, twice, with the order of them."""
@@ -30,15 +30,17 @@ class SplitIndex:
         record_ids: int64 (n,), unique, 0 or more.
         engine: what scores a block.
         memory_limit_bytes: see `memory`.
+        removed: ids of records that are not there, as if they were removed later.
     """
 
     def __init__(
         self,
         features: NDArray[np.int16],
         record_ids: NDArray[np.int64],
-        engine: Engine | DeviceEngine,
+        engine: Engine,
         *,
         memory_limit_bytes: int,
+        removed: NDArray[np.int64] = NO_IDS,
     ) -> None:
         self._features = features
         self._ids = record_ids
@@ -46,7 +48,8 @@ class SplitIndex:
         self._limit = memory_limit_bytes
         self._step = rows_at_once(memory_limit_bytes)
         self._alive = Alive(record_ids, self._step)
-        self._checked: set[int] = set()
+        self._alive.remove(removed, missing_ok=False)
+        self._check()
 
     @property
     def dimension(self) -> int:
@@ -65,30 +68,33 @@ class SplitIndex:
             # A part is loaded once for all queries, and asked for no more records than it has.
             for start in range(0, len(queries), at_once):
                 some = slice(start, start + at_once)
-                merge_neighbors(best, some, index.search(queries[some], min(k, len(index))), part.start)
+                merge_neighbors(best, some, index.search(queries[some], min(k, self._step)), part.start)
         return best
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
         """See NeighborIndex.remove."""
-        return self._alive.remove(record_ids, missing_ok=missing_ok)
+        removed = self._alive.remove(record_ids, missing_ok=missing_ok)
+        self._check()
+        return removed
 
-    def _parts(self) -> Iterator[tuple[slice, StoredIndex]]:
+    def _check(self) -> None:
+        """Check every part now, so that no search has to."""
+        for _ in self._parts(is_checked=False):
+            pass
+
+    def _parts(self, *, is_checked: bool = True) -> Iterator[tuple[slice, StoredIndex]]:
         for start in range(0, len(self._ids), self._step):
             part = slice(start, start + self._step)
-            alive = self._alive.marks[part]
-            if not alive.any():
-                continue
             ids = np.asarray(self._ids[part])
             index = StoredIndex(
                 self._features[part],
                 ids,
                 self._engine,
                 memory_limit_bytes=self._limit,
-                is_checked=start in self._checked,
+                max_records=self._step,
+                removed=ids[~self._alive.marks[part]],
+                is_checked=is_checked,
             )
-            self._checked.add(start)
-            if not alive.all():
-                index.remove(ids[~alive])
             yield part, index
 
 

@@ -1,18 +1,17 @@
 """The index: records in blocks, searched by an engine, exact under deletions and memory limits.
 
-One class serves three situations, because in each of them the neighbours are the smallest keys (`keys`)
+One class serves two situations, because in each of them the neighbours are the smallest keys (`keys`)
 over some blocks of records, and smallest keys can be merged:
 
 * everything in memory: one block, loaded when the index is built;
 * a memory limit below the shard's size: blocks are loaded from the features during the search, in the
-  order of the file, and dropped again;
-* k above what the engine returns at once (2048 for FAISS on a device): blocks of at most that size, each of
-  which can be ranked completely.
+  order of ids, and dropped again.
 
-Removed records are tombstones at first: with t of them, the k + t first records contain the k first living
-ones. When they become many, the blocks are loaded anew without them.
+Removed records are gone at once: the blocks are loaded anew without them when they are removed, so that a search does
+not know of them. What a search does follows from public numbers (`memory`), but for the number of blocks and their
+lengths.
 
-Every record is checked once to be found: four random queries, in full, when it is first loaded (`load_check`). A
+Every record is checked once to be found when the index is built: four random queries, in full (`load_check`). A
 device that fails, is full or does not compute exactly is left for the processor, at whatever time: an answer that is
 charged is given.
 """
@@ -26,25 +25,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import Block, DeviceEngine, DeviceFault, Engine, KeyedBlock
+from feature_store.index.engine import Block, DeviceFault, Engine
 from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.gathered import GatheredRows
 from feature_store.index.geometry import check_count, check_features, check_record_ids
 from feature_store.index.keys import NO_KEY, merge, ranks_of, similarities_of
 from feature_store.index.load_check import check_queries, reference_keys
 from feature_store.index.mapped import unmap_pages
-from feature_store.index.memory import GATHER_BYTES, BlockPlan, MemoryBudget
+from feature_store.index.memory import GATHER_BYTES, UNDECLARED_RECORDS, BlockPlan, MemoryBudget
 from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, Neighbors
 from feature_store.index.records import BYTES_PER_RECORD, Records
-from feature_store.index.ties import first_keys
 from labeler.errors import UnsafeIndex
 
-_MANY_TOMBSTONES = 64
 _DECODED_AT_ONCE = 1 << 16
 _CHECKED_QUERIES = 16
 _GATHER_FREELY_BYTES = 1 << 23
 _PROCESSOR_BYTES = 2 << 30
 """What a shard that a device was left with may add to memory, beside its tables, where nobody set a limit."""
+
+NO_IDS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +52,8 @@ log = logging.getLogger(__name__)
 class _Piece:
     """A loaded block, and its records' ranks, ascending."""
 
-    block: Block | KeyedBlock
+    block: Block
     ranks: NDArray[np.int64]
-
-    def first_keys(self, queries: NDArray[np.int16], count: int, *, scratch_bytes: int) -> NDArray[np.int64]:
-        """Keys of the exact first records, int64 (nq, count), ascending."""
-        if isinstance(self.block, KeyedBlock):
-            return self.block.first_keys(queries, count)
-        floats = queries.astype(np.float32, order="C")
-        return first_keys(self.block, self.ranks, floats, count, scratch_bytes=scratch_bytes)
 
 
 class StoredIndex:
@@ -73,6 +65,9 @@ class StoredIndex:
         record_ids: int64 (n,), unique, 0 or more.
         engine: what scores a block.
         memory_limit_bytes: see `memory`; None for no limit.
+        max_records: a public bound on n, from which sizes follow; None where there is none. Under a limit the number of
+            records stands in for one that is missing: `build_index` splits what declares nothing.
+        removed: ids of records that are not there, as if they were removed later.
         is_checked: these records were searched by this engine before, so the check at the first load is left out.
 
     Attributes:
@@ -89,20 +84,25 @@ class StoredIndex:
         self,
         features: NDArray[np.int16],
         record_ids: NDArray[np.int64],
-        engine: Engine | DeviceEngine,
+        engine: Engine,
         *,
         memory_limit_bytes: int | None = None,
+        max_records: int | None = None,
+        removed: NDArray[np.int64] = NO_IDS,
         is_checked: bool = False,
     ) -> None:
         check_features(features)
         check_record_ids(record_ids, len(features))
         self._features = features
         self._records = Records(record_ids)
+        self._records.bury(removed, missing_ok=False)
         self._engine = engine
         if memory_limit_bytes is not None:
             check_count(memory_limit_bytes, "memory_limit_bytes")
-        self._budget = MemoryBudget(memory_limit_bytes, len(features), self.dimension)
-        self._tombstones = 0
+        undeclared = UNDECLARED_RECORDS if memory_limit_bytes is None else len(features)
+        rows = undeclared if max_records is None else max_records
+        self._max_records = max_records if memory_limit_bytes is None else rows
+        self._budget = MemoryBudget(memory_limit_bytes, rows, self.dimension)
         self._resident: list[_Piece] | None = None
         self._is_checked = is_checked
         self.fault: str | None = None
@@ -112,11 +112,14 @@ class StoredIndex:
             self._leave_device(fault)
 
     def _settle_in(self) -> None:
-        if self._budget.keeps_records(self._engine):
+        if self._budget.keeps_records(self._engine, len(self._features)):
             self._load_all()
-        elif len(self._features):
-            # Refuses a hopeless limit now, not at the first search.
-            self._budget.plan(self._engine, found=1, resident=False)
+        else:
+            # Refuses a hopeless limit now, not at the first search; and checks every record now, for the same reason.
+            plan = self._budget.plan(self._engine, found=1, resident=False)
+            for _ in () if self._is_checked else self._load_blocks(plan):
+                pass
+            self._is_checked = True
 
     def _leave_device(self, fault: DeviceFault) -> None:
         """Go on without the device, for as long as this index lives."""
@@ -126,8 +129,9 @@ class StoredIndex:
         # The plain engine: whatever else is installed, it is there, and has no switch of its own.
         self._engine, self._is_checked = NumpyEngine(), False
         if self._budget.limit_bytes is None:
-            limit = _PROCESSOR_BYTES + 4 * BYTES_PER_RECORD * len(self._features)
-            self._budget = MemoryBudget(limit, len(self._features), self.dimension)
+            rows = max(self._budget.rows, len(self._features))
+            limit = _PROCESSOR_BYTES + 4 * BYTES_PER_RECORD * rows
+            self._budget = MemoryBudget(limit, rows, self.dimension)
         self._settle_in()
 
     @property
@@ -138,7 +142,7 @@ class StoredIndex:
         return self._records.num_alive
 
     @property
-    def engine(self) -> Engine | DeviceEngine:
+    def engine(self) -> Engine:
         """What searches now: another one than at the beginning where a device failed."""
         return self._engine
 
@@ -146,8 +150,8 @@ class StoredIndex:
         """See NeighborIndex.search."""
         check_features(queries, what="queries", dimension=self.dimension)
         k = check_count(k, "k")
-        if not len(queries) or not len(self):
-            return self._decode(np.full((len(queries), k), NO_KEY, dtype=np.int64))
+        if not len(queries):
+            return self._decode(np.full((0, k), NO_KEY, dtype=np.int64))
         try:
             keys = self._search(queries, k)
         except DeviceFault as fault:
@@ -157,128 +161,75 @@ class StoredIndex:
 
     def _search(self, queries: NDArray[np.int16], k: int) -> NDArray[np.int64]:
         keys = np.full((len(queries), k), NO_KEY, dtype=np.int64)
-        plan, tombstones, pieces = self._pieces(k)
-        for number, piece in enumerate(pieces):
-            self._search_piece(piece, queries, keys, plan, tombstones=tombstones, nothing_yet=number == 0)
+        is_resident = self._resident is not None
+        plan = self._budget.plan(self._engine, found=k, resident=is_resident)
+        most = self._max_records if plan.block_rows is None else plan.block_rows
+        for number, piece in enumerate(self._resident or [] if is_resident else self._load_blocks(plan)):
+            for start in range(0, len(queries), plan.query_rows):
+                some = slice(start, start + plan.query_rows)
+                found = piece.block.first_keys(queries[some], k if most is None else min(k, most))
+                if number == 0:
+                    keys[some, : found.shape[1]] = found
+                else:
+                    keys[some] = merge(keys[some], found, k)
         self._check_exact(queries, keys)
         return keys
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
-        """See NeighborIndex.remove."""
+        """See NeighborIndex.remove. The blocks are loaded anew: a search must not know how many were removed."""
         removed = len(self._records.bury(record_ids, missing_ok=missing_ok))
-        if self._resident is not None:
-            self._tombstones += removed
-            if self._tombstones > max(_MANY_TOMBSTONES, len(self) // _MANY_TOMBSTONES):
-                self._is_checked = False
-                try:
-                    self._load_all()
-                except DeviceFault as fault:
-                    self._leave_device(fault)
+        self._is_checked = False
+        try:
+            self._settle_in()
+        except DeviceFault as fault:
+            self._leave_device(fault)
         return removed
 
-    def _pieces(self, k: int) -> tuple[BlockPlan, int, Iterator[_Piece]]:
-        """The blocks of a search, and how many removed records they may still hold.
-
-        Those in memory if the engine can answer for them, else living records loaded one block after another.
-        """
-        found, limit = k + self._tombstones, self._engine.max_count
-        if self._resident is not None:
-            longest = max((len(piece.block) for piece in self._resident), default=0)
-            if limit is None or min(found + 1, longest) <= limit:
-                plan = self._budget.plan(self._engine, found=found, resident=True)
-                return plan, self._tombstones, iter(self._resident)
-        # Blocks no longer than the limit can be ranked completely, so k + 1 is never asked of the engine.
-        most_rows = limit if limit is not None and k + 1 > limit else None
-        plan = self._budget.plan(self._engine, found=k, resident=False, most_rows=most_rows)
-        return plan, 0, self._load_blocks(plan)
-
-    def _search_piece(
-        self,
-        piece: _Piece,
-        queries: NDArray[np.int16],
-        keys: NDArray[np.int64],
-        plan: BlockPlan,
-        *,
-        tombstones: int,
-        nothing_yet: bool,
-    ) -> None:
-        """Merge the best of one piece into `keys` (nq, k)."""
-        k = keys.shape[1]
-        count = min(k + tombstones, len(piece.block))
-        for start in range(0, len(queries), plan.query_rows):
-            some = slice(start, start + plan.query_rows)
-            found = piece.first_keys(queries[some], count, scratch_bytes=plan.scratch_bytes)
-            if tombstones:
-                found[~self._records.alive[ranks_of(found)]] = NO_KEY
-                found.sort(axis=1)
-            if nothing_yet:
-                width = min(k, count)
-                keys[some, :width] = found[:, :width]
-            else:
-                keys[some] = merge(keys[some], found, k)
-
     def _load_all(self) -> None:
-        """Load every living record, and forget the tombstones."""
+        """Load every living record."""
         self._unload()  # the old blocks go first: two copies might not fit
-        self._resident, self._tombstones = [], 0
+        self._resident = []
         rows = self._records.living_rows()
         if len(rows):
-            self._resident = [self._load(rows, None)]
+            self._resident = [self._load(rows, self._budget.rows)]
             self._is_checked = True
 
     def _unload(self) -> None:
         for piece in self._resident or []:
-            self._free(piece)
+            self._engine.free(piece.block)
         self._resident = None
 
     def _load_blocks(self, plan: BlockPlan) -> Iterator[_Piece]:
         """Load living records block by block, one at a time; a block is gone before the next one is made."""
         size = plan.block_rows or 1
-        on_device = isinstance(self._engine, DeviceEngine)
-        buffer = None if on_device else np.empty((size, self.dimension), dtype=np.float32)
         rows = self._records.living_rows()
         for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            piece = self._load(part, None if buffer is None else buffer[: len(part)])
+            piece = self._load(rows[start : start + size], size)
             try:
                 yield piece
             finally:
-                self._free(piece)
-        self._is_checked = True
+                self._engine.free(piece.block)
+                del piece
 
-    def _load(self, rows: NDArray[np.int64], into: NDArray[np.float32] | None) -> _Piece:
-        """Hand records to the engine, in ascending order of rank: as float32, `into` an array, or as they are."""
+    def _load(self, rows: NDArray[np.int64], most_rows: int) -> _Piece:
+        """Hand records to the engine, in ascending order of rank."""
         ranks = self._records.rank_of_row[rows]
         order = np.argsort(ranks)
         ranks = ranks[order]
         chunk_bytes = _GATHER_FREELY_BYTES if self._budget.limit_bytes is None else GATHER_BYTES
         gathered = GatheredRows(self._features, rows[order], chunk_bytes)
-        if isinstance(self._engine, DeviceEngine):
-            piece = _Piece(self._engine.load_gathered(gathered, ranks), ranks)
-        else:
-            into = np.empty((len(rows), self.dimension), dtype=np.float32) if into is None else into
-            gathered.fill(into)
-            piece = _Piece(self._engine.load(into), ranks)
+        piece = _Piece(self._engine.load(gathered, ranks, most_rows), ranks)
         if not self._is_checked:
             self._check_found(piece, gathered)
         return piece
-
-    def _free(self, piece: _Piece) -> None:
-        if isinstance(self._engine, DeviceEngine):
-            self._engine.free(piece.block)
 
     def _check_found(self, piece: _Piece, rows: GatheredRows) -> None:
         """See `load_check`."""
         queries = check_queries(rows, np.random.default_rng())
         expected = reference_keys(rows, piece.ranks, queries)
-        most = self._engine.max_count
-        count = min(expected.shape[1], len(piece.block) if most is None else max(1, most - 1))
-        found = piece.first_keys(queries, count, scratch_bytes=0)
-        if not np.array_equal(found, expected[:, :count]):
-            self._free(piece)
-            if isinstance(self._engine, DeviceEngine):
-                raise DeviceFault("neighbours of four random queries are not those of the definition")
-            raise self._inexact()
+        if not np.array_equal(piece.block.first_keys(queries, expected.shape[1]), expected):
+            self._engine.free(piece.block)
+            raise self._inexact("neighbours of four random queries are not those of the definition")
 
     def _check_exact(self, queries: NDArray[np.int16], keys: NDArray[np.int64]) -> None:
         """Recompute a few similarities in integers.
@@ -295,16 +246,15 @@ class StoredIndex:
             exact = np.vecdot(queries[some[present]].astype(np.int64), self._features[rows].astype(np.int64))
             unmap_pages(self._features)
             if not np.array_equal(exact, similarities_of(found[present])):
-                if isinstance(self._engine, DeviceEngine):
-                    raise DeviceFault("similarities are not exact integers")
-                raise self._inexact()
+                raise self._inexact("similarities are not exact integers")
 
-    def _inexact(self) -> UnsafeIndex:
+    def _inexact(self, what: str) -> DeviceFault | UnsafeIndex:
+        if not isinstance(self._engine, NumpyEngine):
+            return DeviceFault(what)
         return UnsafeIndex(
-            f"neighbours that engine {type(self._engine).__name__} found are not exact: matrix products are being "
-            "rounded, or records are missed, which voids the privacy proof. Look for a reduced precision set in this "
-            "process (similarities are not exact integers), or for features changed since the index was built; "
-            "engine numpy depends on no such setting"
+            "neighbours that engine numpy found are not exact: matrix products are being rounded, or records are "
+            "missed, which voids the privacy proof. Look for a reduced precision set in this process (similarities are "
+            "not exact integers), or for features changed since the index was built"
         )
 
     def _decode(self, keys: NDArray[np.int64]) -> Neighbors:
@@ -314,23 +264,11 @@ class StoredIndex:
         rows = np.empty((queries, k), dtype=np.int64)
         step = max(1, _DECODED_AT_ONCE // k)
         for start in range(0, queries, step):
-            part = keys[start : start + step]
-            absent = part == NO_KEY if (part[:, -1] == NO_KEY).any() else None
-            if absent is not None and not len(self._records.ids):
-                part[:], similarities[start : start + step], rows[start : start + step] = (
-                    NO_RECORD,
-                    NO_SIMILARITY,
-                    NO_RECORD,
-                )
-                continue
-            ranks = ranks_of(part)
-            if absent is not None:
-                ranks[absent] = 0
-            similarities[start : start + step] = similarities_of(part)
-            rows[start : start + step] = self._records.row_of_rank[ranks]
+            some = slice(start, start + step)
+            part = keys[some]
+            # NO_KEY's rank is the largest there can be: it becomes the place behind all records.
+            ranks = np.minimum(ranks_of(part), len(self._records.alive))
+            rows[some] = self._records.row_of_rank[ranks]
+            similarities[some] = np.where(rows[some] == NO_RECORD, NO_SIMILARITY, similarities_of(part))
             part[:] = self._records.ids[ranks]
-            if absent is not None:
-                part[absent] = NO_RECORD
-                similarities[start : start + step][absent] = NO_SIMILARITY
-                rows[start : start + step][absent] = NO_RECORD
         return Neighbors(record_ids=keys, similarities=similarities, rows=rows)

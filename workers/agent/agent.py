@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import goes_to_device
+from feature_store.index.build import goes_to_device, products_of
 from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
 from feature_store.shard import Shard
 from labeler.answered import IN_PROCESS, Recipients
@@ -30,6 +30,7 @@ from labeler.tally import InputShare, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
 from workers.voting.aux_distill import check_negatives
+from workers.voting.ensemble import ensemble_head
 from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels, ModelStore
 from workers.voting.neighbors import NeighborVotes
@@ -119,13 +120,33 @@ class Agent:
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
         self._spends = spends
-        if goes_to_device(shard.features, engine):
+        if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
             # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
             self._neighbors.prepare(select_records(shard, records_per_person=None))
 
     def release(self) -> None:
         """Give back what an index holds, of memory or of a device; asked again, it is built again."""
         self._neighbors.release()
+
+    def take_over(self, before: Agent) -> None:
+        """Build what the agent of the records as they were had built, now and not when the next question comes.
+
+        Else the first answer after a deletion would be late, and tell that there was one.
+        """
+        prepared = before._neighbors.prepared_for
+        if prepared is not None:
+            self._neighbors.prepare(select_records(self._shard, records_per_person=prepared[1]))
+        for task in before._models.tasks():
+            ensemble_head(task, self._records(task), self._models)
+
+    @property
+    def answering(self) -> threading.Lock:
+        """Held while an answer is computed: whoever holds it sees what an agent has built at rest."""
+        return self._answering
+
+    def forget_models(self) -> None:
+        """Forget what was trained so far."""
+        self._models.clear()
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"

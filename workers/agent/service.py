@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
@@ -29,13 +29,13 @@ from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
-from labeler.errors import BudgetExceeded, InvalidSetting, PolicyRefusal
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import PolicyFile
-from workers.agent.words import said
+from workers.agent.words import cause, said
 from workers.party.conversation import converse
 from workers.party.home import (
     ANCHOR_FILE,
@@ -50,7 +50,9 @@ from workers.party.home import (
     witness_of,
 )
 from workers.party.link import PartyLink
-from workers.voting.model_store import InMemoryModels
+
+LOOK_EVERY_S: Final = 1.0
+"""Between two looks at whether the shard has changed."""
 
 log = logging.getLogger("labeler.agent")
 
@@ -132,6 +134,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             admission=admission,
             clock=clock,
         )
+        owned.enter_context(records.watched())
         converse(link, desk, stop)
         link.mail.settle()
     log.info("agent stopped", extra={"agent": config.agent_id})
@@ -143,17 +146,20 @@ def account_of(agent_id: str) -> str:
 
 
 class _Records:
-    """The agent over its shard as it is now: a record deleted by another process no longer votes."""
+    """The agent over its shard: a record deleted by another process soon no longer votes.
+
+    The shard is looked at by the clock, never because somebody asks. Index and models of the changed records are made
+    beside those in use, which answer until then: else the first answer after a deletion would be late, and tell that
+    there was one.
+    """
 
     def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
         self._spends = spends
-        # In memory only: of what is trained on private records, nothing without noise outlives its round.
-        self._models = InMemoryModels()
-        self._agent: Agent | None = None
-        self._stamp: tuple[int, int, int] | None = None
-        self.agent()
+        self._stamp = self._manifest_stamp()
+        self._agent = self._open(verify=True)
+        self._problem: LabelerError | None = None
 
     def facts(self) -> Mapping[str, Any]:
         """What the coordinator may know of the records; never how many there are."""
@@ -165,27 +171,65 @@ class _Records:
         }
 
     def agent(self) -> Agent:
-        stamp = self._manifest_stamp()
-        if self._agent is None or stamp != self._stamp:
-            self._agent = self._open(self._agent, verify=self._agent is None)
-            self._stamp = stamp
+        """See desk_turn.Records.
+
+        Raises:
+            LabelerError: the shard was changed to what cannot be opened.
+        """
+        if self._problem is not None:
+            raise self._problem
         return self._agent
 
     def forget_models(self) -> None:
         """Forget what was trained so far."""
-        self._models.clear()
+        self._agent.forget_models()
 
-    def _open(self, before: Agent | None, *, verify: bool) -> Agent:
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at the shard every LOOK_EVERY_S in a thread of its own, until the block ends."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                self.look()
+
+        thread = threading.Thread(target=watch, name="shard", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def look(self) -> None:
+        """Go over to the shard as it is now, where it has changed."""
+        stamp = self._manifest_stamp()
+        if stamp == self._stamp:
+            return
+        before = self._agent
+        try:
+            agent = self._open(verify=False)
+            agent.take_over(before)
+            with before.answering:
+                agent.take_over(before)  # what was built while the first was
+                self._agent, self._problem = agent, None
+                before.release()
+        except LabelerError as error:
+            log.error("the changed shard cannot be used", extra=said(error))
+            self._problem = error
+        except Exception as error:
+            log.error("the changed shard cannot be used", extra=cause(error))
+            self._problem = Unavailable("the agent's shard cannot be used now")
+        self._stamp = stamp
+
+    def _open(self, *, verify: bool) -> Agent:
         shard = Shard.open(self._path, verify=verify)
         if shard.is_public:
             raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
         self._shard = shard
-        if before is not None:
-            before.release()  # a device might not hold the old records and the new ones
         return Agent(
             self._config.agent_id,
             shard,
-            models=self._models,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,
             spends=self._spends,

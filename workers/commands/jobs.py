@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 Engine = Annotated[
     str,
-    typer.Option(
-        help="Index: auto, numpy, int16, faiss, faiss-gpu, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours."
-    ),
+    typer.Option(help="Index: auto, numpy, int16, torch, torch-gpu, ray, ray:HOST:PORT; equal neighbours."),
 ]
 MemoryLimit = Annotated[
     int | None,

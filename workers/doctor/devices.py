@@ -23,7 +23,6 @@ def devices() -> Iterator[Finding]:
     """Driver, architectures, memory."""
     yield _driver()
     yield from _by_torch()
-    yield from _by_faiss()
 
 
 def built_for(architectures: list[str], capability: tuple[int, int]) -> bool:
@@ -104,13 +103,3 @@ def _by_torch() -> Iterator[Finding]:
             )
         else:
             yield well(f"cuda:{number}", found, free_bytes=free, total_bytes=total)
-
-
-def _by_faiss() -> Iterator[Finding]:
-    from feature_store.index.engine_faiss import num_devices
-
-    count = num_devices()
-    if count:
-        yield well("FAISS", f"sees {count} devices", devices=count)
-    else:
-        yield look("FAISS", "sees no device", "nothing for engine torch-gpu; faiss-gpu needs the wheel faiss-gpu")

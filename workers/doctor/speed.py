@@ -20,7 +20,7 @@ from PIL import Image
 
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import decode_for, prepare_image
-from feature_store.index import ENGINES, build_index, load_engine
+from feature_store.index import ENGINES, build_index
 from labeler.errors import InvalidSetting, UnsafeIndex
 from workers.doctor.engines import full_norm
 from workers.doctor.features import BACKBONE, pictures
@@ -41,9 +41,6 @@ _SLOW_SEARCH: Final = 0.4
 _LONG_S: Final = 0.5
 _BUSY: Final = 0.3
 """Others' share of the processors from which on they are told."""
-
-_SPEED_OF_KERNELS: Final = {"Prescott": "SSE", "Core2": "SSE", "Nehalem": "SSE", "Barcelona": "SSE", "Katmai": "SSE"}
-"""Kernels of OpenBLAS that know no AVX."""
 
 _HALF_PER_CLOCK: Final = {
     70: 512,
@@ -68,7 +65,6 @@ def speed(gpu: bool) -> Iterator[Finding]:
     yield well(
         "product", f"{limit / 1e9:.0f} G multiplications of float32 a second ({library})", multiplications_per_s=limit
     )
-    yield from _kernels()
     yield from _searches(limit)
     yield from _images("cpu", _BATCH, limit)
     if gpu:
@@ -106,20 +102,6 @@ def _product_limit() -> tuple[float, str]:
     }
     library = min(taken, key=lambda name: taken[name])
     return _SIDE**3 / taken[library], library
-
-
-def _kernels() -> Iterator[Finding]:
-    """Libraries bring kernels for processors that they know; one made later is sometimes taken for one of 2007."""
-    from threadpoolctl import threadpool_info
-
-    load_engine("faiss")  # brings the library
-    for library in threadpool_info():
-        kernels = library.get("architecture", "")
-        if "faiss" in library["filepath"] and kernels in _SPEED_OF_KERNELS:
-            yield look(
-                "FAISS's kernels", f"those for {kernels}, which know no AVX: FAISS does not know this processor",
-                "set OPENBLAS_CORETYPE=Haswell, or SkylakeX, before Python starts; engine int16 does not depend on it",
-            )  # fmt: skip
 
 
 def _searches(limit: float) -> Iterator[Finding]:

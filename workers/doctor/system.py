@@ -28,8 +28,6 @@ def versions() -> Iterator[Finding]:
     words = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     if not (3, 11) <= sys.version_info[:2] < (3, 14):
         yield wrong("versions", words, "use Python 3.11, 3.12 or 3.13")
-    elif not (found["faiss-gpu"] or found["faiss-cpu"]):
-        yield wrong("versions", words, "FAISS is missing: install private-labeler again")
     else:
         yield well("versions", words)
 

@@ -23,7 +23,13 @@ RowBlocks = Callable[[], Iterable[Array]]
 
 
 def fit_certainty(
-    records: RowBlocks, negatives: RowBlocks, *, num_records: int, terms: LocalHeadTerms, engine: str = "numpy"
+    records: RowBlocks,
+    negatives: RowBlocks,
+    *,
+    num_records: int,
+    public_count: int,
+    terms: LocalHeadTerms,
+    engine: str = "numpy",
 ) -> Array:
     """The certainty head without noise, shape (terms.score_dimension,): private.
 
@@ -34,6 +40,7 @@ def fit_certainty(
         records: the client's own, blocks of shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
         negatives: public, terms.num_negatives of them, likewise.
         num_records: how many the client has; may be 0.
+        public_count: a public number that stands for it, by which a device is chosen.
         engine: which devices may be used; see descent.descend.
     """
 
@@ -49,7 +56,7 @@ def fit_certainty(
         counts=float(terms.score_descent.denominator(num_records + terms.num_negatives)),
         shape=(terms.score_dimension, 1),
         ball_axes=(0, 1),
-        numbers=(num_records + terms.num_negatives) * terms.score_dimension,
+        numbers=(public_count + terms.num_negatives) * terms.score_dimension,
         engine=engine,
     )
     return weights[:, 0]

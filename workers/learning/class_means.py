@@ -34,7 +34,7 @@ def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.i
 def whole_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.int64]:
     """The exact sum of phi tensor e_y over all records, whole FINE-ths, shape (num_classes, axes). Private."""
     sums = np.zeros((terms.num_classes, axes.count), dtype=np.int64)
-    for features, labels in records.read(block_rows(records.dimension + axes.count)):
+    for features, labels in records.read(block_rows(records.dimension + axes.count), 0):
         np.add.at(sums, labels.astype(np.int64), whole_rows(axes, features))
     return sums
 
@@ -55,4 +55,5 @@ def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
     vector[:-1] = whole_sums(records, terms=terms, axes=axes).T / FINE
     # One sum over all numbers: zero rows of the centre add nothing.
     length = float(np.sqrt(np.sum(vector * vector)))
-    return vector if length <= terms.reach else vector * (terms.reach / length)
+    # Inside of the ball the factor is 1, and changes no bit.
+    return vector * (terms.reach / max(length, terms.reach))

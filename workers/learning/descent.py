@@ -41,7 +41,7 @@ def descend(
         counts: what the sum of losses is divided by, `terms.denominator` of all rows; per model of several.
         shape: of the weights, (..., d, columns).
         ball_axes: of the weights over which a norm is cut to `terms.reach`.
-        numbers: of all rows together, by which it is seen whether a device is worth it.
+        numbers: of so many rows as a public number says, by which it is seen whether a device is worth it.
         engine: which devices may be used, as for an index (feature_store.index.build.training_device).
     """
     device = training_device(engine, products=2 * numbers * shape[-1] * terms.iterations)

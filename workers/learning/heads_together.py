@@ -2,9 +2,8 @@
 
     J(W, b) = sum over an agent's records of -log softmax(W x + b)_y  +  |W|^2 / (2 C)
 
-is what `workers.voting.ensemble` asks scikit-learn to minimise for one agent: b is not regularised, a class of which
-the agent has no record takes no part, and with two classes left one vector of weights stands for their difference
-(which, written as two, doubles the weight of the last term). The minimum is unique but for a shift of b.
+is what `workers.voting.ensemble` minimises for one agent: b is not regularised, and a class of which the agent has no
+record takes no part. The minimum is unique but for a shift of b.
 
 **Arithmetic.** At the minimum W is a combination X^T A of the records, one row of A per record, with columns that add
 up to zero because b is free. So an agent's unknowns are A and b, its scores K A + b with K = X X^T, and what a step
@@ -72,7 +71,7 @@ def fit_heads(
     parts, intercepts = np.zeros_like(truth), np.zeros((len(labels), 1, num_classes))
     learns = np.flatnonzero(classes[:, 0, 0] > 1)
     if len(learns):
-        ridge = np.where(classes[learns] == 2, 2.0, 1.0) / inverse_regularisation
+        ridge = np.full((len(learns), 1, 1), 1 / inverse_regularisation)
         own = rows[learns]
         products = own @ own.swapaxes(1, 2)
         problem = _Problem.of_records(products, truth[learns], is_record[learns], present[learns], ridge)

@@ -73,19 +73,19 @@ def train_rows(
     dimension = records.dimension if axes is None else axes.count
     at_once = block_rows(records.dimension + dimension + 1 + terms.num_classes)
 
-    def blocks() -> Iterator[Block]:
-        for features, labels in records.read(at_once):
+    def blocks(skip: int) -> Iterator[Block]:
+        for features, labels in records.read(at_once, skip):
             seen = features if axes is None else axes(features)
             yield _augmented(seen[None], terms), _truth(labels[None], terms)
 
     (weights,) = descend(
         terms.descent,
-        kept(blocks, numbers=records.count * (dimension + 1 + terms.num_classes)),
+        kept(blocks),
         _SLOPES[terms.learner],
         counts=float(terms.descent.denominator(records.count)),
         shape=(1, dimension + 1, terms.num_classes),
         ball_axes=_ball_axes(terms),
-        numbers=records.count * (dimension + 1),
+        numbers=records.public_count * (dimension + 1),
         engine=engine,
     )
     return np.asarray(weights)

@@ -6,12 +6,13 @@ place. So weights of a device and of a processor are both within the proof's mar
 trained one here and one there. Products that only look like double precision, made of smaller ones, are another
 matter: they are refused.
 
-Rows go over once and stay where they fit, else they go over at every step. A device that fails is left, and the
-processor begins anew: nobody sees which it was.
+Rows go over once and stay as far as they fit; those behind them go over at every step. A device that fails is left,
+and the processor begins anew: nobody sees which it was.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -66,21 +67,26 @@ def descend_on(
 
 
 def _there(blocks: Blocks, device: Any) -> Any:
-    """The blocks as tensors of a device, kept there where they fit with half of what is free to spare."""
+    """The blocks as tensors of a device, the first of them kept there, with half of what is free to spare."""
     import torch
 
     room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 30
 
-    def moved() -> Iterator[tuple[Any, Any]]:
-        return ((_moved(rows, device), _moved(truth, device)) for rows, truth in blocks())
-
     kept: list[tuple[Any, Any]] = []
-    for rows, truth in moved():
-        kept.append((rows, truth))
-        room -= rows.element_size() * rows.nelement()
+    for rows, truth in blocks():
+        kept.append((_moved(rows, device), _moved(truth, device)))
+        room -= kept[-1][0].element_size() * kept[-1][0].nelement()
         if room < 0:
-            return moved
-    return lambda: kept
+            break
+    else:
+        return lambda: kept
+
+    def there() -> Iterator[tuple[Any, Any]]:
+        yield from kept
+        for rows, truth in itertools.islice(blocks(), len(kept), None):
+            yield _moved(rows, device), _moved(truth, device)
+
+    return there
 
 
 def _moved(given: Any, device: Any) -> Any:

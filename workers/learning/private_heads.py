@@ -165,11 +165,11 @@ def fit_rows(
     at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))
     classes = np.arange(terms.num_classes)
 
-    def labelled() -> Iterator[Block]:
-        for features, labels in records.read(at_once):
+    def labelled(skip: int) -> Iterator[Block]:
+        for features, labels in records.read(at_once, skip):
             yield head_map(features), labels[:, None] == classes
 
-    blocks = kept(labelled, numbers=records.count * (head_map.dimension + terms.num_classes))
+    blocks = kept(labelled)
     weights = descend(
         terms.head_descent,
         blocks,
@@ -177,7 +177,7 @@ def fit_rows(
         counts=float(terms.head_descent.denominator(records.count)),
         shape=(terms.head_dimension, terms.num_classes),
         ball_axes=(0, 1),
-        numbers=records.count * terms.head_dimension,
+        numbers=records.public_count * terms.head_dimension,
         engine=engine,
     )
     scores = None
@@ -194,19 +194,19 @@ def _fit_scores(
     score_map: PublicMap,
     engine: str,
 ) -> Array:
-    def own() -> Iterator[Block]:
-        return ((score_map(features), True) for features, _ in records.read(at_once))
+    def own(skip: int) -> Iterator[Block]:
+        return ((score_map(features), True) for features, _ in records.read(at_once, skip))
 
-    def public() -> Iterator[Block]:
-        parts = (slice(start, start + at_once) for start in range(0, len(negatives), at_once))
+    def public(skip: int) -> Iterator[Block]:
+        parts = (slice(start, start + at_once) for start in range(skip * at_once, len(negatives), at_once))
         return ((score_map(negatives[part]), False) for part in parts)
 
-    own_rows = kept(own, numbers=records.count * score_map.dimension)
-    public_rows = kept(public, numbers=len(negatives) * score_map.dimension)
+    own_rows, public_rows = kept(own), kept(public)
     return fit_certainty(
         lambda: (rows for rows, _ in own_rows()),
         lambda: (rows for rows, _ in public_rows()),
         num_records=records.count,
+        public_count=records.public_count,
         terms=terms,
         engine=engine,
     )

@@ -137,7 +137,8 @@ def clipped_update(
 def on_ball(vector: Array, radius: float) -> Array:
     """The nearest point of a ball around zero."""
     length = float(np.sqrt(np.sum(vector * vector)))
-    return vector if length <= radius else vector * (radius / length)
+    # Inside of the ball the factor is 1, and changes no bit.
+    return vector * (radius / max(length, radius))
 
 
 def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) -> Iterator[Block]:
@@ -149,7 +150,7 @@ def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) ->
         num_classes: numbers that are made of each row: fewer rows at once where there are many.
     """
     columns = (records.dimension if axes is None else axes.count) + 1
-    for features, labels in records.read(min(BLOCK, block_rows(records.dimension + columns + num_classes))):
+    for features, labels in records.read(min(BLOCK, block_rows(records.dimension + columns + num_classes)), 0):
         along = np.rint(features.astype(np.float64) * FEATURE_ONE) if axes is None else axes.along(features)
         squares = np.zeros(len(along))
         for column in along.T:

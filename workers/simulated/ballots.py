@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.build import build_index, load_scoring_engine
+from feature_store.index.build import build_index
 from feature_store.index.keys import NO_KEY, pack, ranks_of
 from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
@@ -74,11 +74,11 @@ def group_size(task: Task, batch: QueryBatch, federation: Federation) -> int:
     return max(1, GROUP_NUMBERS // max(votes, records * dimension, found))
 
 
-def _knn(task: Task, batch: QueryBatch, agents: Federation, engine: str) -> Ballots:
+def _knn(task: Task, batch: QueryBatch, agents: Federation, _: str) -> Ballots:
     labels = agents.record_labels()
     count, most = labels.shape
     features = agents.record_features().reshape(count * most, -1).astype(np.float32)
-    scores = load_scoring_engine(engine).load(features).scores(batch.features.astype(np.float32))
+    scores = batch.features.astype(np.float32) @ features.T  # exact: see feature_store.index.geometry
     # A place in an agent's row is the rank of the record's id, which is all that ties ask for.
     keys = pack(scores.reshape(len(batch), count, most), np.arange(most, dtype=np.int64))
     keys[:, labels == NOBODY] = NO_KEY
@@ -120,7 +120,10 @@ def _ensemble(task: Task, batch: QueryBatch, agents: Federation, _: str) -> Ball
     features = agents.record_features().astype(np.float64) / FEATURE_ONE
     fitted = fit_heads(features, labels, num_classes=task.num_classes, inverse_regularisation=INVERSE_REGULARISATION)
     heads = np.stack(
-        [integer_head(weights, np.unique(own[own != NOBODY])) for weights, own in zip(fitted, labels, strict=True)]
+        [
+            integer_head(weights, np.isin(np.arange(task.num_classes), own))
+            for weights, own in zip(fitted, labels, strict=True)
+        ]
     )
     votes = one_hot_ballots(predict(heads, batch.features).ravel(), num_classes=task.num_classes)
     return votes.reshape(len(labels), len(batch), -1)

@@ -35,7 +35,7 @@ from workers.studies.speed import CLASSES, write_synthetic_shard
 _DIMENSION = 768
 _K = 50
 _JUDGED = 3
-_ENGINES = ("torch-gpu", "faiss-gpu")
+_ENGINES = ("torch-gpu",)
 
 
 def bench_device(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
@@ -101,7 +101,6 @@ def _searches(records: int, *, queries: int) -> list[BenchRow]:
         row(method, "queries per second", queries / taken[method])
     for method in ("product alone", "bare torch", "bare FAISS"):
         row(f"torch-gpu / {method}", "time ratio", taken["torch-gpu"] / taken[method])
-    row("faiss-gpu / bare FAISS", "time ratio", taken["faiss-gpu"] / taken["bare FAISS"])
     return rows
 
 

@@ -22,7 +22,7 @@ from typing import Self
 
 import numpy as np
 
-from feature_store.index.build import build_index, engine_of_processor
+from feature_store.index.build import build_index, engine_of_processor, products_of
 from labeler.errors import InvalidSetting, LabelerError
 
 _STATUS = Path("/proc/self/status")
@@ -103,8 +103,8 @@ def measure_search_memory(
 def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> MemoryUse:
     """Runs in the fresh interpreter."""
     features = np.load(path, mmap_mode="r")
-    if engine == "auto":  # what it is for the whole shard, so that the small search loads the same library
-        engine = engine_of_processor(features.size * queries)
+    if engine == "auto":
+        engine = engine_of_processor(products_of(features.shape[1], max_records=None, searches=queries))
     record_ids = np.random.default_rng(1).permutation(len(features)).astype(np.int64)
     asked = np.array(features[:: max(1, len(features) // queries)][:queries])
     few = np.array(features[:600])

@@ -52,4 +52,4 @@ def _sums(task: Task, terms: MeanTerms, records: Records, axes: PublicAxes | Non
     """Of all records: where no bound is kept none are cut, since a cut would let one record replace another."""
     if axes is None:
         raise InvalidSetting("class means are along public axes, and the task has none")
-    return class_sums(records.trainable(kept_bound(task) or len(records)), terms=terms, axes=axes)
+    return class_sums(records.trainable(kept_bound(task)), terms=terms, axes=axes)

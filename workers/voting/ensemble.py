@@ -1,18 +1,31 @@
 """AE-DPFL on frozen features: an agent trains a head on its records and casts one vote per query.
 
 Zhu et al. 2021, Algorithm 2. The price does not depend on the head: whatever it says, one record moves at most one vote
-per query (`labeler.ballots.one_hot_ballots`). So it is trained to be right: multinomial logistic regression, until it
-converges or for MOST_ITERATIONS, on all records or on as many as are quick to train on, those of the smallest ids. Any
-function of the records would do for the price; that there is always an answer, and nothing else to be seen, would not
-follow from an arbitrary one: no number of records or iterations is refused after the charge.
+per query (`labeler.ballots.one_hot_ballots`). So it is trained to be right: multinomial logistic regression
 
-Memory is bounded by public facts, the classes of the task and the numbers of a feature: of a head (`check_head`, before
-the charge), of what it is trained on (`most_records`) and of the questions that are scored at once.
+    J(W, b) = sum over records of -log softmax(W x + b)_y  +  |W|^2 / (2 C)
+
+on all records or on as many as are quick to train on, those of the smallest ids.
+
+**Time is an answer, too.** Every agent takes the same STEPS over all classes of the task, whatever it holds: one class
+or none, converged or not. A class of which it has no record is closed by adding minus infinity to its score, and is
+never predicted. A step minimises a bound on J that touches it where it stands: the softmax never curves more than a
+half (Boehning 1992), so with X the records, each with a one for the intercept,
+
+    W <- W - M (X^T (P - Y) + W / C),      M = (X^T X / 2 + 1/C)^-1,
+
+where the intercept is in the bound's 1/C and not in J's. Momentum is Nesterov's and begins anew, by a factor of zero,
+where it points uphill (O'Donoghue and Candes 2015). `workers.learning.heads_together` finds the same minimum for many
+small agents at once.
+
+Memory is bounded by public facts, the classes of the task and the numbers of a feature: of a head and of its bound
+(`check_head`, before the charge), of what it is trained on (`most_records`) and of the questions scored at once.
 """
 
 from __future__ import annotations
 
-import warnings
+import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +35,27 @@ from labeler.batch import QueryBatch
 from labeler.descent import MOST_RECORDS
 from labeler.errors import PrivacyRefusal
 from labeler.task import Task
+from workers.learning.blocks import Block, Rows, block_rows, kept
+from workers.learning.descent import softmax_slopes
 from workers.voting.model_store import ModelStore
-from workers.voting.records import Records
+from workers.voting.records import FEATURE_ONE, Records
 
 INVERSE_REGULARISATION = 10.0
-"""scikit-learn's C on features of norm 1. On the amazon and caltech10 photographs 1, 10 and 100 lie within a point of
-each other (sums without noise: 93.8, 94.5, 94.8 and 89.2, 89.5, 89.4 % right)."""
+"""C on features of norm 1. On the amazon and caltech10 photographs 1, 10 and 100 lie within a point of each other (sums
+without noise: 93.8, 94.5, 94.8 and 89.2, 89.5, 89.4 % right)."""
 
-MOST_ITERATIONS = 2000
-"""Of L-BFGS; then the head is what it is."""
+STEPS = 100
+"""Of every training. On digits and on features of photographs the loss is then below that at which scikit-learn's
+L-BFGS stops."""
 
 MOST_NUMBERS = 2**24
 """In double precision, of features and of what training makes of them: 128 MiB, and a minute or two on one core."""
 
 MOST_HEAD = 2**21
-"""Weights of a head, at most: 1,000 classes of a backbone with 2,048 numbers. Training holds some 25 copies."""
+"""Weights of a head, at most: 1,000 classes of a backbone with 2,048 numbers."""
+
+MOST_SQUARE = 2**25
+"""Numbers of X^T X, at most: features of 5,791 numbers. Training holds a few copies."""
 
 _COPIES_OF_SCORES = 4
 """That training makes for each record: scores, their exponentials, the truth and the gradient by each of them."""
@@ -48,8 +67,6 @@ LARGEST_WEIGHT = 2**20
 """Weights become integers up to this, so that scores of integer features are exact in double precision, below
 2^11 * 2^20 * (number of features + 1) < 2^53 for up to two million features."""
 
-_FEATURE_ONE = 2048
-
 
 def ensemble_ballots(task: Task, batch: QueryBatch, records: Records, models: ModelStore) -> NDArray[np.int64]:
     """One vote per query, for the class that the agent's own head predicts; the lowest among equals.
@@ -60,9 +77,7 @@ def ensemble_ballots(task: Task, batch: QueryBatch, records: Records, models: Mo
     Returns:
         Votes, int64, shape (num_queries, num_classes).
     """
-    head = models.once(
-        records.version, f"ensemble {task.digest}", lambda: train_head(records, num_classes=task.num_classes)
-    )
+    head = ensemble_head(task, records, models)
     return one_hot_ballots(predict(head, batch.features), num_classes=task.num_classes)
 
 
@@ -78,11 +93,23 @@ def check_head(task: Task, dimension: int) -> None:
             f"a head of {task.num_classes} classes over features of {dimension} numbers has {weights} weights, and a "
             f"site trains at most {MOST_HEAD}; ask about fewer classes, use a backbone of fewer numbers, or method knn"
         )
+    if (dimension + 1) ** 2 > MOST_SQUARE:
+        raise PrivacyRefusal(
+            f"a site trains heads over features of at most {math.isqrt(MOST_SQUARE) - 1} numbers, found {dimension}; "
+            "use a backbone of fewer numbers, or method knn"
+        )
 
 
 def most_records(*, dimension: int, num_classes: int) -> int:
     """How many records a head is trained on at most: public, so that memory tells nothing of how many there are."""
     return max(1, min(MOST_RECORDS, MOST_NUMBERS // (dimension + _COPIES_OF_SCORES * num_classes)))
+
+
+def ensemble_head(task: Task, records: Records, models: ModelStore) -> NDArray[np.int64]:
+    """The agent's head for a task, as it is kept, or trained now."""
+    return models.once(
+        records.version, f"ensemble {task.digest}", lambda: train_head(records, num_classes=task.num_classes), task=task
+    )
 
 
 def train_head(records: Records, *, num_classes: int) -> NDArray[np.int64]:
@@ -91,44 +118,57 @@ def train_head(records: Records, *, num_classes: int) -> NDArray[np.int64]:
     Classes of which the agent has no record are never predicted.
     """
     dimension = records.all_features.shape[1]
-    records = records.first(most_records(dimension=dimension, num_classes=num_classes))
-    present = np.unique(records.labels)
-    weights = np.zeros((dimension + 1, num_classes))
-    if len(present) > 1:
-        coefficients, intercepts = _fit(records)
-        two = len(present) == 2
-        # With two classes scikit-learn fits one column of weights: of the second against the first.
-        weights[:-1, present] = np.stack([-coefficients[0], coefficients[0]], axis=1) / 2 if two else coefficients.T
-        weights[-1, present] = np.array([-1, 1]) * intercepts[0] / 2 if two else intercepts
-    return integer_head(weights, present)
+    rows = records.trainable(most_records(dimension=dimension, num_classes=num_classes))
+    return integer_head(*_fit(rows, num_classes=num_classes))
 
 
-def integer_head(weights: NDArray[np.float64], present: NDArray[np.integer]) -> NDArray[np.int64]:
+def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Weights as integers, scaled to what scores can hold; classes that are not present are never predicted.
 
     Args:
         weights: shape (dimension + 1, num_classes), the last row the intercept.
-        present: classes of which the agent has records.
+        is_present: of which classes the agent has records, shape (num_classes,).
     """
-    largest = np.abs(weights).max() or 1.0
+    largest = max(float(np.abs(weights).max()), 1e-300)
     head = np.rint(weights * ((LARGEST_WEIGHT - 1) / largest)).astype(np.int64)
-    absent = np.setdiff1d(np.arange(weights.shape[1]), present)
     # Beyond what any weights can add up to, so that the intercept alone keeps them from winning.
-    head[-1, absent] = -4 * LARGEST_WEIGHT * len(weights)
+    head[-1] = np.where(is_present, head[-1], -4 * LARGEST_WEIGHT * len(weights))
     return head
 
 
-def _fit(records: Records) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # Loaded where it is wanted: most agents never train.
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
+def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The weights after all steps, and which classes there are."""
+    size = records.dimension + 1
+    at_once, classes = block_rows(size + 2 * num_classes), np.arange(num_classes)
 
-    features = np.concatenate([block for block, _ in records.blocks(2**16)]).astype(np.float64) / _FEATURE_ONE
-    with warnings.catch_warnings():
-        # Where it stops after the last iteration it votes with what it has, like everybody; only records decide that.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        fitted = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MOST_ITERATIONS).fit(features, records.labels)
-    return fitted.coef_, fitted.intercept_
+    def prepared(skip: int) -> Iterator[Block]:
+        for features, labels in records.read(at_once, skip):
+            rows = np.ones((len(features), size))
+            rows[:, :-1] = features
+            yield rows, labels[:, None] == classes
+
+    blocks = kept(prepared)
+    products, is_present = np.zeros((size, size)), np.zeros(num_classes, dtype=np.bool_)
+    for rows, truth in blocks():
+        products += rows.T @ rows
+        is_present |= truth.any(axis=0)
+    inverse = np.linalg.inv(products / 2 + np.eye(size) / INVERSE_REGULARISATION)
+    ridge = np.full(size, 1 / INVERSE_REGULARISATION)
+    ridge[-1] = 0
+    closed = np.where(is_present, 0.0, -np.inf)
+    # One row per class, which libraries multiply in half the time.
+    here = ahead = np.zeros((num_classes, size))
+    age = 1.0
+    for _ in range(STEPS):
+        slope = ridge * ahead
+        for rows, truth in blocks():
+            slope += softmax_slopes((ahead @ rows.T).T + closed, truth).T @ rows
+        there = ahead - slope @ inverse
+        move = there - here
+        goes_on, older = float(np.vdot(slope, move) <= 0), (1 + np.sqrt(1 + 4 * age * age)) / 2
+        here, ahead = there, there + goes_on * (age - 1) / older * move
+        age = goes_on * older + (1 - goes_on)
+    return here.T, is_present
 
 
 def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.int64]:
@@ -143,6 +183,6 @@ def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.i
     found = [np.zeros((*head.shape[:-2], 0), dtype=np.int64)]
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once].astype(np.float64)
-        scores = part @ weights[..., :-1, :] + _FEATURE_ONE * weights[..., -1:, :]
+        scores = part @ weights[..., :-1, :] + float(FEATURE_ONE) * weights[..., -1:, :]
         found.append(scores.argmax(axis=-1))
     return np.concatenate(found, axis=-1)

@@ -40,7 +40,7 @@ def step_ballots(task: Task, batch: QueryBatch, records: Records, *, source: Byt
     # Said before the charge by `Agent.check`, and again here, of public numbers alone: beyond its grid a model could
     # make one record's scores infinite, and with them the sum.
     check_model(batch.model, task)
-    axes, rows = axes_of(task, batch.features), records.trainable(len(records))
+    axes, rows = axes_of(task, batch.features), records.trainable(None)
     if sampled.unit == "record":
         vector = sampled_gradients(
             rows_on_grid(rows, axes, num_classes=task.num_classes), rows.count, batch.model, terms=terms, source=source

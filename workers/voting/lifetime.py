@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import build_index
 from feature_store.index.build import here
+from feature_store.index.memory import UNDECLARED_RECORDS
 from feature_store.journal.lifetimes import NO_DIGESTS, CastVotes, Spent
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano
@@ -52,7 +53,9 @@ def lifetime_ballots(
     if shard.image_digests is None or shard.site_key is None:
         raise PrivacyRefusal(NO_DIGESTS)
     rows = one_row_of_each_image(shard)
-    records = Records(shard.features, shard.record_ids, shard.labels, shard.version, rows=rows)
+    records = Records(
+        shard.features, shard.record_ids, shard.labels, shard.version, rows=rows, max_records=shard.max_records
+    )
     digests = shard.image_digests[rows]
     spent = spends(digests)
     k = min(task.k, len(batch))
@@ -61,7 +64,8 @@ def lifetime_ballots(
         np.arange(len(batch)),
         engine=here(engine),
         memory_limit_bytes=memory_limit_bytes,
-        searches=len(records),
+        searches=records.max_records or UNDECLARED_RECORDS,
+        max_records=len(batch),
     )
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     paid = np.zeros(len(rows), dtype=np.int64)
@@ -90,6 +94,5 @@ def one_row_of_each_image(shard: Shard) -> NDArray[np.int64]:
     """
     if shard.image_digests is None:
         raise PrivacyRefusal(NO_DIGESTS)
-    alive = select_records(shard, records_per_person=None).rows
-    rows = np.arange(len(shard.labels)) if alive is None else alive
+    rows = select_records(shard, records_per_person=None).rows
     return rows[first_of_each_person(shard.image_digests[rows], shard.record_ids[rows], 1)]

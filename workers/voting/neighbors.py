@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
 from feature_store.index.build import here, is_cluster, load_engine
-from feature_store.index.memory import check_memory_limit
+from feature_store.index.memory import UNDECLARED_RECORDS, check_memory_limit
 from labeler.ballots import attribute_ballots, knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.task import Task
-from workers.voting.records import Records
+from workers.voting.records import Records, Selection
 
 NEIGHBORS_AT_ONCE = 2**21
 """Neighbours found in one step: some 40 MiB, however many a task asks for."""
@@ -36,11 +36,16 @@ class NeighborVotes:
             check_memory_limit(memory_limit_bytes, dimension, load_engine(engine))
         self._engine = engine
         self._memory_limit_bytes = memory_limit_bytes
-        self._index: tuple[tuple[str, int | None], NeighborIndex] | None = None
+        self._index: tuple[Selection, NeighborIndex] | None = None
 
     def prepare(self, records: Records) -> None:
         """Build the index now, and not when the first batch has been paid for."""
         self._index_of(records)
+
+    @property
+    def prepared_for(self) -> Selection | None:
+        """Of which selection of records there is an index; None where there is none."""
+        return None if self._index is None else self._index[0]
 
     def release(self) -> None:
         """Forget the index, and with it what a device holds."""
@@ -65,17 +70,18 @@ class NeighborVotes:
     def knn(self, task: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64]:
         """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
-        k = min(task.k, len(records))
-        if k == 0:
-            return votes
+        k = records.neighbors(task.k)
         index = self._index_of(records)
         most = task.attributes_per_record
         each = 1 if most is None else task.num_classes
+        # Row NO_RECORD, the last one, is no class, or has no attribute.
+        nobody = np.full((1, *records.all_labels.shape[1:]), -1 if most is None else 0, dtype=np.int16)
+        all_labels = np.concatenate([records.all_labels, nobody])
         for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k * each)):
             rows = index.search(batch.features[block], k).rows
             # What a record votes for hangs on that record alone, so parts of the neighbours add up.
             for part in _blocks(k, NEIGHBORS_AT_ONCE // each):
-                labels = records.all_labels[rows[:, part]]
+                labels = all_labels[rows[:, part]]
                 votes[block] += (
                     knn_ballots(labels, num_classes=task.num_classes)
                     if most is None
@@ -96,7 +102,8 @@ class NeighborVotes:
             np.arange(len(batch)),
             engine=here(self._engine),
             memory_limit_bytes=limit,
-            searches=len(records),
+            searches=records.max_records or UNDECLARED_RECORDS,
+            max_records=len(batch),
         )
         votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
         k = min(task.k, len(batch))
@@ -110,10 +117,13 @@ class NeighborVotes:
         if self._index is None or self._index[0] != records.selection:
             limit, self._index = self._memory_limit_bytes, None  # the old one goes first: two might not fit
             index = build_index(
-                records.all_features, records.all_record_ids, engine=self._engine, memory_limit_bytes=limit
+                records.all_features,
+                records.all_record_ids,
+                engine=self._engine,
+                memory_limit_bytes=limit,
+                max_records=records.max_records,
+                removed=records.absent_ids(),
             )
-            if len(index) > len(records):
-                index.remove(records.absent_ids())
             self._index = (records.selection, index)
         return self._index[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from feature_store.index import build_index
+from feature_store.index import NO_RECORD, build_index
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.own_loss import OwnLosses
@@ -33,17 +33,20 @@ def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, *, e
             "what single records are told of is computed for knn and reverse-knn without caps, ball, attributes or "
             "votes for life; for other tasks the price is what there is"
         )
-    count, squared = len(records), np.zeros(len(records.all_labels), dtype=np.int64)
+    squared = np.zeros(len(records.all_labels) + 1, dtype=np.int64)
     if task.traits.records_choose:
         squared[:] = min(task.k, len(batch))
-    elif count:
-        index = build_index(records.all_features, records.all_record_ids, engine=engine)
-        if len(index) > count:
-            index.remove(records.absent_ids())
-        rows = index.search(batch.features, min(task.k + 1, count)).rows
-        voting = rows[:, : task.k]
-        moved = np.ones(voting.shape, dtype=np.int64)
-        if rows.shape[1] > task.k:
-            moved = 2 * (records.all_labels[voting] != records.all_labels[rows[:, task.k :]]).astype(np.int64)
-        np.add.at(squared, voting, moved)
-    return OwnLosses(owner, task, len(batch), squared if records.rows is None else squared[records.rows])
+    else:
+        index = build_index(
+            records.all_features,
+            records.all_record_ids,
+            engine=engine,
+            max_records=records.max_records,
+            removed=records.absent_ids(),
+        )
+        rows = index.search(batch.features, records.neighbors(task.k) + 1).rows
+        voting, after = rows[:, :-1], rows[:, -1:]
+        # Row NO_RECORD is the last one, of no record, and gathers what moves for those there are none of.
+        labels = np.append(records.all_labels, np.int16(-1))
+        np.add.at(squared, voting, np.where(after == NO_RECORD, 1, 2 * (labels[voting] != labels[after])))
+    return OwnLosses(owner, task, len(batch), squared[records.rows])

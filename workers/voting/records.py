@@ -13,12 +13,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.memory import UNDECLARED_RECORDS
 from feature_store.shard import Shard
 from labeler.descent import MOST_RECORDS
 from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.methods.sensitivity import kept_bound
 from labeler.task import Task
 from workers.learning.blocks import Rows
+
+_MANY_NEIGHBORS = 2**12
+"""As many are asked for also of fewer records, where nobody declared how many there may be."""
+
+Selection = tuple[str, int | None]
+"""Version of a shard, and m of the task where it bounds the records of a person."""
 
 FEATURE_ONE = np.float32(2048)
 """What a stored feature of 1 is."""
@@ -34,7 +41,9 @@ class Records:
         all_labels: int16, shape (n,), classes; or (n, C), which attributes each has.
         version: of the shard: another whenever a record came or went.
         records_per_person: m of the task that they were selected for; None where it does not bound them.
-        rows: int64, ascending: the rows that take part; None where all do.
+        rows: int64, ascending: the rows that take part; all of them by default. Records are read by it also where it is
+            all of them, so that the first deletion changes nothing about how.
+        max_records: the shard's public bound on n; None where nothing was declared.
     """
 
     all_features: NDArray[np.int16] = field(repr=False)
@@ -42,30 +51,43 @@ class Records:
     all_labels: NDArray[np.int16] = field(repr=False)
     version: str
     records_per_person: int | None = None
-    rows: NDArray[np.int64] | None = field(default=None, repr=False)
+    rows: NDArray[np.int64] = field(default=None, repr=False)  # type: ignore[arg-type]  # see __post_init__
+    max_records: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is None:
+            object.__setattr__(self, "rows", np.arange(len(self.all_labels)))
 
     @property
     def features(self) -> NDArray[np.int16]:
-        """Of the records that take part, all in memory where some do not; `blocks` needs less."""
-        return self.all_features if self.rows is None else self.all_features[self.rows]
+        """Of the records that take part, all in memory; `blocks` needs less."""
+        return self.all_features[self.rows]
 
     @property
     def record_ids(self) -> NDArray[np.int64]:
         """Of the records that take part."""
-        return self.all_record_ids if self.rows is None else self.all_record_ids[self.rows]
+        return self.all_record_ids[self.rows]
 
     @property
     def labels(self) -> NDArray[np.int16]:
         """Of the records that take part."""
-        return self.all_labels if self.rows is None else self.all_labels[self.rows]
+        return self.all_labels[self.rows]
 
     @property
-    def selection(self) -> tuple[str, int | None]:
+    def selection(self) -> Selection:
         """What an index over these records was built from: equal for equal records."""
         return self.version, self.records_per_person
 
     def __len__(self) -> int:
-        return len(self.all_labels) if self.rows is None else len(self.rows)
+        return len(self.rows)
+
+    def neighbors(self, k: int) -> int:
+        """How many neighbours are asked for where a task says k: what follows from public numbers.
+
+        Those there are none of, where there are fewer than k records, are NO_RECORD. Only where nothing was declared
+        and k is beyond all measure, the number of records decides.
+        """
+        return min(k, self.max_records or max(_MANY_NEIGHBORS, len(self)))
 
     def first(self, most: int) -> Records:
         """The records of smallest id, at most so many.
@@ -74,32 +96,32 @@ class Records:
         binds, a record that leaves lets the next one in: one more or one less becomes a replacement, and whoever cuts
         has to charge for that.
         """
-        if len(self) <= most:
-            return self
-        rows = np.arange(len(self.all_labels)) if self.rows is None else self.rows
-        kept = rows[np.argpartition(self.all_record_ids[rows], most)[:most]]
+        kept = self.rows[np.argsort(self.record_ids)[:most]]
         return replace(self, rows=np.sort(kept))
 
-    def blocks(self, at_once: int) -> Iterator[tuple[NDArray[np.int16], NDArray[np.int16]]]:
-        """Features and labels of the records that take part, in the order of rows, at most so many at once."""
-        for start in range(0, len(self), max(1, at_once)):
-            part: slice | NDArray[np.int64] = slice(start, start + max(1, at_once))
-            if self.rows is not None:
-                part = self.rows[part]
+    def blocks(self, at_once: int, skip: int = 0) -> Iterator[tuple[NDArray[np.int16], NDArray[np.int16]]]:
+        """Features and labels of the records that take part, in the order of rows, at most so many at once.
+
+        Args:
+            skip: how many blocks to leave out at the beginning.
+        """
+        for start in range(skip * max(1, at_once), len(self), max(1, at_once)):
+            part = self.rows[start : start + max(1, at_once)]
             yield self.all_features[part], self.all_labels[part]
 
-    def trainable(self, most: int) -> Rows:
-        """The first `most` as a learner reads them: features of norm about 1, in blocks."""
-        first = self.first(most)
-        return Rows(len(first), first.all_features.shape[1], first._read)
+    def trainable(self, most: int | None) -> Rows:
+        """The first `most`, or all, as a learner reads them: features of norm about 1, in blocks."""
+        chosen = self if most is None else self.first(most)
+        public = self.max_records or UNDECLARED_RECORDS
+        if most is not None:
+            public = min(public, most)
+        return Rows(len(chosen), chosen.all_features.shape[1], chosen._read, public)
 
-    def _read(self, at_once: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int16]]]:
-        return ((features.astype(np.float32) / FEATURE_ONE, labels) for features, labels in self.blocks(at_once))
+    def _read(self, at_once: int, skip: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int16]]]:
+        return ((features.astype(np.float32) / FEATURE_ONE, labels) for features, labels in self.blocks(at_once, skip))
 
     def absent_ids(self) -> NDArray[np.int64]:
         """Ids of the rows that do not take part."""
-        if self.rows is None:
-            return np.zeros(0, dtype=np.int64)
         absent = np.ones(len(self.all_record_ids), dtype=np.bool_)
         absent[self.rows] = False
         return np.asarray(self.all_record_ids[absent])
@@ -124,8 +146,10 @@ def select_records(shard: Shard, *, records_per_person: int | None) -> Records:
         kept = first_of_each_person(shard.persons[chosen], shard.record_ids[chosen], records_per_person)
         chosen = chosen.copy()
         chosen[np.flatnonzero(chosen)] = kept
-    rows = None if chosen.all() else np.flatnonzero(chosen)
-    return Records(shard.features, shard.record_ids, shard.labels, shard.version, records_per_person, rows)
+    rows = np.flatnonzero(chosen)
+    return Records(
+        shard.features, shard.record_ids, shard.labels, shard.version, records_per_person, rows, shard.max_records
+    )
 
 
 def most_trained(task: Task) -> int:

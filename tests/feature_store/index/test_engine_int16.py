@@ -55,7 +55,7 @@ def definition(features: NDArray[np.int16], queries: NDArray[np.int16], k: int) 
 
 def block_of(kernel: Any, features: NDArray[np.int16]) -> Int16Block:
     rows = np.arange(len(features))
-    return Int16Block(kernel, GatheredRows(features, rows, 1 << 18), rows)
+    return Int16Block(kernel, GatheredRows(features, rows, 1 << 18), rows, len(rows))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -128,7 +128,7 @@ def test_records_are_not_copied() -> None:
 
 def test_auto_takes_it_where_there_is_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.engine_of_processor(build.WORTH_A_KERNEL) == "int16"
-    assert build.engine_of_processor(build.WORTH_A_KERNEL - 1) == "faiss"
+    assert build.engine_of_processor(build.WORTH_A_KERNEL - 1) == "numpy"
     monkeypatch.setattr(build, "WORTH_A_KERNEL", 0)
     index = build_index(np.ones((3, 4), np.int16), np.arange(3))
     assert isinstance(index, StoredIndex)
@@ -147,17 +147,17 @@ def test_a_kernel_that_misses_a_neighbour_is_not_used(
     probed_kernel.cache_clear()
     assert "did not find what the definition finds" in str(probed_kernel())
     assert "it is not used" in caplog.text
-    assert build.engine_of_processor(build.WORTH_A_KERNEL) == "faiss"
-    with pytest.raises(InvalidSetting, match=r"engine int16 cannot be used here.*use engine faiss or auto"):
+    assert build.engine_of_processor(build.WORTH_A_KERNEL) == "numpy"
+    with pytest.raises(InvalidSetting, match=r"engine int16 cannot be used here.*use engine numpy or auto"):
         build_index(np.ones((3, 4), np.int16), np.arange(3), engine="int16")
 
 
-def test_without_llvmlite_faiss_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llvmlite_numpy_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     probed_kernel.cache_clear()
     monkeypatch.delitem(sys.modules, "feature_store.index.pair_kernel")
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     assert probed_kernel() == "llvmlite is not installed"
-    assert build.engine_of_processor(build.WORTH_A_KERNEL) == "faiss"
+    assert build.engine_of_processor(build.WORTH_A_KERNEL) == "numpy"
 
 
 def test_a_processor_without_its_instructions_is_told() -> None:

@@ -21,11 +21,8 @@ DIMENSION = 3
 ENGINES = [
     "numpy",
     "int16",
-    "faiss",
     "torch",
     "torch in parts",
-    "fake faiss-gpu",
-    pytest.param("faiss-gpu", marks=pytest.mark.gpu),
     pytest.param("torch-gpu", marks=pytest.mark.gpu),
 ]
 WAYS = ["in memory", "under a memory limit", "through deletions"]

@@ -29,7 +29,7 @@ def test_every_engine_that_is_registered_has_a_step() -> None:
     named = [step.name for step in steps(Path(), gpu=True)]
     assert [name for name in named if name.startswith("engine-")] == [f"engine-{name}" for name in ENGINES[1:]]
     without = {step.name for step in steps(Path(), gpu=False)}
-    assert {"engine-torch-gpu", "engine-faiss-gpu", "devices"} == set(named) - without
+    assert {"engine-torch-gpu", "devices"} == set(named) - without
 
 
 def test_this_machine_is_told_in_80_columns_and_ends_with_0(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_whole_check_up_finds_nothing_wrong_here(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert done.returncode == 0, [one for one in document["findings"] if one["state"] == "wrong"]
     found = {one["what"] for one in document["findings"]}
-    assert {"engine numpy", "engine faiss", "engine torch", "product", "search by faiss", "images"} <= found
+    assert {"engine numpy", "engine int16", "engine torch", "product", "search by int16", "images"} <= found
 
 
 @pytest.mark.parametrize(

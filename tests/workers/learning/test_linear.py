@@ -230,17 +230,19 @@ def test_records_read_in_blocks_train_the_same_model(
 
 
 def test_no_number_of_records_is_too_many() -> None:
-    """261,494 were answered and 261,495 refused; here a tenth more, read in blocks and never kept."""
+    """261,494 were answered and 261,495 refused; here a tenth more, read in blocks of which not all are kept."""
     count, terms = 290_000, replace(SOFTMAX, iterations=3)
     reads = []
 
-    def read(at_once: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        reads.append(at_once)
-        for start in range(0, count, at_once):
+    def read(at_once: int, skip: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        reads.append(skip)
+        for start in range(skip * at_once, count, at_once):
             size = min(at_once, count - start)
             yield np.ones((size, 200), dtype=np.float32), np.arange(start, start + size) % 5
 
-    weights = train_rows(Rows(count, 200, read), terms=terms)
+    weights = train_rows(Rows(count, 200, read, count), terms=terms)
     assert weights.shape == (201, 5)
-    assert len(reads) == 3
+    # Once for what is kept; then at every step only what lies behind it.
+    assert len(reads) == 4
+    assert reads[0] == 0 < reads[1] == reads[2] == reads[3]
     assert np.linalg.norm(weights) <= terms.largest_norm

@@ -143,7 +143,7 @@ def test_an_agents_engine_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) 
     assert build.training_device("auto", products=much) == "cuda:0"
     assert build.training_device("auto", products=little) is None
     assert build.training_device("torch-gpu", products=1) == "cuda:0"
-    for engine in ("numpy", "faiss", "torch", "faiss-gpu"):
+    for engine in ("numpy", "int16", "torch"):
         assert build.training_device(engine, products=much) is None
     monkeypatch.setattr(build, "found_or_none", lambda _: None)
     assert build.training_device("torch-gpu", products=much) is None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from feature_store.index import build
-from feature_store.index.device_probe import Contact
+from feature_store.index.engine import Engine
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import BudgetExceeded, InvalidSetting
 from labeler.task import Task, parse_task
-from tests.feature_store.index.fake_devices import FakeCuda, cuda_of
+from tests.feature_store.index.fake_devices import FakeDevice
 from workers.agent.ledger import InMemoryLedger
 from workers.studies.answering import AnsweringAgent
 
@@ -30,16 +30,18 @@ class NotingLedger(InMemoryLedger):
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A machine with a device that FAISS computes on."""
-    with cuda_of(FakeCuda()) as cuda:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """A machine with a device; what is asked of it, in order, is in `events`."""
+    device, known = FakeDevice(), build.load_engine
 
-        def met(name: str) -> Contact:
-            cuda.events.append("contact")
-            return Contact(1, is_half_exact=False)
+    def loaded(name: str) -> Engine:
+        if name == "torch-gpu":
+            device.events.append("contact")
+        return device if name == "torch-gpu" else known(name)
 
-        monkeypatch.setattr(build, "contact", met)
-        yield cuda
+    monkeypatch.setattr(build, "load_engine", loaded)
+    monkeypatch.setattr("workers.voting.neighbors.load_engine", loaded)
+    return device
 
 
 def task_of(shard: Shard, **more: object) -> Task:
@@ -47,7 +49,7 @@ def task_of(shard: Shard, **more: object) -> Task:
     return parse_task(fields | {"agents": 1, "backbone_fingerprint": shard.fingerprint} | more)
 
 
-def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "faiss-gpu") -> AnsweringAgent:
+def agent_of(shard: Shard, ledger: InMemoryLedger, engine: str = "torch-gpu") -> AnsweringAgent:
     return AnsweringAgent("a", shard, noise_secret=bytes(32), ledger=ledger, is_seeded=True, engine=engine)
 
 
@@ -57,22 +59,20 @@ def batch(make_shard: Callable[..., Shard]) -> QueryBatch:
 
 
 def test_first_contact_index_and_canary_come_before_the_charge(
-    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeCuda
+    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeDevice
 ) -> None:
     shard = make_shard("own")
     agent = agent_of(shard, NotingLedger(cuda.events))
-    searches_before = cuda.searches
     agent.answer(task_of(shard), batch)
     agent.answer(task_of(shard, nonce="another"), batch)
     assert cuda.events[0] == "contact"
     assert cuda.events[-2:] == ["charge", "charge"]
     assert cuda.events.count("index") == 1
-    assert searches_before == 1
-    assert cuda.resources == 1
+    assert cuda.made == 1
 
 
 def test_a_refused_charge_finds_the_index_as_it_was(
-    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeCuda
+    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeDevice
 ) -> None:
     """Else a refusal would take as long as the records are many."""
     shard = make_shard("own")
@@ -84,19 +84,19 @@ def test_a_refused_charge_finds_the_index_as_it_was(
 
 
 def test_an_engine_that_does_not_work_is_refused_when_the_agent_starts(
-    make_shard: Callable[..., Shard], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    make_shard: Callable[..., Shard], cuda: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(name: str) -> Contact:
+    def refuses(name: str) -> Engine:
         raise InvalidSetting("the first search on it ended its process with SIGABRT")
 
-    monkeypatch.setattr(build, "contact", refuses)
+    monkeypatch.setattr("workers.voting.neighbors.load_engine", refuses)
     with pytest.raises(InvalidSetting, match="SIGABRT"):
         agent_of(make_shard("own"), NotingLedger(cuda.events))
     assert "charge" not in cuda.events
 
 
 def test_ballots_from_a_device_are_those_of_the_processor_and_a_released_index_is_built_again(
-    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeCuda
+    make_shard: Callable[..., Shard], batch: QueryBatch, cuda: FakeDevice
 ) -> None:
     shard = make_shard("own")
     for method, k in (("knn", 7), ("reverse-knn", 2)):
@@ -128,5 +128,5 @@ def test_an_agent_that_trains_tells_its_learner_which_engine_it_has(
     task = parse_task(
         fields | {"max_queries": queries, "backbone_fingerprint": shard.fingerprint, "training": training}
     )
-    agent_of(shard, NotingLedger([]), engine="faiss").ballots(task, batch)
-    assert set(asked) == {"faiss"}
+    agent_of(shard, NotingLedger([]), engine="int16").ballots(task, batch)
+    assert set(asked) == {"int16"}

@@ -112,14 +112,23 @@ class TurnStop(threading.Event):
 class _Conversing:
     """The loop of a party's process, one turn at a time."""
 
-    def __init__(self, link: PartyLink, handler: Handler, stop: TurnStop, owned: ExitStack) -> None:
+    def __init__(
+        self,
+        link: PartyLink,
+        handler: Handler,
+        stop: TurnStop,
+        owned: ExitStack,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         self._link = link
         self._handler = handler
         self._stop = stop
         self._owned = owned
+        self._look = look
 
     def turn(self) -> bool:
-        """See Party."""
+        """See Party. What an agent's thread does by the clock is done between turns."""
+        self._look()
         self._stop.begin()
         converse(self._link, self, self._stop)
         return not self._stop.is_broken
@@ -204,7 +213,7 @@ def boot_agent(
             clock=clock.utc,
             ticks=clock.steady_s,
         )
-        return _Conversing(link, desk, stop, owned.pop_all())
+        return _Conversing(link, desk, stop, owned.pop_all(), records.look)
 
 
 class PromptWinners(WinnerDesk):
