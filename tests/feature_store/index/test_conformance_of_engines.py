@@ -18,6 +18,7 @@ from feature_store.index.stored import StoredIndex
 ENGINES = [
     "numpy",
     "int16",
+    "faiss",
     "torch",
     "torch in parts",
     pytest.param("torch-gpu", marks=pytest.mark.gpu),

@@ -21,6 +21,7 @@ DIMENSION = 3
 ENGINES = [
     "numpy",
     "int16",
+    "faiss",
     "torch",
     "torch in parts",
     pytest.param("torch-gpu", marks=pytest.mark.gpu),
