@@ -11,7 +11,9 @@ gets its noise as any other does.
 **The coins** are words of the round's own key (`workers.agent.agent`), compared with floor(q 2^64): each record's
 chance is that number over 2^64, at most q, and no coin hangs on another record. A price for q holds for less. The key
 is drawn with the charge and erased with the round, and the answer is stored before a byte of it leaves: there is one
-sample for a step, or none, and nobody but the agent can ever know it.
+sample for a round, or none, and nobody but the agent can ever know it. The model is part of the round's digest
+(`labeler.batch.QueryBatch`): asked again from another one, a step is another round, with coins and noise of its own,
+and one more of the T that were paid for.
 
 **Fact 1, the gradient of a record is a function of the record and theta alone, to the last bit, and at most c long.**
 A row z = (phi(x), 1) is cut to whole UNIT-ths number by number; theta is whole THETA_UNIT-ths, no column of it longer

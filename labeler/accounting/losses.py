@@ -116,7 +116,8 @@ def composed(mu: float, probability: float, rounds: int, order: Order, least: fl
     stride = math.ceil(len(weights) / _POINTS)
     deltas = _deltas(weights, width, stride)
     beyond = math.exp(min(0.0, min(one.chernoff(rounds, tilt, width * (first + cells - 1)) for tilt in tilts)))
-    found = np.minimum((deltas + beyond + rounds * one.infinite) * (1 + _SUMMED), 1.0)
+    # Where an exponent left the range of numbers nothing is known, and 1 holds.
+    found = np.nan_to_num(np.minimum((deltas + beyond + rounds * one.infinite) * (1 + _SUMMED), 1.0), nan=1.0)
     return Losses(stride * width * np.arange(len(found)), np.maximum.accumulate(found[::-1])[::-1])
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from labeler.accounting import losses
 from labeler.accounting.events import GaussianSum, IntegerSum, nano_units
 from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, epsilon_of_delta, mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound, sum_of_shares_error
@@ -125,6 +126,22 @@ def test_a_profile_is_computed_or_refused(mu: float, probability: float, least: 
         return  # no caller asks for so little: `sampled_pair` and `sampled_epsilon` raise both
     with pytest.raises(InvalidSetting):
         composed(mu, probability, 3, "remove", least)
+
+
+def test_where_a_profile_is_no_number_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = composed(0.5, 0.1, 50, "remove", 1e-9)
+    power = losses._Round.power
+
+    def damaged(self: Any, rounds: int, tilt: float, first: int, cells: int) -> Any:
+        found = power(self, rounds, tilt, first, cells)
+        found[-3] = math.nan
+        return found
+
+    monkeypatch.setattr(losses._Round, "power", damaged)
+    found = composed(0.5, 0.1, 50, "remove", 1e-9)
+    assert np.isfinite(found.deltas).all()
+    assert (found.deltas >= whole.deltas * (1 - 1e-9)).all()
+    assert found.deltas[0] == 1.0
 
 
 def test_a_profile_with_a_hole_has_no_gaussian_above_it() -> None:

@@ -26,7 +26,7 @@ from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
 from labeler.task import Level
-from labeler.vector_sum import ROUNDING_MARGIN, VectorSum
+from labeler.vector_sum import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
 from workers.studies.private_sum import private_sum
 
 _SMALL_STEP = 1 + 1e-5
@@ -122,7 +122,7 @@ def replaced_user_event(spec: VectorSum) -> IntegerSum:
     Two vectors within R lie at most 2R apart, on the grid S 2R + sqrt(D). That a user's vector becomes zero is half of
     this, and what `spec.event("agent")` is about.
     """
-    apart = 2 * spec.scale * spec.largest_norm
+    apart = 2 * spec.scale * spec.largest_norm * (1 + OF_PRODUCTS)
     return replace(
         spec.event("instance"),
         squared_sensitivity=math.floor(((apart + math.sqrt(spec.dimension)) * (1 + ROUNDING_MARGIN)) ** 2),
