@@ -81,7 +81,7 @@ class TorchPart:
     ) -> None:
         self._device, self._product, self._count = device, product, len(rows)
         self._panel_rows = min(max(_GROUP, tile_rows // _GROUP * _GROUP), TILE_ROWS)
-        self._panels = -(-len(rows) // self._panel_rows)
+        self._panels = max(1, -(-len(rows) // self._panel_rows))
         shape = (self._panels * self._panel_rows, rows.dimension)
         self._rows = torch.zeros(shape, dtype=torch.float16, device=device)
         for where, chunk in rows.chunks():
@@ -187,16 +187,13 @@ class TorchEngine:
         return max(1, len(rooms) * min(rooms) // (2 * dimension + 8))
 
     def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> TorchBlock:
-        step = -(-len(rows) // len(self._devices))
+        step, tile_rows = -(-len(rows) // len(self._devices)), min(self._tile_rows, most_rows + _GROUP - 1)
         parts = []
         with _faults():
             for number, device in enumerate(self._devices):
                 start, stop = number * step, min(len(rows), (number + 1) * step)
-                if start < stop:
-                    product = self._product or product_of(device)
-                    tile_rows = min(self._tile_rows, most_rows + _GROUP - 1)
-                    part = TorchPart(rows.part(start, stop), ranks[start:stop], device, product, tile_rows)
-                    parts.append(part)
+                product = self._product or product_of(device)
+                parts.append(TorchPart(rows.part(start, stop), ranks[start:stop], device, product, tile_rows))
         return TorchBlock(parts)
 
     def free(self, block: Block) -> None:
