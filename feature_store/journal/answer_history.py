@@ -35,6 +35,12 @@ keep(answered_tasks)
 
 
 _TASK_OF = Prepared("SELECT digest FROM answered_tasks WHERE digest = :digest")
+_CHARGED_ONLY = Prepared(
+    "SELECT kept.round_digest, asked.body FROM agent_rounds AS kept "
+    "JOIN answered_rounds AS paid ON paid.round_digest = kept.round_digest "
+    "JOIN answered_tasks AS asked ON asked.digest = paid.task_digest "
+    "WHERE kept.state = 'charged' ORDER BY paid.ledger_seq"
+)
 
 
 class AnsweredTasks:
@@ -59,6 +65,12 @@ class AnsweredTasks:
                 body = json_text(task.model_dump(mode="json"))
                 joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
         self._known.add(task.digest)
+
+
+    def unanswered_for_life(self, *, connection: Connection) -> str | None:
+        """A round of votes for life that is charged and has no stored answer yet, by digest; None where none is."""
+        found = _CHARGED_ONLY.all(connection)
+        return next((digest for digest, body in found if json.loads(body).get("life") is not None), None)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 
 from labeler.errors import InvalidSetting, TooLarge
 
-Kind = Literal["open", "cap", "reserve", "post", "void"]
+Kind = Literal["open", "cap", "reserve", "post", "answer", "void"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 
@@ -76,9 +76,11 @@ class Entry:
     Attributes:
         seq: 1, 2, 3, ... without gaps.
         at: when it was written; never before the entry before it.
-        kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge.
+        kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge; "answer" says that what a charge
+            paid for was stored, and moves none.
         reservation_id: which charge; empty for "open" and "cap".
-        amount: nano-units of mu^2; the cap for "open" and "cap" (0 where it is not limited, see `detail`).
+        amount: nano-units of mu^2; the cap for "open" and "cap" (0 where it is not limited, see `detail`); 0 for
+            "answer".
         detail: what else was known, JSON, without the salt.
         previous_hash, hash: the chain.
     """

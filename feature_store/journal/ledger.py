@@ -283,6 +283,24 @@ class Ledger:
                 return known.settled_at
             return self._settle(held, reservation_id, known, "posted", written)
 
+    def answer(self, reservation_id: str, detail: Mapping[str, Any], *, connection: Connection) -> int:
+        """Note that what a final charge paid for was stored, in the transaction that stores it. It costs nothing.
+
+        Whoever has seen a head from then on refuses a copy of the journal from between the charge and the answer.
+
+        Returns:
+            The sequence number of its entry.
+
+        Raises:
+            ProtocolViolation: there is no such reservation, or it is not final.
+        """
+        with self._writing(connection) as held:
+            known = self._known(held, reservation_id)
+            if known.state != "posted":
+                raise ProtocolViolation(f"reservation {reservation_id!r} is {known.state}, and pays for no answer yet")
+            account, level, _ = self._book.charged(held, known)[0]
+            return self._append(held, "answer", reservation_id, [(account, level, 0)], detail_text(detail))
+
     def void(self, reservation_id: str, proof: NothingLeft, *, connection: Connection | None = None) -> int:
         """Give a reservation back, with the proof that nothing left.
 

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         ledger = Ledger(database, clock=clock, elsewhere=witness_of(home, config))
         keys = KeyFolder(home / ERASABLE_FOLDER)
         has_entries = ledger.verify().seq > 0
+        spends = LifetimeSpends(database)
+        spends.verify()
         check_journal_kept(home, has_entries=has_entries)
         check_home(database, keys, has_entries=has_entries)
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
@@ -97,7 +100,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
-        records = _Records(home, config, LifetimeSpends(database))
+        records = _Records(home, config, spends)
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -106,6 +109,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             home=home,
             database=database,
             journal_head=ledger.known_head,
+            check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=records.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),
