@@ -31,7 +31,7 @@ from feature_store.driving.relays import Relays
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyRecord, PartyStore, is_as_far
+from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
@@ -245,7 +245,7 @@ class Mailroom:
         """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if is_news or self._steady() - written_at >= CONTACT_S or not self._is_as_far(party, poll):
+        if is_news or self._steady() - written_at >= CONTACT_S or not self._parties.is_as_far(party, _own_head(poll)):
             return False
         return self.witnesses.is_held(party.party_id, poll)
 
@@ -256,7 +256,7 @@ class Mailroom:
     def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if not news and self._steady() - written_at < CONTACT_S and self._is_as_far(party, poll):
+        if not news and self._steady() - written_at < CONTACT_S and self._parties.is_as_far(party, _own_head(poll)):
             return
         numbered, sequence = f"poll:{party.party_id}", message.header.sequence
         with self._database.write() as connection:
@@ -268,15 +268,12 @@ class Mailroom:
             self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
         self._written[party.party_id] = (self._steady(), poll)
 
-    def _is_as_far(self, party: PartyRecord, poll: Poll) -> bool:
-        return is_as_far(_own_head(poll), self._parties.furthest(party))
-
     def _answer(self, asking: Asking, mail: Sequence[tuple[str, bytes]]) -> bytes:
         poll, head = asking.poll, self._ledger.known_head()
         self.witnesses.told(head)
         after = mail[-1][0] if mail else poll.after
         program = DIALECT if knows(poll.version, "posts-that-poll") else ""
-        own = self._parties.furthest(asking.party) if knows(poll.version, "own-heads") else EMPTY
+        own = self._parties.last_answer(asking.party.party_id) if knows(poll.version, "own-heads") else EMPTY
         body = Mail(
             after=after, coordinator_seq=head.seq, coordinator_hash=head.hash, program=program,
             journal_seq=own.seq, journal_hash=own.hash if own.seq else "",

@@ -109,6 +109,18 @@ class Ledger:
         with self._reading(connection) as held:
             return self._book.tail(held)[0]
 
+    def journal_id(self) -> str:
+        """What names this journal for ever: the hash of its first entry, which is salted.
+
+        Raises:
+            NotFound: it has no entry yet.
+        """
+        with self._reading(None) as held:
+            found = self._book.hash_at(held, 1)
+        if not found:
+            raise NotFound(f"{self._database.what} has no entry yet, so nothing names it")
+        return found
+
     def last_at(self, *, connection: Connection | None = None) -> str:
         """The stored time of the last entry; empty before the first."""
         with self._reading(connection) as held:

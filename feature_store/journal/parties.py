@@ -297,7 +297,7 @@ class PartyStore:
             if known.state != "active":
                 raise NotEnrolled(f"the keys of {party_id!r} were revoked; ask the administrator")
             seen = _furthest(known, self._answered_at(party_id, joined))
-            if not is_as_far(head, seen):
+            if not _is_as_far(head, seen):
                 raise JournalBehind(
                     f"the journal of {party_id!r} ended at entry {seen.seq} and now ends at entry {head.seq}, "
                     "or holds another entry there: it was restored from an older copy, and charges are missing from "
@@ -325,13 +325,21 @@ class PartyStore:
 
         self._database.after_commit(remember)
 
-    def furthest(self, party: PartyRecord) -> Head:
-        """How far a party's own journal was seen, by a poll or an answer; by memory, for the one writer of a journal."""
-        known = self._answered.get(party.party_id)
+    def last_answer(self, party_id: str) -> Head:
+        """How far a party's journal was when it answered last; by memory, for the one writer of this journal.
+
+        It is what a party is told of its own journal: an older copy that has grown since tells another, longer head
+        when it polls, but it answers nothing before it has compared this one.
+        """
+        known = self._answered.get(party_id)
         if known is None:
             with self._database.read() as connection:
-                known = self._answered.setdefault(party.party_id, self._answered_at(party.party_id, connection))
-        return _furthest(party, known)
+                known = self._answered.setdefault(party_id, self._answered_at(party_id, connection))
+        return known
+
+    def is_as_far(self, party: PartyRecord, head: Head) -> bool:
+        """Whether a journal that ends here may be the one that was seen; whether it holds that, only its owner knows."""
+        return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
 
     def _answered_at(self, party_id: str, connection: Connection) -> Head:
         found = _ANSWERED_AT.first(connection, party_id=party_id)
@@ -377,8 +385,7 @@ _HEARD_OF = Prepared(
 )
 
 
-def is_as_far(head: Head, seen: Head) -> bool:
-    """Whether a journal that ends here may be the one that was seen; whether it holds that, only its owner knows."""
+def _is_as_far(head: Head, seen: Head) -> bool:
     return head.seq > seen.seq or head == seen
 
 

@@ -80,8 +80,8 @@ class Mail(Body):
         coordinator_seq: head of the coordinator's journal; a party that has seen a higher one knows that the
             coordinator lost entries.
         coordinator_hash: as above; empty for 0.
-        journal_seq: the furthest head of the party's own journal that the coordinator has seen, told to parties that
-            read it: one that does not hold it is an older copy and takes no part. 0 and an empty hash for none.
+        journal_seq: the head of the party's own journal that came with its last answer, told to parties that read it:
+            a journal that does not hold it is an older copy, and takes no part. 0 and an empty hash for none.
         journal_hash: as above.
         program: the coordinator's dialect (labeler.wire_versions), told to parties that read it; else empty, and then
             the body is as it was before there was this field.

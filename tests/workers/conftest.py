@@ -192,7 +192,6 @@ class Relay:
         verify(message, self.enrolled[party].verify_key)
         poll = Poll.decode(self.keys.open(message))
         self.polls.append(poll)
-        self._saw(party, (poll.journal_seq, poll.journal_hash))
         self.proofs.append(proof[0] if proof else None)
         start = int(poll.after.partition("-")[0] or 0)
         until = time.monotonic() + poll.wait_s
@@ -201,7 +200,7 @@ class Relay:
         mail = self._mail[party][start : start + 16]
         if not (mail or is_answered_empty):
             return Response(b"", 200)
-        told = self.seen[party] if self.is_witness else (0, "")
+        told = self.seen.get(party, (0, "")) if self.is_witness else (0, "")
         body = Mail(f"{start + len(mail)}-0", *self.head, self.program, *told).encode()
         return Response(frame([self.sign("poll", party, body)]) + b"".join(mail), 200)
 

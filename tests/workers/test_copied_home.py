@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,16 @@ from sqlalchemy import select
 
 from feature_store.journal.agent_rounds import agent_rounds
 from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
 from labeler.batch import QueryBatch
-from labeler.errors import JournalBehind
+from labeler.errors import JournalBehind, JournalBroken
 from labeler.messages.rounds import Ask
 from labeler.sharing import unshard
 from tests.workers.test_agent_service import AGENT, NOW
 from tests.workers.test_votes_for_life import RECORDS, LifeSite, write
 from workers.agent.service import run_agent
+from workers.homes.journals import verify_journal
 from workers.party.home import AgentConfig, create_agent_home
 
 
@@ -94,7 +98,11 @@ def test_a_witness_has_seen_the_spends_of_an_answer_that_left(site: LifeSite, tm
     pytest.fail(f"after an answer of {RECORDS} votes, all that an image may cast, the copy cast {again:.0f} more")
 
 
-def test_the_coordinator_has_seen_them_and_tells_the_agent(site: LifeSite, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [0, 20])
+def test_the_coordinator_has_seen_them_and_tells_the_agent(
+    site: LifeSite, tmp_path: Path, caplog: pytest.LogCaptureFixture, more: int
+) -> None:
+    """Also a copy that has grown longer than what was seen: promises that end are entries, too."""
     make(site)
     first = site.ask_for_life(nonce="first")
     copy_after_the_charge(site, tmp_path / "copy", first)
@@ -104,6 +112,9 @@ def test_the_coordinator_has_seen_them_and_tells_the_agent(site: LifeSite, tmp_p
     site.relay.wait_for("answered")
     running.end()
     put_back(site, tmp_path / "copy")
+    with open_database(site.home / "journal.db", anchor=site.home / "journal.head") as database:
+        for number in range(more):
+            Ledger(database, clock=lambda: NOW).open_account("other", "instance", number)
     second = site.ask_for_life(nonce="second")
     site.relay.forget_mail(AGENT)
     site.send(second)
@@ -116,6 +127,40 @@ def test_the_coordinator_has_seen_them_and_tells_the_agent(site: LifeSite, tmp_p
     running.end()
     sent = len(site.relay.mail_of("tallier-0")) - before
     assert sent == 0, f"the copy sent {sent} answers more"
+    said = " ".join(str(vars(one).get("sentence")) for one in caplog.records)
+    assert "the coordinator has seen" in said
+    assert ("has another entry" if more else "this is an older copy") in said
+
+
+def test_every_answer_moves_the_head_whatever_it_spent_and_no_entry_tells(site: LifeSite) -> None:
+    make(site)
+    running = site.run()
+    asks = [site.ask_for_life(nonce=str(number)) for number in range(3)]
+    found = [abs(site.answer(ask)) > 30 for ask in asks]
+    running.end()
+    assert found == [True, False, False]
+    with open_database(site.home / "journal.db", read_only=True) as database:
+        entries = [one for one in Ledger(database, clock=lambda: NOW).entries() if one.kind == "answer"]
+    assert [one.reservation_id for one in entries] == [ask.round.digest for ask in asks]
+    assert {(one.account, one.level, one.amount) for one in entries} == {(f"agent:{AGENT}", "instance", 0)}
+    said = [str(one.detail["spends"]) for one in entries]
+    assert {len(one) for one in said} == {32 + 1 + 64}
+    assert len(set(said)) == len(said)
+
+
+def test_spends_that_somebody_edits_are_found_by_the_chain(site: LifeSite) -> None:
+    make(site)
+    running = site.run()
+    site.answer(site.ask_for_life())
+    running.end()
+    verify_journal(site.home)
+    with closing(sqlite3.connect(site.home / "journal.db")) as connection, connection:
+        connection.execute("DROP TRIGGER life_spends_grow")
+        connection.execute("UPDATE life_spends SET spent = 0")
+    with pytest.raises(JournalBroken, match="what images have spent on votes for life is not what"):
+        verify_journal(site.home)
+    with pytest.raises(JournalBroken):
+        run(site)
 
 
 def test_of_rounds_asked_at_once_one_is_charged_and_not_stored_so_none_is_answered_twice_under_one_noise(

@@ -29,7 +29,9 @@ from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
+from feature_store.manifest import MANIFEST_NAME
 from feature_store.shard import Shard
+from feature_store.shard_mark import MARK_NAME, claim
 from labeler.errors import BudgetExceeded, InvalidSetting
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
@@ -100,7 +102,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
-        records = _Records(home, config, spends)
+        records = _Records(home, config, spends, journal=ledger.journal_id())
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -149,14 +151,15 @@ def account_of(agent_id: str) -> str:
 class _Records:
     """The agent over its shard as it is now: a record deleted by another process no longer votes."""
 
-    def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends) -> None:
+    def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends, *, journal: str) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
         self._spends = spends
+        self._journal = journal
         # In memory only: of what is trained on private records, nothing without noise outlives its round.
         self._models = InMemoryModels()
         self._agent: Agent | None = None
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[tuple[int, int, int], ...] | None = None
         self.agent()
 
     def facts(self) -> Mapping[str, Any]:
@@ -169,10 +172,10 @@ class _Records:
         }
 
     def agent(self) -> Agent:
-        stamp = self._manifest_stamp()
+        stamp = (self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME))
         if self._agent is None or stamp != self._stamp:
             self._agent = self._open(self._agent, verify=self._agent is None)
-            self._stamp = stamp
+            self._stamp = (stamp[0], self._stamp_of(MARK_NAME))  # it may have been made just now
         return self._agent
 
     def forget_models(self) -> None:
@@ -183,6 +186,7 @@ class _Records:
         shard = Shard.open(self._path, verify=verify)
         if shard.is_public:
             raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
+        claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
         if before is not None:
             before.release()  # a device might not hold the old records and the new ones
@@ -195,9 +199,9 @@ class _Records:
             spends=self._spends,
         )
 
-    def _manifest_stamp(self) -> tuple[int, int, int]:
+    def _stamp_of(self, name: str) -> tuple[int, int, int]:
         try:
-            status = (self._path / "manifest.json").stat()
+            status = (self._path / name).stat()
         except OSError:
             return (0, 0, 0)
         return (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -271,7 +271,7 @@ def test_a_journal_left_between_two_steps_is_refused_until_the_backup_is_restore
 
     with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
         with pytest.raises(Unavailable):
-            upgrade(database, save=save_of(database), clock=now, steps=(v1_to_v2.STEP, Step(2, 3, break_down)))
+            upgrade(database, save=save_of(database), clock=now, steps=(v1_to_v2.STEP, Step(2, 3, break_down), v3_to_v4.STEP))
         assert database.about().version == 2
     [copy] = backups(first)
     for door in (

@@ -169,7 +169,7 @@ def boot_agent(
         site.open_accounts()
         mark_home(database, erasable)
         rounds.sweep()
-        records = _Records(home, config, LifetimeSpends(database))
+        records = _Records(home, config, LifetimeSpends(database), journal=ledger.journal_id())
         link = PartyLink(
             url=URL,
             party_id=config.agent_id,
