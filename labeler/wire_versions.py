@@ -35,8 +35,8 @@ SINCE: Final[Mapping[Ability, tuple[int, int]]] = {
     "own-heads": (0, 5),
 }
 """From which dialect on a program reads what there was not always: a party proposals; in a proposal, who submitted the
-job; in the answer to a poll, the coordinator's own dialect, and how far it has seen the party's journal. A coordinator posts that end with a poll; in a poll, the
-length of an agent's features."""
+job; in the answer to a poll, the coordinator's own dialect, and how far the party's journal was when it answered. A
+coordinator posts that end with a poll; in a poll, the length of an agent's features."""
 
 _DIALECT: Final = re.compile(r"labeler/(\d{1,6})\.(\d{1,6})")
 _MAX_DIALECT_CHARACTERS: Final = 200

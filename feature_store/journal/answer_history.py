@@ -66,7 +66,6 @@ class AnsweredTasks:
                 joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
         self._known.add(task.digest)
 
-
     def unanswered_for_life(self, *, connection: Connection) -> str | None:
         """A round of votes for life that is charged and has no stored answer yet, by digest; None where none is."""
         found = _CHARGED_ONLY.all(connection)

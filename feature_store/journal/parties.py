@@ -95,7 +95,7 @@ party_heads = strict_table(
     Column("hash", Text, nullable=False),
     CheckConstraint("seq >= 1", name="seq"),
 )
-"""How far a party's journal was when it sent its last answer. Apart from what polls say: it changes with each answer."""
+"""How far a party's journal was when it answered last; beside what polls say, because it changes with each answer."""
 
 keep(party_heads, but=("seq", "hash"))
 forbid(party_heads, "rise", on="UPDATE", when="NEW.seq <= OLD.seq", because="what a party has answered stays answered")
@@ -338,7 +338,7 @@ class PartyStore:
         return known
 
     def is_as_far(self, party: PartyRecord, head: Head) -> bool:
-        """Whether a journal that ends here may be the one that was seen; whether it holds that, only its owner knows."""
+        """Whether a journal that ends here may be the one that was seen; its owner alone knows whether it is."""
         return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
 
     def _answered_at(self, party_id: str, connection: Connection) -> Head:

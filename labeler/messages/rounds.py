@@ -297,8 +297,9 @@ class AnswerSent(Body):
 class Settled(Body):
     """Body of the coordinator's "answered" to an agent: nobody misses anything of this round any more.
 
-    An agent says "answered" when its shares are on their way (`AnswerSent`); the coordinator says it back once every tallier has
-    summed the round, or the job has ended. The agent then erases what it stored of the round and the round's key.
+    An agent says "answered" when its shares are on their way (`AnswerSent`); the coordinator says it back once every
+    tallier has summed the round, or the job has ended. The agent then erases what it stored of the round and the
+    round's key.
 
     A lying coordinator gains nothing by it. Said too early, the agent cannot answer the round again, and refuses with
     the sentence with which it refuses every settled round: the coordinator could as well not have asked. Said never,

@@ -188,5 +188,7 @@ def test_of_rounds_asked_at_once_one_is_charged_and_not_stored_so_none_is_answer
         difference = found[ask.round.digest] - before[ask.round.digest]
         is_of_votes = float(np.abs(difference - np.round(difference)).max()) < 1e-9
         # Two draws of noise differ by whole votes in all 27 places at chance far below 1e-9 (a grid of 1/scale).
-        assert not (is_of_votes and difference.any()), f"one noise, two ballots: {int(difference.sum())} votes are read off without noise"
+        assert not (is_of_votes and difference.any()), (
+            f"one noise, two ballots: {int(difference.sum())} votes are read off without noise"
+        )
     assert open_rounds == 1

@@ -86,7 +86,6 @@ class LifeSite(Site):
         with open_database(self.home / "journal.db", read_only=True) as database, database.read() as connection:
             return sorted(connection.execute(select(life_spends.c.spent)).scalars())
 
-
     def answers_in_the_chain(self) -> int:
         verify_journal(self.home)
         with open_database(self.home / "journal.db", read_only=True) as database:

@@ -1,4 +1,4 @@
-"""A head is sent in clear, and whoever sees it may know everything of an entry but one number: it must not find that."""
+"""A head is sent in clear. Whoever sees it may know all of an entry but a number, and must not find that by trying."""
 
 from __future__ import annotations
 

@@ -271,7 +271,12 @@ def test_a_journal_left_between_two_steps_is_refused_until_the_backup_is_restore
 
     with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
         with pytest.raises(Unavailable):
-            upgrade(database, save=save_of(database), clock=now, steps=(v1_to_v2.STEP, Step(2, 3, break_down), v3_to_v4.STEP))
+            upgrade(
+                database,
+                save=save_of(database),
+                clock=now,
+                steps=(v1_to_v2.STEP, Step(2, 3, break_down), v3_to_v4.STEP),
+            )
         assert database.about().version == 2
     [copy] = backups(first)
     for door in (
@@ -305,7 +310,12 @@ def test_an_upgrade_that_fails_in_its_first_step_leaves_the_journal_as_it_was(fi
 
     with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
         with pytest.raises(Unavailable):
-            upgrade(database, save=save_of(database), clock=now, steps=(Step(1, 2, half_of_it), v2_to_v3.STEP, v3_to_v4.STEP))
+            upgrade(
+                database,
+                save=save_of(database),
+                clock=now,
+                steps=(Step(1, 2, half_of_it), v2_to_v3.STEP, v3_to_v4.STEP),
+            )
         assert (database.about().version, database.about().upgrading) == (1, None)
     assert sorted(schema(journal)) == before
     with closing(opened(first, "agents/agent-1")) as database:
@@ -371,7 +381,9 @@ def test_a_step_that_touches_the_ledger_is_undone(first: KeptHome) -> None:
     for evil, match in ((forget_the_last_charge, "was settled whole"), (add_one, "changed the ledger")):
         with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
             with pytest.raises(JournalBroken, match=match):
-                upgrade(database, save=save_of(database), clock=now, steps=(Step(1, 2, evil), v2_to_v3.STEP, v3_to_v4.STEP))
+                upgrade(
+                    database, save=save_of(database), clock=now, steps=(Step(1, 2, evil), v2_to_v3.STEP, v3_to_v4.STEP)
+                )
             assert database.about().version == 1
     with closing(opened(first)) as database:
         assert accounts(Ledger(database, clock=now)) == first.facts["coordinator"]["accounts"]
