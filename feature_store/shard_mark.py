@@ -76,6 +76,6 @@ def _is_marked(folder: Path, journal: str) -> bool:
 
 _HAND_OVER = (
     "To hand it over: stop the old home for good, have its keys revoked (`labeler keys revoke`), write off what it has "
-    "left (`labeler journal write-off --home OLD --account agent:NAME`), give the new policy no more than was left, and then delete "
-    f"{MARK_NAME} from the shard's folder"
+    "left (`labeler journal write-off --home OLD --account agent:NAME`), give the new policy no more than was left, "
+    f"and then delete {MARK_NAME} from the shard's folder"
 )

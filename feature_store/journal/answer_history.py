@@ -66,10 +66,10 @@ class AnsweredTasks:
                 joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
         self._known.add(task.digest)
 
-    def unanswered_for_life(self, *, connection: Connection) -> str | None:
-        """A round of votes for life that is charged and has no stored answer yet, by digest; None where none is."""
+    def unanswered_for_life(self, *, connection: Connection) -> list[str]:
+        """Rounds of votes for life that are charged and have no stored answer yet, by digest."""
         found = _CHARGED_ONLY.all(connection)
-        return next((digest for digest, body in found if json.loads(body).get("life") is not None), None)
+        return [digest for digest, body in found if json.loads(body).get("life") is not None]
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
 from labeler.batch import QueryBatch
 from labeler.errors import JournalBehind, JournalBroken
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import Ask, Settled
 from labeler.sharing import unshard
+from labeler.task import Task
 from tests.workers.test_agent_service import AGENT, NOW
 from tests.workers.test_votes_for_life import RECORDS, LifeSite, write
+from workers.agent.agent import Agent
 from workers.agent.service import run_agent
 from workers.homes.journals import verify_journal
 from workers.party.home import AgentConfig, create_agent_home
@@ -96,6 +98,39 @@ def test_a_witness_has_seen_the_spends_of_an_answer_that_left(site: LifeSite, tm
     again = float(votes(site, second).sum())
     running.end()
     pytest.fail(f"after an answer of {RECORDS} votes, all that an image may cast, the copy cast {again:.0f} more")
+
+
+def test_while_an_answer_cannot_be_made_no_other_round_of_votes_for_life_is_charged(
+    site: LifeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(site)
+    stuck, other = site.ask_for_life(nonce="stuck"), site.ask_for_life(nonce="other")
+    computed, tries = Agent.computed, []
+
+    def failing(self: Agent, task: Task, batch: Any, **options: Any) -> Any:
+        if task.digest == stuck.task.digest:
+            tries.append(task)
+            raise OSError("trouble of the site")
+        return computed(self, task, batch, **options)
+
+    monkeypatch.setattr(Agent, "computed", failing)
+    running = site.run()
+    site.send(stuck)
+    end = time.monotonic() + 60
+    while len(tries) < 2:
+        assert time.monotonic() < end, "waited 60 s for the second try"
+        time.sleep(0.02)
+    site.send(other)
+    polls = len(site.relay.polls)
+    site.relay.wait_for_poll(polls + 3)
+    assert charged(site.home) == 1
+    assert not site.relay.received("answered")
+    # Nobody misses the first any more; the other is asked for again, as a coordinator does.
+    site.relay.send("answered", AGENT, Settled().encode(), task=stuck.task.digest, round=stuck.round.digest)
+    site.send(other)
+    assert votes(site, other).sum() > 30
+    running.end()
+    assert charged(site.home) == 0
 
 
 @pytest.mark.parametrize("more", [0, 20])

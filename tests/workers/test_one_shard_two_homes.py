@@ -21,6 +21,9 @@ from labeler.batch import QueryBatch
 from labeler.errors import BadData, OutputInUse
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.service import run_agent
+from workers.jobs.labelling import run_job
+from workers.jobs.preparation import LabellingJob
+from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.party.home import AgentConfig, create_agent_home
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -138,6 +141,22 @@ def test_a_marked_shard_is_a_shard_as_before(homes: tuple[Site, Site]) -> None:
     shard = Shard.open(first.shard.path)
     assert shard.delete(shard.record_ids[:1]) == 1
     run(first)
+
+
+@pytest.mark.long
+def test_labeler_run_asks_nobody_about_the_mark(homes: tuple[Site, Site], make_shard: Any, tmp_path: Path) -> None:
+    """It has no budget that lasts beyond its folder, as docs/task-file.md says."""
+    first, _ = homes
+    run(first)
+    mark = (first.shard.path / MARK_NAME).read_bytes()
+    other, public = make_shard("other", seed=1), make_shard("asked", seed=9, public=True)
+    claim(other.path, agent_id="elsewhere", journal=OTHER)
+    task, queries = TaskTable(name="t", epsilon=0.5, delta=1e-5), QueriesTable(strategy="random", count=8)
+    file = TaskFile(task=task, queries=queries)
+    job = LabellingJob(file, (first.shard.path, other.path), public.path, tmp_path / "job")
+    found = run_job(job, warn=[].append)
+    assert found["labels"]["asked"] == 8
+    assert (first.shard.path / MARK_NAME).read_bytes() == mark
 
 
 def test_where_nothing_can_be_written_it_says_so_and_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,12 +278,10 @@ class AgentDesk:
         for_life = [one for one in charges if one[1].ask.task.life is not None]
         if not for_life:
             return list(charges)
-        before = self._ledger.unanswered_for_life()
-        if before is None:
-            now, later = for_life[:1], for_life[1:]
-        else:
-            now, later = [], for_life
-        if before is None or self._memory.state(before).doing in ("compute", "store"):
+        states = [self._memory.state(digest) for digest in self._ledger.unanswered_for_life()]
+        before = [state for state in states if state.stage == "charged"]  # others are erased in this very transaction
+        now, later = ([], for_life) if before else (for_life[:1], for_life[1:])
+        if all(state.doing in ("compute", "store") for state in before):
             self._waiting += later
         else:
             # Nobody knows when the other is answered: these are charged once they are asked for again.
@@ -354,8 +352,10 @@ class AgentDesk:
         except (JournalBroken, JournalBehind):
             raise
         except Exception as error:
+            # What was stored before its witness could be told leaves once it was, and is never computed again.
+            self._ledger.check_witnesses()
             # A full disk, for example: it is computed again under the same key, and nothing has left.
-            failed = {digest for digest, _ in wanted}
+            failed = {digest for digest, _ in wanted if not self._rounds.is_stored(digest)}
             log.error("an answer that was charged could not be made; trying again", extra=cause(error))
         for digest, effect in wanted:
             if digest in failed:

@@ -173,7 +173,7 @@ class DurableLedger:
         """The end of the journal, which an answer carries: it covers what the answer has spent."""
         return self._ledger.known_head()
 
-    def unanswered_for_life(self) -> str | None:
+    def unanswered_for_life(self) -> list[str]:
         """See AnsweredTasks."""
         with self._database.read() as connection:
             return self._tasks.unanswered_for_life(connection=connection)
