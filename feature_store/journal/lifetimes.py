@@ -40,6 +40,7 @@ from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, keep
 from feature_store.site_key import DIGEST_WORDS, Digests
 from labeler.errors import InvalidSetting, JournalBroken, PrivacyRefusal
@@ -95,6 +96,7 @@ NO_DIGESTS = (
 )
 
 
+_ALL_SPENT = Prepared("SELECT digest, spent FROM life_spends ORDER BY digest")
 _COMMITTED = "spends"
 _SALT_BYTES = 16
 
@@ -281,9 +283,11 @@ def _version(connection: Connection) -> int:
 
 
 def _hash(connection: Connection, salt: str) -> str:
-    found = hashlib.sha256(f"{salt}:{_version(connection)}:".encode())
-    for digest, spent in connection.execute(select(life_spends).order_by(life_spends.c.digest)):
-        found.update(bytes(digest) + int(spent).to_bytes(8, "little"))
+    rows = _ALL_SPENT.all(connection)
+    spent = np.array([nano for _, nano in rows], dtype="<i8")
+    found = hashlib.sha256(f"{salt}:{_version(connection)}:{len(rows)}:".encode())
+    found.update(b"".join(bytes(digest) for digest, _ in rows))
+    found.update(spent.tobytes())
     return found.hexdigest()
 
 
