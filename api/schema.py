@@ -384,7 +384,7 @@ class LedgerEntryView(View):
 
     seq: int
     at: datetime
-    kind: Literal["open", "cap", "reserve", "post", "void", "write-off"]
+    kind: Literal["open", "cap", "reserve", "post", "answer", "void", "write-off"]
     account: str
     level: str
     reservation_id: str

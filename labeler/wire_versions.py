@@ -22,20 +22,21 @@ from typing import Final, Literal
 
 from labeler.errors import ProtocolViolation, WrongVersion
 
-DIALECT: Final = "labeler/0.4"
+DIALECT: Final = "labeler/0.5"
 """Of this program."""
 
-Ability = Literal["proposals", "requesters", "posts-that-poll", "dimensions"]
+Ability = Literal["proposals", "requesters", "posts-that-poll", "dimensions", "own-heads"]
 
 SINCE: Final[Mapping[Ability, tuple[int, int]]] = {
     "proposals": (0, 2),
     "requesters": (0, 3),
     "posts-that-poll": (0, 4),
     "dimensions": (0, 4),
+    "own-heads": (0, 5),
 }
 """From which dialect on a program reads what there was not always: a party proposals; in a proposal, who submitted the
-job; in the answer to a poll, the coordinator's own dialect. A coordinator posts that end with a poll; in a poll, the
-length of an agent's features."""
+job; in the answer to a poll, the coordinator's own dialect, and how far the party's journal was when it answered. A
+coordinator posts that end with a poll; in a poll, the length of an agent's features."""
 
 _DIALECT: Final = re.compile(r"labeler/(\d{1,6})\.(\d{1,6})")
 _MAX_DIALECT_CHARACTERS: Final = 200

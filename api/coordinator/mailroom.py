@@ -25,7 +25,7 @@ from api.coordinator.facts import check_facts
 from api.coordinator.waiting import InLoop, Waiting
 from api.coordinator.witnesses import Witnesses
 from feature_store.clock import Clock
-from feature_store.driving.intake import Delivery, Incoming, incoming
+from feature_store.driving.intake import Delivery, Incoming, incoming, with_heads
 from feature_store.driving.post_office import PostOffice
 from feature_store.driving.relays import Relays
 from feature_store.journal.chain import EMPTY, Head
@@ -184,8 +184,8 @@ class Mailroom:
             try:
                 found.append(incoming(message, self._sender(message), self._keys))
             except LabelerError as error:
-                return tuple(found), error, None
-        return tuple(found), None, asking
+                return with_heads(found), error, None
+        return with_heads(found), None, asking
 
     async def mail_after(self, asking: Asking) -> bytes | None:
         """What waits for a party whose messages were taken, as `poll` answers.
@@ -245,7 +245,7 @@ class Mailroom:
         """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if is_news or self._steady() - written_at >= CONTACT_S:
+        if is_news or self._steady() - written_at >= CONTACT_S or not self._parties.is_as_far(party, _own_head(poll)):
             return False
         return self.witnesses.is_held(party.party_id, poll)
 
@@ -256,16 +256,15 @@ class Mailroom:
     def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if not news and self._steady() - written_at < CONTACT_S:
+        if not news and self._steady() - written_at < CONTACT_S and self._parties.is_as_far(party, _own_head(poll)):
             return
         numbered, sequence = f"poll:{party.party_id}", message.header.sequence
         with self._database.write() as connection:
             if before is None:
                 # The first poll since this process started: an old one, recorded and sent again, ends here.
                 self._sequences.check(numbered, sequence, verify_key=party.verify_key, connection=connection)
-            head = Head(poll.journal_seq, poll.journal_hash) if poll.journal_seq else EMPTY
             facts = dict(poll.facts) | {"version": poll.version}
-            self._parties.contact(party.party_id, self._clock(), facts, head, connection=connection)
+            self._parties.contact(party.party_id, self._clock(), facts, _own_head(poll), connection=connection)
             self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
         self._written[party.party_id] = (self._steady(), poll)
 
@@ -274,7 +273,11 @@ class Mailroom:
         self.witnesses.told(head)
         after = mail[-1][0] if mail else poll.after
         program = DIALECT if knows(poll.version, "posts-that-poll") else ""
-        body = Mail(after=after, coordinator_seq=head.seq, coordinator_hash=head.hash, program=program).encode()
+        own = self._parties.last_answer(asking.party.party_id) if knows(poll.version, "own-heads") else EMPTY
+        body = Mail(
+            after=after, coordinator_seq=head.seq, coordinator_hash=head.hash, program=program,
+            journal_seq=own.seq, journal_hash=own.hash if own.seq else "",
+        ).encode()  # fmt: skip
         first = self._post_office.sign("poll", asking.party.party_id, body)
         return b"".join((frame([first]), *(frames for _, frames in mail)))
 
@@ -303,3 +306,8 @@ class Mailroom:
         if party.state != "active":
             raise NotEnrolled(f"the keys of {party.party_id!r} were revoked; ask the administrator")
         return party
+
+
+def _own_head(poll: Poll) -> Head:
+    """How far the journal is of the party that polls."""
+    return Head(poll.journal_seq, poll.journal_hash) if poll.journal_seq else EMPTY

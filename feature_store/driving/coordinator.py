@@ -94,6 +94,7 @@ class CoordinatorDriver:
         self._database = database
         self._ledger = ledger
         self._sequences = sequences
+        self._parties = parties
         self._mailbox = mailbox
         self._clock = clock
         self._steady = steady
@@ -347,6 +348,8 @@ class CoordinatorDriver:
                 self._storer.store(live[job_id].loaded, stores, connection, prices=prices[job_id])
             for (sender, verify_key), sequence in plan.taken.items():
                 self._sequences.taken(sender, sequence, verify_key=verify_key, connection=connection)
+            if plan.heads:
+                self._parties.answered(plan.heads, connection=connection)
         note_stored(plan)
 
     def _keep(self, plan: Plan) -> None:

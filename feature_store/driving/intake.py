@@ -6,15 +6,16 @@ number is new, is decided when the driver takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
+from feature_store.journal.chain import Head
 from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError, ProtocolViolation
 from labeler.messages import COORDINATOR, Kind, Message
 from labeler.messages.proposals import ANSWER_KINDS, Declined, Willing
-from labeler.messages.rounds import Refusal
+from labeler.messages.rounds import AnswerSent, Refusal
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 from labeler.rounds.effects import (
     AgentDone,
@@ -47,12 +48,15 @@ class Incoming:
         verify_key: that its signature was checked with.
         event: what it is to the machine.
         job_id: the job it is about, where the body names it; else empty, and the round of its header says it.
+        head: of the sender's own journal, where it came with an answer: kept with each message of that answer, so that
+            no share of it is passed on before.
     """
 
     message: Message
     verify_key: str
     event: MessageEvent
     job_id: str = ""
+    head: Head | None = None
 
 
 @dataclass
@@ -100,7 +104,7 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
     check_role(message, party)
     header, who = message.header, party.party_id
     of = (header.round_digest, header.task_digest)
-    job_id = ""
+    job_id, head = "", None
     event: MessageEvent
     if header.kind == "input-share":
         return Incoming(message, party.verify_key, ShareCame(*of, who, header.recipient))
@@ -121,8 +125,19 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
         winner = winner_from_bytes(body)
         event = SumCame(*of, who, "winner", (winner.round_digest, winner.tallier), body)
     else:
-        event = AgentDone(*of, who)
-    return Incoming(message, party.verify_key, event, job_id)
+        sent = AnswerSent.decode(body)
+        event, head = AgentDone(*of, who), Head(sent.journal_seq, sent.journal_hash)
+    return Incoming(message, party.verify_key, event, job_id, head)
+
+
+def with_heads(messages: Sequence[Incoming]) -> tuple[Incoming, ...]:
+    """Messages of one transmission, each with the furthest head that its sender's answers in it carry."""
+    heads: dict[str, Head] = {}
+    for one in messages:
+        sender = one.message.header.sender
+        if one.head is not None and (sender not in heads or one.head.seq > heads[sender].seq):
+            heads[sender] = one.head
+    return tuple(replace(one, head=heads.get(one.message.header.sender)) for one in messages)
 
 
 def read_answer(kind: Kind, body: bytes) -> Willing | Declined:

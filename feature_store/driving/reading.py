@@ -8,6 +8,8 @@ from typing import Protocol
 from feature_store.driving.intake import Delivery
 from feature_store.driving.live_jobs import LiveJobs
 from feature_store.driving.loading import Loaded, Loader, parties_of
+from feature_store.journal.chain import Head
+from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyRecord
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, NotFound
@@ -28,6 +30,9 @@ class PartyBook(Protocol):
 
     def all(self) -> Sequence[PartyRecord]:
         """Every party."""
+
+    def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
+        """Keep how far the journals are that agents' answers came from."""
 
 
 class Reader:

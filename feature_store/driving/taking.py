@@ -70,6 +70,8 @@ class Taker:
             raise refusal
         self._check_new(incoming, plan)
         plan.join(draft)
+        if incoming.head is not None:
+            plan.heads[header.sender] = incoming.head
         if header.recipient == COORDINATOR:
             plan.taken[header.sender, incoming.verify_key] = header.sequence
         else:

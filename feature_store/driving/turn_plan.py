@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery, Incoming
+from feature_store.journal.chain import Head
 from labeler.errors import LabelerError
 from labeler.rounds import winner_line
 from labeler.rounds.effects import Failed, Now, Send, Store
@@ -22,6 +23,7 @@ class Plan:
         runs: jobs as they are after their steps.
         stores, sends, relays: what is to be durable, and what leaves after that.
         taken, relayed: the highest number of each sender's messages to the coordinator, and to each tallier.
+        heads: how far the journals are that agents' answers came from.
         looks: until when nothing is to be done for a job by itself.
         retries: jobs whose step met a defect or has to wait; nothing of that step is here.
         broken: jobs whose messages could not be written: why, and of which round.
@@ -38,6 +40,7 @@ class Plan:
     relays: list[Incoming] = field(default_factory=list)
     taken: dict[tuple[str, str], int] = field(default_factory=dict)
     relayed: dict[tuple[str, str], int] = field(default_factory=dict)
+    heads: dict[str, Head] = field(default_factory=dict)
     looks: dict[str, float] = field(default_factory=dict)
     retries: dict[str, Exception] = field(default_factory=dict)
     broken: dict[str, Failed] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class Plan:
     @property
     def is_stored(self) -> bool:
         """Whether anything is to be made durable."""
-        return bool(self.stores or self.taken or self.errands)
+        return bool(self.stores or self.taken or self.errands or self.heads)
 
     def draft(self, job_id: str, run: JobRun) -> Plan:
         """A plan for one step of one job, of which nothing is kept where it is not joined."""

@@ -23,7 +23,7 @@ from feature_store.journal.columns import json_text
 from feature_store.journal.prepared import Prepared
 from labeler.errors import InvalidSetting, JournalBroken
 
-VERSION = 3
+VERSION = 4
 """Of the tables. Older ones are upgraded first, newer ones are refused."""
 
 OLDEST = 1

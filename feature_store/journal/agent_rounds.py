@@ -136,6 +136,11 @@ class JournalRounds:
         bodies = None if row[2] is None else take_out(key, round_digest, bytes(row[2]))
         return KeptAnswer("charged" if bodies is None else "stored", recipients, bodies)
 
+    def is_stored(self, round_digest: str) -> bool:
+        """Whether the answer to a round is durable."""
+        kept = self.kept(round_digest)
+        return kept is not None and kept.stage == "stored"
+
     def key_of_charged(self, round_digest: str) -> bytes:
         """The round's own 32 secret bytes, the same until they are erased: of noise, masks, and what is stored.
 

@@ -37,6 +37,12 @@ keep(answered_tasks)
 
 
 _TASK_OF = Prepared("SELECT digest FROM answered_tasks WHERE digest = :digest")
+_CHARGED_ONLY = Prepared(
+    "SELECT kept.round_digest, asked.body FROM agent_rounds AS kept "
+    "JOIN answered_rounds AS paid ON paid.round_digest = kept.round_digest "
+    "JOIN answered_tasks AS asked ON asked.digest = paid.task_digest "
+    "WHERE kept.state = 'charged' ORDER BY paid.ledger_seq"
+)
 
 
 class AnsweredTasks:
@@ -61,6 +67,11 @@ class AnsweredTasks:
                 body = json_text(task.model_dump(mode="json"))
                 joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
         self._known.add(task.digest)
+
+    def unanswered_for_life(self, *, connection: Connection) -> list[str]:
+        """Rounds of votes for life that are charged and have no stored answer yet, by digest."""
+        found = _CHARGED_ONLY.all(connection)
+        return [digest for digest, body in found if json.loads(body).get("life") is not None]
 
 
 def check_delta(connection: Connection, delta: float) -> None:

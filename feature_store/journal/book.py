@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from feature_store.clock import Clock
 from feature_store.journal import ledger_statements as sql
-from feature_store.journal.chain import EMPTY, Head, Kind, entry_hash, time_text
+from feature_store.journal.chain import EMPTY, Head, Kind, entry_hash, salted, time_text
 from feature_store.journal.charges import Balance
 from feature_store.journal.prepared import Parameter
 from labeler.task import Level
@@ -93,6 +93,7 @@ class Book:
     ) -> tuple[int, Head]:
         """Add one entry per row; the sequence number of the first, and the new head."""
         head, last_at = self.tail(held)
+        detail = salted(detail)
         first = head.seq + 1
         at = max(time_text(self._clock()), last_at)  # a clock that was set back must not make the order wrong
         entries = []

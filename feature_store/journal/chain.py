@@ -6,6 +6,10 @@
 Whoever changes, drops or reorders an entry changes every hash after it. A `Head` (the last sequence number and its
 hash) therefore stands for the whole history; kept anywhere else, it shows that a journal was cut or rewritten.
 Canonical JSON: keys sorted, no blanks, ASCII. `detail` enters as the text that is stored.
+
+A head is sent in clear, and a cap has few likely values. So each entry's detail begins with a random salt of 16 bytes
+(`salted`): whoever sees heads cannot find out by trying what an entry says. The salt is stored with the entry, so
+verification needs no secret.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +25,7 @@ from typing import Any, Literal, get_args
 
 from labeler.errors import InvalidSetting, TooLarge
 
-Kind = Literal["open", "cap", "reserve", "post", "void"]
+Kind = Literal["open", "cap", "reserve", "post", "answer", "void"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 
@@ -29,6 +34,11 @@ GENESIS = "0" * 64
 
 MAX_DETAIL_BYTES = 16 * 1024
 
+SALT_BYTES = 16
+
+_SALT = "salt"
+SALTED = f'{{"{_SALT}":"'
+"""Begins the stored detail of an entry; its salt follows in hexadecimal digits."""
 _VERSION = "labeler-ledger/1"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
@@ -66,10 +76,12 @@ class Entry:
     Attributes:
         seq: 1, 2, 3, ... without gaps.
         at: when it was written; never before the entry before it.
-        kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge.
+        kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge; "answer" says that what a charge
+            paid for was stored, and moves none.
         reservation_id: which charge; empty for "open" and "cap".
-        amount: nano-units of mu^2; the cap for "open" and "cap" (0 where it is not limited, see `detail`).
-        detail: what else was known, JSON.
+        amount: nano-units of mu^2; the cap for "open" and "cap" (0 where it is not limited, see `detail`); 0 for
+            "answer".
+        detail: what else was known, JSON, without the salt.
         previous_hash, hash: the chain.
     """
 
@@ -108,7 +120,11 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
     Raises:
         ValueError: the row was never written by this program.
     """
-    return Entry(**{**row, "at": time_of(row["at"]), "detail": json.loads(row["detail"])})
+    detail = json.loads(row["detail"])
+    if not isinstance(detail, dict):
+        raise ValueError("no detail as it is stored")
+    detail.pop(_SALT, None)
+    return Entry(**{**row, "at": time_of(row["at"]), "detail": detail})
 
 
 def canonical(value: object) -> str:
@@ -124,7 +140,7 @@ def detail_text(detail: Mapping[str, Any]) -> str:
     """The detail of an entry as it is stored.
 
     Raises:
-        InvalidSetting: it is not JSON, or not an object with texts as keys.
+        InvalidSetting: it is not JSON, or not an object with texts as keys, or names a salt of its own.
         TooLarge: it is longer than MAX_DETAIL_BYTES.
     """
     if not detail:
@@ -135,9 +151,17 @@ def detail_text(detail: Mapping[str, Any]) -> str:
         raise InvalidSetting("the detail of a ledger entry is JSON: texts, whole and finite numbers, lists") from None
     if not all(type(key) is str for key in detail):
         raise InvalidSetting("the detail of a ledger entry has texts as keys")
+    if _SALT in detail:
+        raise InvalidSetting("the salt of a ledger entry is drawn when it is written")
     if len(written) > MAX_DETAIL_BYTES:
         raise TooLarge(f"the detail of a ledger entry is at most {MAX_DETAIL_BYTES} bytes, found {len(written)}")
     return written
+
+
+def salted(detail: str) -> str:
+    """The detail of new entries, from what `detail_text` wrote: nobody who lacks it can compute their hashes."""
+    rest = "}" if detail == "{}" else f",{detail[1:]}"
+    return f'{SALTED}{secrets.token_hex(SALT_BYTES)}"{rest}'
 
 
 def time_text(at: datetime) -> str:

@@ -140,6 +140,8 @@ def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: di
         known.charges = (*known.charges, charge)
         sums.reserved += row["amount"]
         return
+    if row["kind"] == "answer":
+        return
     known = reservations[name]
     is_posted = row["kind"] == "post"
     if known.state == "reserved":

@@ -21,7 +21,7 @@ from feature_store.journal.chain import Kind
 from feature_store.journal.charges import Balance
 from labeler.task import Level
 
-_MOVES: dict[str, tuple[int, int]] = {"reserve": (1, 0), "post": (-1, 1), "void": (-1, 0)}
+_MOVES: dict[str, tuple[int, int]] = {"reserve": (1, 0), "post": (-1, 1), "void": (-1, 0), "answer": (0, 0)}
 """How an entry moves what is reserved, and what is posted, of its account."""
 
 

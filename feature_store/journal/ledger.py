@@ -109,6 +109,18 @@ class Ledger:
         with self._reading(connection) as held:
             return self._book.tail(held)[0]
 
+    def journal_id(self) -> str:
+        """What names this journal for ever: the hash of its first entry, which is salted.
+
+        Raises:
+            NotFound: it has no entry yet.
+        """
+        with self._reading(None) as held:
+            found = self._book.hash_at(held, 1)
+        if not found:
+            raise NotFound(f"{self._database.what} has no entry yet, so nothing names it")
+        return found
+
     def last_at(self, *, connection: Connection | None = None) -> str:
         """The stored time of the last entry; empty before the first."""
         with self._reading(connection) as held:
@@ -282,6 +294,24 @@ class Ledger:
             if known.state == "posted":
                 return known.settled_at
             return self._settle(held, reservation_id, known, "posted", written)
+
+    def answer(self, reservation_id: str, detail: Mapping[str, Any], *, connection: Connection) -> int:
+        """Note that what a final charge paid for was stored, in the transaction that stores it. It costs nothing.
+
+        Whoever has seen a head from then on refuses a copy of the journal from between the charge and the answer.
+
+        Returns:
+            The sequence number of its entry.
+
+        Raises:
+            ProtocolViolation: there is no such reservation, or it is not final.
+        """
+        with self._writing(connection) as held:
+            known = self._known(held, reservation_id)
+            if known.state != "posted":
+                raise ProtocolViolation(f"reservation {reservation_id!r} is {known.state}, and pays for no answer yet")
+            account, level, _ = self._book.charged(held, known)[0]
+            return self._append(held, "answer", reservation_id, [(account, level, 0)], detail_text(detail))
 
     def void(self, reservation_id: str, proof: NothingLeft, *, connection: Connection | None = None) -> int:
         """Give a reservation back, with the proof that nothing left.

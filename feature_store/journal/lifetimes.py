@@ -8,6 +8,10 @@ What a round spends is written in the transaction that stores its answer, before
 from spends that another round has changed since is not stored (`LifetimeSpends.add`): it is computed again. A round
 that failed later, or was never opened, stays spent. Spends only grow, and no row goes: rules of the database.
 
+The ledger's chain has an entry for every round that was answered so, whatever it spent (`LifetimeSpends.commitment`),
+in that same transaction. So every head that covers an answer covers its spends: a copy of the home from between charge
+and answer is behind what was seen of it. A head that moved only when something was spent would tell who has run out.
+
 A round writes a row for **every** image that was looked at, with 0 where it fell silent: the answer leaves after its
 spends are stored, so a round that wrote fewer rows would tell by its haste how many images were silent.
 
@@ -19,6 +23,9 @@ spends are stored, so a round that wrote fewer rows would tell by its haste how 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,9 +39,11 @@ from feature_store.journal.columns import WHOLE
 from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
+from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, keep
 from feature_store.site_key import DIGEST_WORDS, Digests
-from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.errors import InvalidSetting, JournalBroken, PrivacyRefusal
 
 life_spends = strict_table(
     "life_spends",
@@ -85,6 +94,11 @@ NO_DIGESTS = (
     "votes for life need a shard that knows its images again, and this one was made without a site key; embed the "
     "images again"
 )
+
+
+_ALL_SPENT = Prepared("SELECT digest, spent FROM life_spends ORDER BY digest")
+_COMMITTED = "spends"
+_SALT_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -177,6 +191,34 @@ class LifetimeSpends:
         if rows:
             connection.execute(_added(connection), rows)
 
+    def commitment(self, *, connection: Connection) -> dict[str, str]:
+        """What the ledger's entry of an answer says: a salted hash of what all images have spent, of one size.
+
+        Called after `add`, in the same transaction.
+        """
+        salt = secrets.token_hex(_SALT_BYTES)
+        return {_COMMITTED: f"{salt}:{_hash(connection, salt)}"}
+
+    def verify(self) -> None:
+        """Compare what images have spent with the ledger's last entry of an answer, whose chain holds.
+
+        Raises:
+            JournalBroken: somebody has written to one of the two.
+        """
+        if not self._database.has(*LEDGER_TABLES):
+            return
+        last = select(ledger_entries.c.detail).where(ledger_entries.c.kind == "answer")
+        with self._database.read() as connection:
+            detail = connection.execute(last.order_by(ledger_entries.c.seq.desc()).limit(1)).scalar()
+            if detail is None:
+                return
+            salt, _, expected = str(json.loads(detail).get(_COMMITTED)).partition(":")
+            if _hash(connection, salt) != expected:
+                raise JournalBroken(
+                    f"{self._database.what}: what images have spent on votes for life is not what the ledger's last "
+                    "answer says. Keep the file as evidence and restore the newest backup"
+                )
+
     def rounds(self) -> int:
         """How many rounds of votes for life were answered."""
         with self._database.read() as connection:
@@ -238,6 +280,15 @@ def close_lifetimes(database: Database, reason: str) -> None:
 
 def _version(connection: Connection) -> int:
     return int(connection.execute(select(func.max(life_rounds.c.seq))).scalar() or 0)
+
+
+def _hash(connection: Connection, salt: str) -> str:
+    rows = _ALL_SPENT.all(connection)
+    spent = np.array([nano for _, nano in rows], dtype="<i8")
+    found = hashlib.sha256(f"{salt}:{_version(connection)}:{len(rows)}:".encode())
+    found.update(b"".join(bytes(digest) for digest, _ in rows))
+    found.update(spent.tobytes())
+    return found.hexdigest()
 
 
 def _added(connection: Connection) -> Executable:

@@ -3,6 +3,8 @@
 A key is used by one party, once: a key that was replaced or revoked is never taken again, and no two parties share one.
 The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
 charges, and is refused.
+
+A little over 400 lines: a party's keys and what was seen of its journal are looked up and changed together.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from sqlalchemy import (
     CheckConstraint,
@@ -29,7 +31,7 @@ from sqlalchemy import (
 )
 
 from feature_store.clock import Clock
-from feature_store.journal.chain import time_of, time_text
+from feature_store.journal.chain import EMPTY, Head, time_of, time_text
 from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
 from feature_store.journal.database import Database, strict_table
 from feature_store.journal.joining import reading, writing
@@ -88,14 +90,17 @@ keep(party_keys)
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class Head(Protocol):
-    """How far a journal is: feature_store.journal.ledger.Head."""
+party_heads = strict_table(
+    "party_heads",
+    Column("party_id", Text, ForeignKey("parties.party_id"), primary_key=True),
+    Column("seq", WHOLE, nullable=False),
+    Column("hash", Text, nullable=False),
+    CheckConstraint("seq >= 1", name="seq"),
+)
+"""How far a party's journal was when it answered last; beside what polls say, because it changes with each answer."""
 
-    @property
-    def seq(self) -> int: ...
-
-    @property
-    def hash(self) -> str: ...
+keep(party_heads, but=("seq", "hash"))
+forbid(party_heads, "rise", on="UPDATE", when="NEW.seq <= OLD.seq", because="what a party has answered stays answered")
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class PartyRecord:
         state: revoked parties are neither asked nor believed.
         last_contact: when it was last heard of; None if never.
         facts: what it says of itself; nothing private.
-        journal_seq, journal_hash: the furthest head of its own journal it has reported; 0 and "" if none.
+        journal_seq, journal_hash: the furthest head of its own journal it has told when it polled; 0 and "" if none.
     """
 
     party_id: str
@@ -137,7 +142,8 @@ class PartyStore:
         self._lock = threading.Lock()
         self._version = 0
         self._known: tuple[int, tuple[PartyRecord, ...]] | None = None
-        database.create(parties, party_keys)
+        self._answered: dict[str, Head] = {}
+        database.create(parties, party_keys, party_heads)
 
     @property
     def version(self) -> int:
@@ -292,10 +298,10 @@ class PartyStore:
             known = self.get(party_id, connection=joined)
             if known.state != "active":
                 raise NotEnrolled(f"the keys of {party_id!r} were revoked; ask the administrator")
-            same_end = head.seq == known.journal_seq and (head.seq == 0 or head.hash == known.journal_hash)
-            if head.seq <= known.journal_seq and not same_end:
+            seen = _furthest(known, self._answered_at(party_id, joined))
+            if not _is_as_far(head, seen):
                 raise JournalBehind(
-                    f"the journal of {party_id!r} ended at entry {known.journal_seq} and now ends at entry {head.seq}, "
+                    f"the journal of {party_id!r} ended at entry {seen.seq} and now ends at entry {head.seq}, "
                     "or holds another entry there: it was restored from an older copy, and charges are missing from "
                     "it. Restore its newest journal"
                 )
@@ -308,6 +314,38 @@ class PartyStore:
                 seq=head.seq,
                 hash=head.hash if head.seq else "",
             )
+
+    def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
+        """Keep how far journals were that parties' answers came from; one that is not further changes nothing."""
+        for party_id, head in heads.items():
+            _ANSWERED.run(connection, party_id=party_id, seq=head.seq, hash=head.hash)
+
+        def remember() -> None:
+            for party_id, head in heads.items():
+                if head.seq > self._answered.get(party_id, EMPTY).seq:
+                    self._answered[party_id] = head
+
+        self._database.after_commit(remember)
+
+    def last_answer(self, party_id: str) -> Head:
+        """How far a party's journal was when it answered last; by memory, for the one writer of this journal.
+
+        It is what a party is told of its own journal: an older copy that has grown since tells another, longer head
+        when it polls, but it answers nothing before it has compared this one.
+        """
+        known = self._answered.get(party_id)
+        if known is None:
+            with self._database.read() as connection:
+                known = self._answered.setdefault(party_id, self._answered_at(party_id, connection))
+        return known
+
+    def is_as_far(self, party: PartyRecord, head: Head) -> bool:
+        """Whether a journal that ends here may be the one that was seen; its owner alone knows whether it is."""
+        return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
+
+    def _answered_at(self, party_id: str, connection: Connection) -> Head:
+        found = _ANSWERED_AT.first(connection, party_id=party_id)
+        return EMPTY if found is None else Head(*found)
 
     def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
         found = _ONE.named(connection, party_id=party_id)
@@ -338,10 +376,24 @@ class PartyStore:
 
 _ALL = Prepared("SELECT * FROM parties ORDER BY party_id")
 _ONE = Prepared("SELECT * FROM parties WHERE party_id = :party_id")
+_ANSWERED_AT = Prepared("SELECT seq, hash FROM party_heads WHERE party_id = :party_id")
+_ANSWERED = Prepared(
+    "INSERT INTO party_heads (party_id, seq, hash) VALUES (:party_id, :seq, :hash) ON CONFLICT (party_id) "
+    "DO UPDATE SET seq = excluded.seq, hash = excluded.hash WHERE excluded.seq > party_heads.seq"
+)
 _HEARD_OF = Prepared(
     "UPDATE parties SET last_contact = :at, facts = :facts, journal_seq = :seq, journal_hash = :hash "
     "WHERE party_id = :party_id"
 )
+
+
+def _is_as_far(head: Head, seen: Head) -> bool:
+    return head.seq > seen.seq or head == seen
+
+
+def _furthest(party: PartyRecord, answered: Head) -> Head:
+    polled = Head(party.journal_seq, party.journal_hash) if party.journal_seq else EMPTY
+    return max(polled, answered, key=lambda head: head.seq)
 
 
 def _record(row: Any) -> PartyRecord:

@@ -41,6 +41,7 @@ class _Reservation:
     state: str = "reserved"
     settled_seq: int | None = None
     settled: set[tuple[str, str]] = field(default_factory=set)
+    is_answered: bool = False
 
 
 def verify_ledger(connection: Connection) -> Head:
@@ -103,7 +104,7 @@ class _Replay:
         self._follow(row["reservation_id"], row["kind"], row["seq"])
         steps: dict[str, Callable[[Row, tuple[str, str]], None]] = {
             "open": self._open_account, "cap": self._change_cap, "reserve": self._reserve,
-            "post": self._settle, "void": self._settle,
+            "post": self._settle, "void": self._settle, "answer": self._answer,
         }  # fmt: skip
         step = steps.get(row["kind"])
         if step is None:
@@ -185,6 +186,12 @@ class _Replay:
             account.posted += row["amount"]
         else:
             account.spent -= row["amount"]
+
+    def _answer(self, row: Row, key: tuple[str, str]) -> None:
+        known = self._reservations.get(row["reservation_id"])
+        if known is None or known.state != "posted" or key not in known.charges or known.is_answered or row["amount"]:
+            _broken(row, f"answers for {row['reservation_id']!r}, which does not pay for it")
+        known.is_answered = True
 
     def _account(self, row: Row, key: tuple[str, str]) -> _Account:
         account = self._accounts.get(key)

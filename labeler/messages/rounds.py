@@ -276,12 +276,30 @@ class Refusal(Body):
         return cls(error.problem_type, sentence, not isinstance(error, TryAgain))
 
 
+@strict("an answer that was sent")
+class AnswerSent(Body):
+    """Body of an agent's "answered": its shares are on their way, and this is how far its journal is.
+
+    The head covers what the answer was charged and what it spends. Whoever has seen it finds out an older copy of the
+    journal, in which the answer was never given.
+
+    Attributes:
+        journal_seq, journal_hash: head of the agent's journal.
+    """
+
+    version: ClassVar[str] = "labeler-answered/1"
+
+    journal_seq: Annotated[int, whole(1)]
+    journal_hash: Digest
+
+
 @strict("a settlement")
 class Settled(Body):
     """Body of the coordinator's "answered" to an agent: nobody misses anything of this round any more.
 
-    An agent says "answered" when its shares are on their way; the coordinator says it back once every tallier has
-    summed the round, or the job has ended. The agent then erases what it stored of the round and the round's key.
+    An agent says "answered" when its shares are on their way (`AnswerSent`); the coordinator says it back once every
+    tallier has summed the round, or the job has ended. The agent then erases what it stored of the round and the
+    round's key.
 
     A lying coordinator gains nothing by it. Said too early, the agent cannot answer the round again, and refuses with
     the sentence with which it refuses every settled round: the coordinator could as well not have asked. Said never,

@@ -15,7 +15,7 @@ from labeler.errors import ProtocolViolation
 from labeler.messages import Header, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
 from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
-from labeler.messages.rounds import Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
+from labeler.messages.rounds import AnswerSent, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes, share_to_bytes, winner_to_bytes
 from labeler.randomness import seeded_source
 from labeler.sharing import split
@@ -52,11 +52,13 @@ MADE = {
     "open-round of winners": OpenRound(WINNER_ROUND, 0, {"agent-1": "1a" * 32}, 1.8e9 + 0.25).encode(),
     "sum": SumRequest(("agent-1", "agent-2"), 5, "d" * 64).encode(),
     "refused": REFUSAL.encode(),
+    "answered": AnswerSent(9, "e" * 64).encode(),
     "settled": Settled().encode(),
     "poll": Poll("1790000000000-3", 20.0, 7, "a" * 64, 0, "", "0.1.0", {"classes": ["a"], "b": 1}).encode(),
     "poll in whole seconds": Poll("", 5, 0, "", 3, "c" * 64, "0.1.0", {}).encode(),
     "mail": Mail("1790000000000-3", 7, "a" * 64).encode(),
     "mail that names a program": Mail("", 0, "", "labeler/0.4").encode(),
+    "mail that tells a party its own head": Mail("", 0, "", "labeler/0.5", 9, "e" * 64).encode(),
     "proposal": Proposal("job-1", TASK, (3, 5), TALLIERS, 1.8e9).encode(),
     "willing": Willing("job-1", 1_800_000_000).encode(),
     "declined": Declined("job-1", REFUSAL).encode(),
@@ -79,11 +81,13 @@ DIGESTS = {
     "open-round of winners": "9564b1d21445f9294a3afb12b05ad7e09d6a0bea8b0346d362480f4fb19b127f",
     "sum": "7dfd7d24996ee7e4f0a04fe765d1401563b2d26ad29e97f1384a7fa504f773e0",
     "refused": "03e8f402d100c68cf8a7b3701aa466e4e6a7c1875f3a02f24057f0986c494564",
+    "answered": "cfa3db40c9b1cceacb6d16ffe9d5782fb4775c2df4094ea02f6d865e1708c706",
     "settled": "52417583b6af94eb1337bb0bb2bd03ce5cab4c552e51d5af5f355e512a948ea7",
     "poll": "8d96e580a4a978e775071e06f892a9b20929ed2c52e2ebf5200d0180a8419a58",
     "poll in whole seconds": "afa370b87b55da0c80cc63e15a000fc40cc206525c9a0b2f34315d9f768e1b9d",
     "mail": "f6403feb284ba2aaa6efed0711ca2975cdd881fcc2553fad60b26fe9cdc26507",
     "mail that names a program": "a3142696fc87afa0ec2efac164ef9ae1405f407579a66b2bf8e7f625da842c4c",
+    "mail that tells a party its own head": "69a5adb3a4b2cdc499fa0366906419da0121b53d7684722951f179218d224198",
     "proposal": "a773223b41492c9cda02a8008291c2fef9b1fcff56768c0c24cbe6cb44d5d81a",
     "willing": "3a389322ec5af6b4a8a8315efd08085e0bac3af9b3af10ad561df271afd4c8c0",
     "declined": "55462425e8e446f9ba857f19795590cebe4882449bc64bddb97db29a0fa4fb18",

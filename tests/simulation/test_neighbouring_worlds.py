@@ -29,6 +29,7 @@ from workers.studies.simulation.campaign import memory_folder, run_case
 from workers.studies.simulation.case import Case, case_of
 from workers.studies.simulation.contract import Outcome
 from workers.studies.simulation.homes import FINGERPRINT, RECORDS, VARIANTS, Templates, image_digests
+from workers.studies.simulation.parties import mark_records
 from workers.studies.simulation.subject import service
 from workers.studies.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, points
 
@@ -110,6 +111,7 @@ def other_records(target: Path, agent: str, world: str, *, way: Way) -> None:
             image_digests=digests,
         )
         writer.finish()
+    mark_records(target, agent)
     if world == "one less":
         shard = Shard.open(target)
         shard.delete(shard.record_ids[:1])

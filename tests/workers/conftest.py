@@ -23,6 +23,7 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.polls import Mail, Poll
+from labeler.messages.rounds import AnswerSent
 from labeler.randomness import seeded_source
 
 CLASSES = ("cat", "dog", "eel")
@@ -79,6 +80,7 @@ class Relay:
         head: of the journal it claims to have.
         program: its dialect, as it tells parties.
         requests: how many it got, by path.
+        is_witness: it tells parties how far it has seen their journals, as a coordinator does.
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,8 @@ class Relay:
         self.head: tuple[int, str] = (0, "")
         self.program = ""
         self.requests: Counter[str] = Counter()
+        self.is_witness = False
+        self.seen: dict[str, tuple[int, str]] = {}
         self.sequence = 0
         self.url = ""
         self._mail: dict[str, list[bytes]] = defaultdict(list)
@@ -134,6 +138,10 @@ class Relay:
             assert time.monotonic() < end, f"waited {seconds} s for {count} polls"
             time.sleep(0.02)
 
+    def forget_mail(self, recipient: str) -> None:
+        """What waited for a party is lost, and its numbers begin anew with what is sent next."""
+        self._mail[recipient].clear()
+
     def mail_of(self, recipient: str) -> list[Message]:
         return [message for data in self._mail[recipient] for message in read_frames(data, max_messages=1)]
 
@@ -155,6 +163,9 @@ class Relay:
                 problem = b'{"type": "urn:labeler:problem:replayed", "detail": "seen before"}'
                 return Response(problem, 409)
             self._taken[header.sender, header.recipient] = header.sequence
+            if header.kind == "answered":
+                sent = AnswerSent.decode(self.keys.open(message))
+                self._saw(header.sender, (sent.journal_seq, sent.journal_hash))
             if header.recipient == COORDINATOR:
                 self.inbox.append(message)
             else:
@@ -189,8 +200,12 @@ class Relay:
         mail = self._mail[party][start : start + 16]
         if not (mail or is_answered_empty):
             return Response(b"", 200)
-        body = Mail(f"{start + len(mail)}-0", *self.head, self.program).encode()
+        told = self.seen.get(party, (0, "")) if self.is_witness else (0, "")
+        body = Mail(f"{start + len(mail)}-0", *self.head, self.program, *told).encode()
         return Response(frame([self.sign("poll", party, body)]) + b"".join(mail), 200)
+
+    def _saw(self, party: str, head: tuple[int, str]) -> None:
+        self.seen[party] = max(self.seen.get(party, (0, "")), head, key=lambda one: one[0])
 
     def app(self) -> Starlette:
         return Starlette(

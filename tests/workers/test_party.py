@@ -70,6 +70,7 @@ def make_link(relay: Any, database: Database, tmp_path: Path) -> Iterator[MakeLi
             "home": tmp_path,
             "database": database,
             "journal_head": lambda: EMPTY,
+            "check_own": [].append,
             "facts": lambda: {"classes": ["a"]},
             "stop": threading.Event(),
             "wait_s": 0.0,

@@ -28,7 +28,7 @@ from labeler.sharing import unshard
 from tests.workers.conftest import CLASSES, DIMENSION
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.policy import Policy, policy_toml
-from workers.homes.journals import accept_restored_journal, backup_home
+from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
 from workers.party.home import AgentConfig, create_agent_home
 
 KEY, OTHER = SiteKey(b"k" * 32), SiteKey(b"o" * 32)
@@ -85,6 +85,11 @@ class LifeSite(Site):
     def spends(self) -> list[int]:
         with open_database(self.home / "journal.db", read_only=True) as database, database.read() as connection:
             return sorted(connection.execute(select(life_spends.c.spent)).scalars())
+
+    def answers_in_the_chain(self) -> int:
+        verify_journal(self.home)
+        with open_database(self.home / "journal.db", read_only=True) as database:
+            return sum(entry.kind == "answer" for entry in Ledger(database, clock=lambda: NOW).entries())
 
 
 @pytest.fixture
@@ -203,6 +208,7 @@ def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
     is_stored = point in ("agent.stored", "agent.sent")
     price = vote_nano(ask.task)
     assert site.spends() == ([price] * RECORDS if is_stored else [])
+    assert site.answers_in_the_chain() == (1 if is_stored else 0)
     before = len(site.relay.mail_of("tallier-0"))
     running = site.run()
     answers = site.shares(ask, before + 1)
@@ -210,6 +216,7 @@ def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
     digests = {tuple(share.fingerprint() for share in shares) for shares in answers}
     assert len(digests) == 1
     assert site.spends() == [price] * RECORDS
+    assert site.answers_in_the_chain() == 1
     # Whatever came before, what was sent holds the votes that were paid for, and not those of a spend that came later.
     assert abs(float(unshard([share.expand() for share in answers[0]]).sum() / ask.task.scale) - RECORDS) < 16
 

@@ -14,13 +14,18 @@ from typing import Any
 
 import pytest
 
+from feature_store.journal.anchor import Anchor
+from feature_store.journal.chain import Head
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.keys import PartyKeys
+from labeler.accounting.lifetime import vote_nano
 from labeler.batch import QueryBatch
-from labeler.errors import InvalidSetting, JournalBehind
+from labeler.errors import InvalidSetting, JournalBehind, Unavailable
+from labeler.sharing import unshard
 from tests.workers.test_agent_service import AGENT, NOW
-from tests.workers.test_votes_for_life import LifeSite, write
+from tests.workers.test_votes_for_life import RECORDS, LifeSite, write
 from workers.agent.service import run_agent
 from workers.cli import main
 from workers.party.home import AgentConfig, create_agent_home, read_agent_config, witness_of
@@ -161,6 +166,47 @@ def test_nothing_is_answered_whose_charge_the_witness_was_not_told_of_however_of
     (tmp_path / "aside").rename(witness)
     site.shares(ask, 1)
     running.end()
+    assert witness.read_bytes() == (site.home / "journal.head").read_bytes()
+
+
+def test_no_answer_leaves_whose_spends_the_witness_was_not_told_of(
+    site: LifeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is lost between the charge and the answer, which is stored by then: that one leaves later, no other."""
+    witness = tmp_path / "elsewhere" / "agent.head"
+    witness.parent.mkdir()
+    make(site, witness)
+    ask = site.ask_for_life(votes=4, nonce="first")
+    lost = threading.Event()
+    tries: list[int] = []
+    commitment, remember = LifetimeSpends.commitment, Anchor.remember
+
+    def storing(self: LifetimeSpends, **options: Any) -> dict[str, str]:
+        if not tries:
+            lost.set()
+        return commitment(self, **options)
+
+    def told(self: Anchor, head: Head) -> None:
+        if self.path == witness and lost.is_set():
+            tries.append(head.seq)
+            raise Unavailable("its disk is away")
+        remember(self, head)
+
+    monkeypatch.setattr(LifetimeSpends, "commitment", storing)
+    monkeypatch.setattr(Anchor, "remember", told)
+    site.send(ask)
+    running = site.run()
+    end = time.monotonic() + 60
+    while len(tries) < 3:
+        assert time.monotonic() < end, "waited 60 s for the agent to tell its witness"
+        assert not [one for name in site.talliers for one in site.relay.mail_of(name)]
+        time.sleep(0.02)
+    lost.clear()
+    (shares,) = site.shares(ask, 1)
+    running.end()
+    assert abs(unshard([share.expand() for share in shares]).sum() / ask.task.scale - RECORDS) < 16
+    assert site.spends() == [vote_nano(ask.task)] * RECORDS
+    assert site.answers_in_the_chain() == 1
     assert witness.read_bytes() == (site.home / "journal.head").read_bytes()
 
 

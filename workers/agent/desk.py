@@ -87,7 +87,7 @@ class AgentDesk:
         self._database = database
         self._rounds = rounds
         self._spends = LifetimeSpends(database)
-        self._letters = DeskLetters(mail.party_id, rounds)
+        self._letters = DeskLetters(mail.party_id, rounds, lambda: ledger.head)
         self._promises = promises
         self._ledger = ledger
         self._admission = admission
@@ -225,7 +225,7 @@ class AgentDesk:
     def _keep(self, turn: DeskTurn) -> bool:
         """Everything that is durable before anything is computed, in one transaction; whether there was anything."""
         erased = [digest for digest, _ in turn.pop(machine.Erase)]
-        charges = turn.pop(machine.Charge)
+        charges = self._one_for_life(turn.pop(machine.Charge))
         promises = turn.pop_proposals(proposing.Promise)
         withdrawn, turn.withdrawn = turn.withdrawn, []
         if not (erased or charges or promises or withdrawn):
@@ -268,6 +268,27 @@ class AgentDesk:
             fault_point("agent.charged")
         return True
 
+    def _one_for_life(self, charges: Sequence[tuple[str, machine.Charge]]) -> list[tuple[str, machine.Charge]]:
+        """Those that are charged now: of votes for life one, once no other round of them lacks its answer.
+
+        What a round votes hangs on what those before it spent. So a copy of the home holds the key of at most one
+        round whose spends it does not hold, and computes that one anew from the very same spends: however many rounds
+        are asked at once, none is answered from other spends under the same noise.
+        """
+        for_life = [one for one in charges if one[1].ask.task.life is not None]
+        if not for_life:
+            return list(charges)
+        states = [self._memory.state(digest) for digest in self._ledger.unanswered_for_life()]
+        before = [state for state in states if state.stage == "charged"]  # others are erased in this very transaction
+        now, later = ([], for_life) if before else (for_life[:1], for_life[1:])
+        if all(state.doing in ("compute", "store") for state in before):
+            self._waiting += later
+        else:
+            # Nobody knows when the other is answered: these are charged once they are asked for again.
+            for digest, _ in later:
+                self._memory.forget(digest)
+        return [one for one in charges if one[1].ask.task.life is None] + now
+
     def _compute(self, turn: DeskTurn) -> bool:
         """Answers that are charged: all that are votes, then one that is trained; whether there was any."""
         # Settled meanwhile, one that had waited for its turn is not wanted any more.
@@ -308,6 +329,7 @@ class AgentDesk:
         if cast is None:
             raise PrivacyRefusal("an answer with votes for life does not say what they spend")
         self._spends.add(digest, cast, connection=connection)
+        self._ledger.answered_in(connection, digest, self._spends.commitment(connection=connection))
 
     def _store(self, turn: DeskTurn) -> bool:
         """Keep every answer that was computed, in one transaction; whether there was any."""
@@ -330,8 +352,10 @@ class AgentDesk:
         except (JournalBroken, JournalBehind):
             raise
         except Exception as error:
+            # What was stored before its witness could be told leaves once it was, and is never computed again.
+            self._ledger.check_witnesses()
             # A full disk, for example: it is computed again under the same key, and nothing has left.
-            failed = {digest for digest, _ in wanted}
+            failed = {digest for digest, _ in wanted if not self._rounds.is_stored(digest)}
             log.error("an answer that was charged could not be made; trying again", extra=cause(error))
         for digest, effect in wanted:
             if digest in failed:

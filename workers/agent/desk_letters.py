@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.chain import Head
 from feature_store.keys import seal_body
 from labeler.answered import NOT_KEPT
 from labeler.errors import PrivacyRefusal
 from labeler.messages import COORDINATOR
 from labeler.messages.proposals import Declined, Proposal, Willing
-from labeler.messages.rounds import Ask, Refusal
+from labeler.messages.rounds import AnswerSent, Ask, Refusal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter
@@ -23,9 +25,10 @@ log = logging.getLogger("labeler.agent")
 class DeskLetters:
     """Writes the letters of a turn."""
 
-    def __init__(self, party_id: str, rounds: JournalRounds) -> None:
+    def __init__(self, party_id: str, rounds: JournalRounds, head: Callable[[], Head]) -> None:
         self._party_id = party_id
         self._rounds = rounds
+        self._head = head
 
     def send(self, turn: DeskTurn) -> None:
         """Everything that a turn says, in letters: what belongs together is taken together."""
@@ -69,7 +72,9 @@ class DeskLetters:
             Draft("input-share", one.tallier_id, body, task_digest=task_digest, round_digest=digest, is_sealed=True)
             for one, body in zip(ask.talliers, bodies, strict=True)
         ]
-        receipt = Draft("answered", COORDINATOR, b"{}", task_digest=task_digest, round_digest=digest)
+        head = self._head()
+        said = AnswerSent(head.seq, head.hash).encode()
+        receipt = Draft("answered", COORDINATOR, said, task_digest=task_digest, round_digest=digest)
         about = {"task_digest": task_digest, "round_digest": digest}
         turn.letters.append(OutgoingLetter((*shares, receipt), "answered", about))
 

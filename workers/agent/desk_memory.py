@@ -56,6 +56,10 @@ class DeskMemory:
             state = AgentRound(round_digest) if kept is None else AgentRound(round_digest, kept.stage, kept.recipients)
         return state
 
+    def forget(self, round_digest: str) -> None:
+        """A round is what the journal says of it: nothing is under way."""
+        self._states.pop(round_digest, None)
+
     def round_event(self, turn: DeskTurn, round_digest: str, event: RoundEvent) -> None:
         """Step a round; what it wants done goes into the turn."""
         before = self.state(round_digest)

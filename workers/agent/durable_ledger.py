@@ -16,6 +16,7 @@ from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.answer_history import AnsweredTasks, check_delta
 from feature_store.journal.asked_by import AskedBy
+from feature_store.journal.chain import Head
 from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Ledger
@@ -169,6 +170,23 @@ class DurableLedger:
         if is_new:
             self._tasks.note(task, self._clock(), connection=connection)
         return is_new
+
+    @property
+    def head(self) -> Head:
+        """The end of the journal, which an answer carries: it covers what the answer has spent."""
+        return self._ledger.known_head()
+
+    def unanswered_for_life(self) -> list[str]:
+        """See AnsweredTasks."""
+        with self._database.read() as connection:
+            return self._tasks.unanswered_for_life(connection=connection)
+
+    def answered_in(self, connection: Connection, round_digest: str, commitment: Mapping[str, str]) -> None:
+        """Note in the chain that the answer to a round was stored, with what it says of its spends."""
+        paid_by = self._memory.paid_by(round_digest, connection=connection)
+        if paid_by is None:
+            raise PrivacyRefusal("an answer that was never charged is not stored")
+        self._ledger.answer(paid_by, commitment, connection=connection)
 
     def kept_until(self, expires_at: float | None) -> datetime:
         """Until when a round is kept whose ask states this deadline, in unix seconds."""

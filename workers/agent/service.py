@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,9 @@ from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
+from feature_store.manifest import MANIFEST_NAME
 from feature_store.shard import Shard
+from feature_store.shard_mark import MARK_NAME, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
@@ -77,6 +80,8 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         ledger = Ledger(database, clock=clock, elsewhere=witness_of(home, config))
         keys = KeyFolder(home / ERASABLE_FOLDER)
         has_entries = ledger.verify().seq > 0
+        spends = LifetimeSpends(database)
+        spends.verify()
         check_journal_kept(home, has_entries=has_entries)
         check_home(database, keys, has_entries=has_entries)
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
@@ -99,7 +104,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
         forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
-        records = _Records(home, config, LifetimeSpends(database))
+        records = _Records(home, config, spends, journal=ledger.journal_id())
         link = PartyLink(
             url=config.coordinator_url,
             party_id=config.agent_id,
@@ -108,6 +113,7 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             home=home,
             database=database,
             journal_head=ledger.known_head,
+            check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=records.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),
@@ -153,12 +159,14 @@ class _Records:
     there was one.
     """
 
-    def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends) -> None:
+    def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends, *, journal: str) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
         self._config = config
         self._spends = spends
-        self._stamp = self._manifest_stamp()
+        self._journal = journal
+        manifest = self._stamp_of(MANIFEST_NAME)
         self._agent = self._open(verify=True)
+        self._stamp = (manifest, self._stamp_of(MARK_NAME))  # the mark may have been made just now
         self._problem: LabelerError | None = None
 
     def facts(self) -> Mapping[str, Any]:
@@ -203,7 +211,7 @@ class _Records:
 
     def look(self) -> None:
         """Go over to the shard as it is now, where it has changed."""
-        stamp = self._manifest_stamp()
+        stamp = self._stamps()
         if stamp == self._stamp:
             return
         before = self._agent
@@ -226,6 +234,7 @@ class _Records:
         shard = Shard.open(self._path, verify=verify)
         if shard.is_public:
             raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
+        claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
         return Agent(
             self._config.agent_id,
@@ -235,9 +244,12 @@ class _Records:
             spends=self._spends,
         )
 
-    def _manifest_stamp(self) -> tuple[int, int, int]:
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        return self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME)
+
+    def _stamp_of(self, name: str) -> tuple[int, int, int]:
         try:
-            status = (self._path / "manifest.json").stat()
+            status = (self._path / name).stat()
         except OSError:
             return (0, 0, 0)
         return (status.st_ino, status.st_size, status.st_mtime_ns)

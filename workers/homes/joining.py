@@ -264,6 +264,7 @@ def _try_connection(
     limit = threading.Timer(CHECK_S, stop.set)
     limit.daemon = True
     limit.start()
+    ledger = Ledger(database, clock=now_utc)
     link = PartyLink(
         url=invitation.url,
         party_id=invitation.party_id,
@@ -271,7 +272,8 @@ def _try_connection(
         coordinator_key=invitation.verify_key,
         home=home,
         database=database,
-        journal_head=Ledger(database, clock=now_utc).head,
+        journal_head=ledger.head,
+        check_own=ledger.check_not_behind,
         facts=lambda: facts,
         stop=stop,
         ca_file=ca_file,

@@ -26,6 +26,7 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import renew_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
+from feature_store.journal.lifetimes import LIFE_TABLES, LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.recovery import accept_restored
@@ -66,13 +67,17 @@ def verify_journal(home: Path) -> dict[str, Any]:
     """Read the whole ledger of a home again.
 
     Raises:
-        JournalBroken: an entry was changed, or a balance is not what the entries add up to.
+        JournalBroken: an entry was changed, or a balance is not what the entries add up to, or what images have spent
+            is not what the last answer said.
         JournalBehind: it is older than what its anchor remembers.
     """
     with _opened(home, read_only=True) as database:
         if not database.has(*LEDGER_TABLES):
             return _said(_verified_before_its_ledger(database, Anchor(home / ANCHOR_FILE)))
-        return _said(Ledger(database, clock=now_utc).verify())
+        head = Ledger(database, clock=now_utc).verify()
+        if database.has(*LIFE_TABLES):
+            LifetimeSpends(database).verify()
+        return _said(head)
 
 
 def _verified_before_its_ledger(database: Database, anchor: Anchor) -> Head:

@@ -19,6 +19,7 @@ from typing import Final
 
 from feature_store.clock import now_utc
 from feature_store.journal.chain import Head
+from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyRecord
 from feature_store.mailbox import Letter
 from labeler.batch import QueryBatch
@@ -91,6 +92,9 @@ class RunParties:
     def all(self) -> Sequence[PartyRecord]:
         """See PartyBook."""
         return self._enrolled
+
+    def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
+        """See PartyBook: an agent of this process has no journal."""
 
     # Who writes the coordinator's messages.
 

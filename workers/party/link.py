@@ -84,6 +84,7 @@ class PartyLink:
         home: of this party, where files remember the coordinator's highest head and its proof.
         database: its journal, which keeps the numbers of messages.
         journal_head: the head of its own ledger, told at every poll.
+        check_own: refuses a head of its own ledger that the ledger does not hold: the coordinator has seen it.
         facts: what the coordinator is told at every poll.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
@@ -106,6 +107,7 @@ class PartyLink:
         home: Path,
         database: Database,
         journal_head: Callable[[], Head],
+        check_own: Callable[[Head], None],
         facts: Callable[[], Mapping[str, Any]],
         stop: threading.Event,
         ca_file: str | None = None,
@@ -117,6 +119,8 @@ class PartyLink:
         self.coordinator_key = coordinator_key
         self.mail = PartyMail(party_id, keys, database=database, sequences=Sequences(database, clock=clock))
         self._journal_head = journal_head
+        self._check_own = check_own
+        self._own_seen = EMPTY
         self._seen = Seen(home / SEEN_FILE)
         self._facts = facts
         self._stop = stop
@@ -143,7 +147,8 @@ class PartyLink:
         """Wait for mail. What comes is for this party; who sent it, `open` checks.
 
         Raises:
-            JournalBehind: the coordinator's journal is older than what this party has seen of it.
+            JournalBehind: the coordinator's journal is older than what this party has seen of it, or this party's own
+                is than what the coordinator has seen.
             NotEnrolled: this party is not enrolled, or its keys were revoked.
             ProtocolViolation: the answer is none.
             Interrupted: told to stop.
@@ -284,6 +289,10 @@ class PartyLink:
                 "back; if that is gone for good, a person at this site consents to the restored one with `labeler "
                 "journal trust-restored`"
             )
+        own = Head(note.journal_seq, note.journal_hash) if note.journal_seq else EMPTY
+        if own not in (self._own_seen, self._journal_head()):
+            self._check_own(own)
+            self._own_seen = own
         self._seen.keep(told, signed)
 
     def _send(self, path: str, drafts: Sequence[Draft], *, beside: bytes = b"") -> bytes:

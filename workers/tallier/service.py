@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from feature_store.clock import Clock, now_utc
@@ -68,6 +69,7 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             home=home,
             database=database,
             journal_head=ledger.known_head,
+            check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=lambda: winners.facts,
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),

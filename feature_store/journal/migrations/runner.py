@@ -29,12 +29,12 @@ from feature_store.journal.about import (
 from feature_store.journal.anchor import Anchor, check_not_behind
 from feature_store.journal.chain import Head, time_text
 from feature_store.journal.database import Database
-from feature_store.journal.migrations import v1_to_v2, v2_to_v3
+from feature_store.journal.migrations import v1_to_v2, v2_to_v3, v3_to_v4
 from feature_store.journal.migrations.step import Step
 from feature_store.journal.verification import hash_at, verify_if_there
 from labeler.errors import JournalBroken
 
-STEPS: tuple[Step, ...] = (v1_to_v2.STEP, v2_to_v3.STEP)
+STEPS: tuple[Step, ...] = (v1_to_v2.STEP, v2_to_v3.STEP, v3_to_v4.STEP)
 """From the first version to this program's, without a gap."""
 
 Save = Callable[[About, Head], str]

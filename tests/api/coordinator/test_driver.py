@@ -19,20 +19,22 @@ from api.coordinator.ownership import Reader
 from api.schema import JobRequest, JobView
 from feature_store.driving.errands import Errand
 from feature_store.driving.gathering import FEW_JOBS
-from feature_store.driving.intake import Delivery, incoming
+from feature_store.driving.intake import Delivery, incoming, with_heads
 from feature_store.driving.sending import Sender
 from feature_store.driving.settling import Settling
 from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.chain import Head
+from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Connection
+from feature_store.journal.parties import PartyStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.task_shares import TaskShares
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
-from labeler.errors import InvalidSetting, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
+from labeler.errors import InvalidSetting, JournalBehind, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.proposals import Willing
+from labeler.messages.rounds import AnswerSent
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Patience
@@ -493,6 +495,30 @@ def test_shares_that_could_not_be_passed_on_are_sent_again_by_their_agent(
     again = site.deliver(share)
     site.conductor.tick()
     assert isinstance(again[0], Replayed)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_share_is_passed_on_before_the_head_of_its_agents_journal_is_kept(site: Site, count: int) -> None:
+    """Also where the receipt behind it is not taken any more: the head lies beside every message of the answer."""
+    job = site.submit()
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+    digest, seal_to = site.round_digest(job), site.keys["t0"].public.seal_key
+    share = site.message(
+        "input-share", "east", bytes(100), job, recipient="t0", round_digest=digest, seal_to=seal_to
+    )  # fmt: skip
+    receipt = site.message("answered", "east", AnswerSent(7, "c" * 64).encode(), job, round_digest=digest)
+    both = with_heads([incoming(one, site.house.parties.get("east"), site.own) for one in (share, receipt)])
+    site.conductor.deliver(Delivery(both[:count], None, lambda _: None))
+    site.conductor.tick()
+    assert [message.header.kind for message in site.mail("t0")].count("input-share") == 1
+    again = PartyStore(site.house.database)
+    for parties in (site.house.parties, again):
+        assert (parties.last_answer("east"), parties.last_answer("north")) == (Head(7, "c" * 64), EMPTY)
+    with pytest.raises(JournalBehind, match="ended at entry 7 and now ends at entry 6"):
+        again.contact("east", site.house.clock(), {}, Head(6, "b" * 64))
 
 
 def test_a_restarted_driver_goes_on_with_every_unfinished_job(site: Site) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 
+from feature_store.journal.chain import Head
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Letter
 from labeler.messages import COORDINATOR, Message, frame, read_frames
@@ -78,6 +79,22 @@ def test_a_party_of_an_earlier_dialect_is_told_nothing_new(own: Service) -> None
     body = read_frames(answer.content, max_messages=9)[0].body
     assert b"program" not in body
     assert Mail.decode(body).program == ""
+
+
+def test_a_party_is_told_how_far_its_journal_was_and_one_behind_is_refused_at_once(own: Service) -> None:
+    stores = own.coordinator.stores
+    first = post(own, polling(own.keys[AGENT], 1, journal_seq=5, journal_hash="a" * 64), path="/v1/messages:poll")
+    note = Mail.decode(read_frames(first.content, max_messages=9)[0].body)
+    assert (note.journal_seq, note.journal_hash) == (0, "")
+    with stores.database.write() as connection:
+        stores.parties.answered({AGENT: Head(8, "c" * 64)}, connection=connection)
+    for number, (seq, digest) in enumerate([(5, "a"), (8, "d"), (0, "")], start=2):
+        older = polling(own.keys[AGENT], number, journal_seq=seq, journal_hash=digest * 64)
+        answer = post(own, older, path="/v1/messages:poll")
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
+    grown = post(own, polling(own.keys[AGENT], 9, journal_seq=30, journal_hash="e" * 64), path="/v1/messages:poll")
+    note = Mail.decode(read_frames(grown.content, max_messages=9)[0].body)
+    assert (note.journal_seq, note.journal_hash) == (8, "c" * 64), "it compares, and answers nothing where it is a copy"
 
 
 def test_where_a_message_is_refused_so_is_the_post_and_no_mail_is_handed_out_or_dropped(own: Service) -> None:

@@ -19,7 +19,7 @@ from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
 from labeler.messages.polls import Poll
 from labeler.messages.proposals import Proposal, Willing
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import AnswerSent, Ask
 from labeler.messages.shares import share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
@@ -29,6 +29,7 @@ from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, pos
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 HONEST = ("agent-1", "agent-2", "agent-3")
+SENT = AnswerSent(1, "a" * 64).encode()
 
 
 class Attacker:
@@ -57,8 +58,8 @@ class Attacker:
         body = Poll(
             after=self._after,
             wait_s=wait_s,
-            journal_seq=0,
-            journal_hash="",
+            journal_seq=1,
+            journal_hash="a" * 64,
             coordinator_seq=0,
             coordinator_hash="",
             version=self.version,
@@ -167,9 +168,9 @@ def test_attacks_of_an_enrolled_agent_are_refused_by_name_and_the_round_goes_on(
         # Old keys after a rotation, and any after it was revoked, get it nowhere.
         new = PartyKeys.generate()
         client.rotate(attacker.name, KeysRequest(verify_key=new.public.verify_key, seal_key=new.public.seal_key))
-        assert attacker.refused(attacker.message("answered", b"{}")) == (403, "forged")
+        assert attacker.refused(attacker.message("answered", SENT)) == (403, "forged")
         client.revoke_party(attacker.name)
-        assert attacker.refused(attacker.message("answered", b"{}", keys=new)) == (403, "not-enrolled")
+        assert attacker.refused(attacker.message("answered", SENT, keys=new)) == (403, "not-enrolled")
 
 
 def send_what_is_refused(attacker: Attacker, url: str) -> None:
@@ -180,11 +181,11 @@ def send_what_is_refused(attacker: Attacker, url: str) -> None:
     elsewhere = attacker.ask.talliers[0].seal_key
     send = attacker.message
     refusals = {
-        "signed with other keys": (send("answered", b"{}", keys=stranger), (403, "forged")),
-        "in another's name": (send("answered", b"{}", sender="agent-1"), (403, "forged")),
-        "by a stranger": (send("answered", b"{}", sender="eve", keys=stranger), (403, "not-enrolled")),
-        "of a round never opened": (send("answered", b"{}", round_digest=other), (409, "wrong-digest")),
-        "of another task": (send("answered", b"{}", task_digest=other), (409, "wrong-digest")),
+        "signed with other keys": (send("answered", SENT, keys=stranger), (403, "forged")),
+        "in another's name": (send("answered", SENT, sender="agent-1"), (403, "forged")),
+        "by a stranger": (send("answered", SENT, sender="eve", keys=stranger), (403, "not-enrolled")),
+        "of a round never opened": (send("answered", SENT, round_digest=other), (409, "wrong-digest")),
+        "of another task": (send("answered", SENT, task_digest=other), (409, "wrong-digest")),
         "a tallier's report": (send("holdings", b"{}"), (409, "protocol-violation")),
         "a share for an agent": (
             send("input-share", b"x", to="agent-1", seal_to=elsewhere),
@@ -197,7 +198,7 @@ def send_what_is_refused(attacker: Attacker, url: str) -> None:
     huge = (200).to_bytes(4, "big") + (MAX_MESSAGE_BYTES + 1).to_bytes(8, "big")
     assert attacker.refused_bytes(huge) == (413, "too-large")
     assert announced(url, MAX_MESSAGE_BYTES + 1) == 413
-    assert attacker.refused_bytes(frame([send("answered", b"{}")])[:-1]) == (409, "protocol-violation")
+    assert attacker.refused_bytes(frame([send("answered", SENT)])[:-1]) == (409, "protocol-violation")
 
 
 def send_two_different_shares(attacker: Attacker, service: Service) -> None:
@@ -211,7 +212,7 @@ def send_two_different_shares(attacker: Attacker, service: Service) -> None:
     assert attacker.refused(share) == (409, "replayed")
     wait_until(lambda: at_tallier(service, attacker) == {"excluded"}, what="the tallier to meet the second share")
     attacker.taken(attacker.share(1, good[1]), attacker.share(2, good[2]))
-    answered = attacker.message("answered", b"{}")
+    answered = attacker.message("answered", SENT)
     attacker.taken(answered)
     assert attacker.refused(answered) == (409, "replayed")
 

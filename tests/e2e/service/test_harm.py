@@ -14,6 +14,7 @@ import pytest
 
 from api.client import Client
 from api.schema import PartyRequest
+from feature_store.shard_mark import MARK_NAME
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import (
     new_task,
@@ -161,8 +162,10 @@ def test_an_agent_enrolled_later_takes_part_and_catches_up_after_it_was_away(
     harmed: Service, client: Client, digit_features: Any, labeler: Any, tmp_path: Path
 ) -> None:
     home, first = tmp_path / "agent-4", harmed.home / "agents" / "agent-1"
-    shard = tomllib.loads((first / "agent.toml").read_text())["shard"]
-    arguments = ("--id", "agent-4", "--coordinator", harmed.url, "--shard", first / shard, "--engine", "numpy")
+    shard = first / tomllib.loads((first / "agent.toml").read_text())["shard"]
+    # As if the images were embedded again: a shard that is marked answers for one home.
+    shutil.copytree(shard, tmp_path / "own.shard", ignore=shutil.ignore_patterns(MARK_NAME))
+    arguments = ("--id", "agent-4", "--coordinator", harmed.url, "--shard", tmp_path / "own.shard", "--engine", "numpy")
     made = labeler("agent", "init", "--home", home, *arguments)
     assert made.code == 0, made.err
     shutil.copy2(first / "policy.toml", home / "policy.toml")

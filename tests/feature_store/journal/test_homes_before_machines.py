@@ -1,5 +1,4 @@
-"""Journals of the version before rounds had one machine are of today's version: they open as they are, half-done jobs
-included."""
+"""Journals of the version before rounds had one machine are upgraded as they are, half-done jobs included."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import feature_store.journal
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.about import VERSION
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import metadata, open_database
+from feature_store.journal.database import Database, metadata, open_database
 from feature_store.journal.erasable_home import check_home
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
@@ -52,6 +51,10 @@ def cut(place: str, tmp_path: Path) -> CutHome:
     return unpack_cut(place, tmp_path / "kept")
 
 
+def upgraded(home: Path) -> Database:
+    return open_upgraded(home / "journal.db", anchor=home / "journal.head")
+
+
 def rules(path: Path) -> dict[str, str]:
     """What SQLite says of tables, indices and triggers, spaces and quotes apart."""
     with closing(sqlite3.connect(path)) as plain:
@@ -59,14 +62,14 @@ def rules(path: Path) -> dict[str, str]:
     return {name: re.sub(r"\s+", " ", sql.replace('"', "")).replace("( ", "(").strip() for name, sql in found}
 
 
-def test_every_journal_opens_without_an_upgrade_with_its_chain_and_balances(cut: CutHome) -> None:
+def test_every_journal_is_upgraded_with_its_chain_and_balances(cut: CutHome) -> None:
     assert sorted(cut.facts) == sorted(("coordinator", *AGENTS, *TALLIERS))
     for role, facts in cut.facts.items():
         journal = cut.federation / role / "journal.db"
         told: list[Upgraded] = []
         with closing(open_upgraded(journal, anchor=journal.with_name("journal.head"), tell=told.append)) as database:
             ledger = Ledger(database, clock=now)
-            assert (database.about().version, told) == (VERSION, [])
+            assert (database.about().version, [one.source for one in told]) == (VERSION, [3])
             assert [ledger.verify().seq, ledger.head().hash] == facts["head"]
             balances = [[one.account, one.level, one.cap, one.spent, one.posted] for one in ledger.balances()]
             assert balances == facts["accounts"]
@@ -81,12 +84,13 @@ def test_its_tables_have_the_rules_that_new_ones_have(cut: CutHome, tmp_path: Pa
         database.create(*(table for table in metadata.sorted_tables if table.name != "journal_about"))
     wanted = rules(fresh)
     for role in cut.facts:
+        upgraded(cut.federation / role).close()
         found = rules(cut.federation / role / "journal.db")
         assert {name: sql for name, sql in found.items() if wanted.get(name) != sql} == {}, role
 
 
 def test_keys_answers_shares_and_rounds_are_found_as_they_were_left(cut: CutHome, place: str) -> None:
-    with closing(open_database(cut.federation / "coordinator" / "journal.db")) as database:
+    with closing(upgraded(cut.federation / "coordinator")) as database:
         jobs = JobStore(database, clock=now)
         [of_it] = jobs.rounds(cut.half_done)
         assert (cut.half_done, of_it.number, of_it.state, of_it.round_digest) in cut.rounds
@@ -95,7 +99,7 @@ def test_keys_answers_shares_and_rounds_are_found_as_they_were_left(cut: CutHome
     for role in (*AGENTS, *TALLIERS):
         home = cut.federation / role
         keys = KeyFolder(home / ERASABLE_FOLDER)
-        with closing(open_database(home / "journal.db")) as database:
+        with closing(upgraded(home)) as database:
             check_home(database, keys, has_entries=True)
             if role in AGENTS:
                 answer = JournalRounds(database, keys).kept(of_it.round_digest)

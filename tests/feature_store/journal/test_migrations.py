@@ -26,7 +26,7 @@ from feature_store.journal.chain import Head, canonical
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.migrations import runner, v1_to_v2, v2_to_v3
+from feature_store.journal.migrations import runner, v1_to_v2, v2_to_v3, v3_to_v4
 from feature_store.journal.migrations.dumps import check_dump
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.migrations.runner import STEPS, Upgraded, upgrade
@@ -271,7 +271,12 @@ def test_a_journal_left_between_two_steps_is_refused_until_the_backup_is_restore
 
     with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
         with pytest.raises(Unavailable):
-            upgrade(database, save=save_of(database), clock=now, steps=(v1_to_v2.STEP, Step(2, 3, break_down)))
+            upgrade(
+                database,
+                save=save_of(database),
+                clock=now,
+                steps=(v1_to_v2.STEP, Step(2, 3, break_down), v3_to_v4.STEP),
+            )
         assert database.about().version == 2
     [copy] = backups(first)
     for door in (
@@ -305,7 +310,12 @@ def test_an_upgrade_that_fails_in_its_first_step_leaves_the_journal_as_it_was(fi
 
     with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
         with pytest.raises(Unavailable):
-            upgrade(database, save=save_of(database), clock=now, steps=(Step(1, 2, half_of_it), v2_to_v3.STEP))
+            upgrade(
+                database,
+                save=save_of(database),
+                clock=now,
+                steps=(Step(1, 2, half_of_it), v2_to_v3.STEP, v3_to_v4.STEP),
+            )
         assert (database.about().version, database.about().upgrading) == (1, None)
     assert sorted(schema(journal)) == before
     with closing(opened(first, "agents/agent-1")) as database:
@@ -371,7 +381,9 @@ def test_a_step_that_touches_the_ledger_is_undone(first: KeptHome) -> None:
     for evil, match in ((forget_the_last_charge, "was settled whole"), (add_one, "changed the ledger")):
         with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
             with pytest.raises(JournalBroken, match=match):
-                upgrade(database, save=save_of(database), clock=now, steps=(Step(1, 2, evil), v2_to_v3.STEP))
+                upgrade(
+                    database, save=save_of(database), clock=now, steps=(Step(1, 2, evil), v2_to_v3.STEP, v3_to_v4.STEP)
+                )
             assert database.about().version == 1
     with closing(opened(first)) as database:
         assert accounts(Ledger(database, clock=now)) == first.facts["coordinator"]["accounts"]
@@ -386,7 +398,7 @@ def test_a_step_that_loses_a_row_others_refer_to_is_undone(first: KeptHome) -> N
 
     with closing(open_database(journal, anchor=journal.with_name("journal.head"))) as database:
         with pytest.raises(JournalBroken, match="refers to one of jobs that is not there"):
-            upgrade(database, save=save_of(database), clock=now, steps=(Step(1, 2, lose), v2_to_v3.STEP))
+            upgrade(database, save=save_of(database), clock=now, steps=(Step(1, 2, lose), v2_to_v3.STEP, v3_to_v4.STEP))
         with database.read() as connection:
             assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 5
         with pytest.raises(IntegrityError), database.write() as connection:  # references are followed again

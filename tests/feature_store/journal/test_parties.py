@@ -165,6 +165,24 @@ def test_a_party_with_an_older_or_another_journal_is_refused(store: PartyStore) 
     store.contact("alice", NOW, {}, Head(6, key(60)))
 
 
+def test_what_came_with_an_answer_is_seen_of_a_journal_and_only_rises(store: PartyStore, database: Database) -> None:
+    store.enrol("alice", "agent", key(1), key(2))
+    assert store.last_answer("alice") == EMPTY
+    store.contact("alice", NOW, {}, Head(5, key(50)))
+    for head in (Head(7, key(70)), Head(6, key(60)), Head(7, key(71))):
+        with database.write() as connection:
+            store.answered({"alice": head}, connection=connection)
+        assert store.last_answer("alice") == PartyStore(database).last_answer("alice") == Head(7, key(70))
+    for head in (Head(6, key(60)), Head(7, key(71))):
+        assert not store.is_as_far(store.get("alice"), head)
+        with pytest.raises(JournalBehind, match="entry 7"):
+            store.contact("alice", NOW, {}, head)
+    # A longer one may be that journal, or an older copy that has grown: its owner is told of the answer, and compares.
+    store.contact("alice", NOW, {}, Head(9, key(90)))
+    assert store.last_answer("alice") == Head(7, key(70))
+    refuses(database, "DELETE FROM party_heads", "UPDATE party_heads SET seq = 6")
+
+
 def test_facts_that_are_no_json_are_refused_without_repeating_them(store: PartyStore) -> None:
     store.enrol("alice", "agent", key(1), key(2))
     for fact in (float("nan"), {1, 2}, b"votes"):

@@ -28,7 +28,7 @@ from labeler.errors import (
 )
 from labeler.messages.body_format import MAX_JSON_BYTES
 from labeler.messages.polls import Mail, Poll
-from labeler.messages.rounds import MAX_ENTRIES, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
+from labeler.messages.rounds import MAX_ENTRIES, AnswerSent, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
 from labeler.messages.shares import (
     aggregate_from_bytes,
     aggregate_to_bytes,
@@ -638,3 +638,24 @@ def test_a_settlement_is_one_body_and_nothing_else_is_one() -> None:
     ):
         with pytest.raises(ProtocolViolation):
             Settled.decode(data)
+
+
+def test_an_answer_that_was_sent_names_the_head_of_a_journal_that_has_entries() -> None:
+    sent = AnswerSent(7, "a" * 64)
+    assert AnswerSent.decode(sent.encode()) == sent
+    for data in (
+        b"{}",
+        b'{"version":"labeler-answered/1"}',
+        sent.encode().replace(b"7", b"0"),
+        sent.encode().replace(b'"' + b"a" * 64, b'"' + b"A" * 64),
+    ):
+        with pytest.raises(ProtocolViolation):
+            AnswerSent.decode(data)
+
+
+def test_mail_that_tells_a_party_its_own_head_tells_all_of_it() -> None:
+    told = Mail("", 0, "", "labeler/0.5", 9, "e" * 64)
+    assert Mail.decode(told.encode()) == told
+    assert b"journal" not in MAIL.encode()
+    with pytest.raises(ProtocolViolation, match="journal_hash of an answer"):
+        Mail("", 0, "", "labeler/0.5", 9, "")

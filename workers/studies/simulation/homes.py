@@ -31,7 +31,7 @@ from workers.agent.policy import Policy
 from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
 from workers.party.home import AgentConfig, create_agent_home
 from workers.party.http import CoordinatorDoor
-from workers.studies.simulation.parties import URL, Clock, boot_agent, boot_tallier
+from workers.studies.simulation.parties import URL, Clock, boot_agent, boot_tallier, mark_records
 from workers.studies.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points
 from workers.studies.simulation.winners import MeetingRoom
 from workers.tallier.peers import pin_peers
@@ -325,6 +325,7 @@ def _make_shard(target: Path, name: str, variant: str, *, kind: str) -> None:
             image_digests=digests,
         )
         writer.finish()
+    mark_records(target, name)
     if variant == "one-less":
         shard = Shard.open(target)
         shard.delete(shard.record_ids[:1])

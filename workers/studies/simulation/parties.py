@@ -24,6 +24,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
+from feature_store.shard_mark import claim
 from labeler.errors import LabelerError
 from labeler.messages import Message
 from workers.agent.admission import Admission
@@ -160,6 +161,16 @@ class _Conversing:
         self._stop.end()
 
 
+def mark_records(shard: Path, agent_id: str) -> None:
+    """Mark a shard for an agent before any journal is there: all templates share shards, each has journals of its own,
+    and no schedule writes a mark that another finds."""
+    claim(shard, agent_id=agent_id, journal=_journal_of(agent_id))
+
+
+def _journal_of(agent_id: str) -> str:
+    return agent_id.encode().hex()
+
+
 def boot_agent(
     home: Path, *, door: CoordinatorDoor, policy: Callable[[], Policy], clock: Clock, keys: PartyKeys | None = None
 ) -> Party:
@@ -178,7 +189,7 @@ def boot_agent(
         site.open_accounts()
         mark_home(database, erasable)
         rounds.sweep()
-        records = _Records(home, config, LifetimeSpends(database))
+        records = _Records(home, config, LifetimeSpends(database), journal=_journal_of(config.agent_id))
         link = PartyLink(
             url=URL,
             party_id=config.agent_id,
@@ -187,6 +198,7 @@ def boot_agent(
             home=home,
             database=database,
             journal_head=ledger.known_head,
+            check_own=ledger.check_not_behind,
             clock=clock.utc,
             facts=records.facts,
             stop=stop,
@@ -251,6 +263,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             home=home,
             database=database,
             journal_head=ledger.known_head,
+            check_own=ledger.check_not_behind,
             clock=clock.utc,
             facts=lambda: winners.facts,
             stop=stop,
