@@ -57,7 +57,7 @@ async def answer(request: Request, error: Exception) -> Response:
             return made
         # A sentence about what is out of order may name the journal's database and its host.
         _log.warning("refused to a stranger", extra={"problem": error.problem_type, "detail": str(error)})
-        told = json.loads(made.body) | {"detail": TO_A_STRANGER}
+        told = json.loads(bytes(made.body)) | {"detail": TO_A_STRANGER}
         kept = {name: value for name, value in made.headers.items() if name == "retry-after"}
         return render(told, headers=kept)
     return await (_invalid if isinstance(error, RequestValidationError) else _of_the_router)(request, error)

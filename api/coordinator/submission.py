@@ -54,8 +54,6 @@ log = logging.getLogger("labeler.coordinator")
 
 MAX_KEY_LENGTH = 255
 
-_DAY = timedelta(days=1)
-
 
 @dataclass(frozen=True)
 class Stores:
@@ -415,17 +413,19 @@ def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotenc
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
-    """Refuse another free question where a requester has asked many: agents answer proposals from their own budgets.
+    """Refuse another job where many of a requester led nowhere: each leaves entries in the ledgers of all sites.
+
+    Jobs that were cancelled count against their own token alone. Far from its bound a token is counted once a minute.
 
     Raises:
         PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before anybody was asked.
     """
-    found = stores.jobs.willingness.unasked_since(job.created_by, job.created_at - _DAY, connection=connection)
+    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, most=most, connection=connection)
     if found >= most:
         raise PrivacyRefusal(
             f"{found} jobs of this token ended in the last 24 hours after agents had said whether they will and before "
-            f"anybody was asked; at most {most} may, since each tells for nothing what the budgets of sites cover. "
-            "Submit again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
+            f"anybody was asked; at most {most} may, since each leaves entries in the ledgers of all sites. Submit "
+            "again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
         )
 
 

@@ -265,7 +265,7 @@ STRANGERS_BYTES = 16 * 1024
 
 
 def test_a_strangers_enrolment_is_counted_before_its_body_is_read_and_bounded(empty: Service) -> None:
-    """120 bodies of 1 MiB were parsed before anybody counted: 9.6 s of a core and 700 MB for a stranger's one minute."""
+    """120 bodies of 1 MiB were parsed before anybody counted: 9.6 s of a core and 700 MB in a minute."""
     large = json.dumps({"token": [[] for _ in range(250_000)]}).encode()
     headers = {"Content-Type": "application/json"}
 
