@@ -17,11 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.incoming import INCOMING
+from api.coordinator.long_prices import LongPrices
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
 from api.coordinator.settlement import JournalSettlement, proposed_id, worst_case
@@ -61,6 +63,7 @@ class Stores:
 
     Attributes:
         hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
+        long_prices: where prices that take seconds are computed; without it, here.
     """
 
     database: Database
@@ -70,6 +73,7 @@ class Stores:
     parties: PartyStore
     clock: Clock
     hand_in: Callable[[Errand], None] | None = None
+    long_prices: LongPrices | None = None
 
     @property
     def settlement(self) -> JournalSettlement:
@@ -125,6 +129,7 @@ def submit(
         IdempotencyMismatch: the key was used for another request.
         BudgetExceeded: an account does not cover it. The job is kept as "refused", and `problem_of` tells its id.
         PrivacyRefusal: too many jobs of this token ended before anybody was asked.
+        TooManyRequests, PricesWait: its price takes seconds, and others came before it.
     """
     try:
         upload = _only_upload(request, upload, config)
@@ -382,8 +387,7 @@ def _is_kept(order: _Order, stores: Stores) -> bool:
 def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
-    # Before the transaction: a price may take seconds, and then is remembered.
-    worst = worst_case(record, order.sizes, job.num_queries) if order.sizes else []  # without queries it is refused
+    worst = _worst_case(order, stores.long_prices) if order.sizes else []  # without queries it is refused
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)
@@ -410,6 +414,21 @@ def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotenc
         return job_view(kept, [replace(one, charge=charge) for one in rounds], record)
 
     return stores.write(step)
+
+
+def _worst_case(order: _Order, long_prices: LongPrices | None) -> list[Charge]:
+    """What is reserved, before the transaction: a price may take seconds, and then waits for its turn.
+
+    Raises:
+        TooManyRequests, PricesWait: see LongPrices.
+    """
+    asked = (order.task.task, order.job.num_queries, order.sizes)
+    price = partial(worst_case, order.task, order.sizes, order.job.num_queries)
+    if long_prices is None or not long_prices.is_long(*asked):
+        return price()
+    found = long_prices.run(order.job.created_by, price)
+    long_prices.note(*asked)
+    return found
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from api.client import Client
-from api.schema import FINISHED, TaskRequest
+from api.schema import FINISHED, EstimateRequest, TaskRequest
 from labeler.errors import BadData, LabelerError
 from workers.studies.plain_http import PlainConnection
 
@@ -322,6 +322,14 @@ class WellBehaved:
             raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
         if labels is not None and job.state == "completed":
             self._client.labels(job.job_id, labels, of="questions")
+        return time.perf_counter() - started
+
+    def price_seconds(self) -> float:
+        """Of one question for the price of a task that nobody has asked for before."""
+        task = {"sigma_votes": 100 + self._choose.random()}
+        asked = TaskRequest.model_validate({**self._wanted.task, **task})
+        started = time.perf_counter()
+        self._client.estimate(EstimateRequest(task=asked))
         return time.perf_counter() - started
 
 
