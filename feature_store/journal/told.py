@@ -16,10 +16,10 @@ News for nothing is limited in 24 hours: `MOST` in all, whatever names a coordin
 name. A proposal that would be news is refused once as many stand above what is taken now. Whether it is refused follows
 from what was told and taken before, never from the bound, so that a refusal tells nothing.
 
-**What is learnt in a day.** One name is told of at most `MOST_OF_ONE` amounts that they are beyond a bound, all together
-of `MOST`; and as many that are covered may stand above what is taken, before nothing new is said. A yes counts once its
-price is given back: whoever has n prices set aside at once may learn of n amounts that they are covered, and is told
-nothing new for a day when he gives them back.
+**What is learnt in a day.** That amounts are beyond a bound, one name is told of at most `MOST_OF_ONE`, and all of
+`MOST`. That amounts are covered is told for nothing while no more than that stand above what is taken. A yes counts
+once its price is given back: whoever has n prices set aside at once may learn that n amounts are covered, and is told
+nothing new for a day after he gives them back.
 
 **Why honest requesters are not refused.** A job of price p is news only if what is taken, and p, is beyond all that was
 covered. What was told for nothing and stands above what is taken then lies within p of it. Of jobs of one price that

@@ -30,7 +30,6 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-from api.client import Client
 from workers.federation.home import make_federation
 from workers.federation.plan import Plan
 from workers.progress import ProgressCallback, silent
@@ -332,9 +331,8 @@ def dear_prices(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
     """Noise for a price of a million winners, always another one; each takes seconds of a processor."""
     task = TASK | {"method": "ensemble", "k": 1, "release": "winner", "max_queries": 1_000_000}
     del task["sigma_votes"]
-    with Client(scene.url, scene.administrator) as admin:
-        tokens = [admin.create_token(f"{scene.name}, {number}", "viewer").token for number in range(VIEWERS)]
-    for place, token in enumerate(tokens):
+    for place in range(VIEWERS):
+        token = new_token(scene.url, scene.administrator, f"{scene.name}, {place}", "viewer")
         client = attacking.enter_context(scene.client(token=token))
 
         def ask(number: int, place: int = place, client: httpx2.Client = client) -> httpx2.Response:
