@@ -74,6 +74,9 @@ ACCESS: dict[tuple[str, str], Need] = {
 is, and what a viewer sees of it, is decided behind the gate (api.coordinator.ownership). A price is free, so a viewer
 may ask for it."""
 
+NO_TOKEN: frozenset[Need | None] = frozenset({"open", "optional", "invited"})
+"""Of a stranger: neither a token nor an enrolled key stands behind the request."""
+
 _RANK: dict[Role, int] = {"viewer": 0, "requester": 1, "admin": 2}
 MAX_TOKEN_CHARS = 200
 
@@ -98,17 +101,20 @@ class Gate:
         self._is_metrics_open = is_metrics_open
 
     async def admit(self, request: Request, path: str) -> None:
-        """Check the token of a request against the table; leaves the token's record in `request.state.token`.
+        """Check a request against the table, and count it; leaves its token's record in `request.state.token`.
 
         Raises:
             NotAuthenticated: no token, or one that is unknown or revoked.
             NotAllowed: the role of the token does not reach this route, or the table has no row for it.
-            RateLimited: too many requests of this token, or too many failures of this address.
+            RateLimited: too many requests of this token, or too many failures or enrolments of this address.
         """
         request.state.token = None
         need = ACCESS.get((request.method, path))
         if need is None:
             raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
+        if need == "invited":
+            # Before its body is read: who has no token pays for an attempt, not for what stands in it.
+            self._limits.enrol(client_address(request))
         if need in ("open", "signed", "invited") or (need == "scraper" and self._is_metrics_open):
             return
         if need == "optional" and "authorization" not in request.headers:

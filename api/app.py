@@ -14,7 +14,7 @@ from api.access import Gate
 from api.crowding import PerClient
 from api.documentation import document
 from api.front import Front
-from api.in_turn import InTurn
+from api.in_turn import Pricing
 from api.lingering import Lingering
 from api.metrics import Metrics
 from api.patience import Stopping
@@ -74,7 +74,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.state.made_once = {}
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
-    pricing = InTurn()
+    pricing = Pricing(coordinator.long_prices)
     routers = (
         task_routes(coordinator, pricing),
         job_routes(coordinator, pricing),

@@ -162,11 +162,12 @@ class Slots:
         with self._lock:
             if self._held[name] >= self._each:
                 raise TooManyRequests(
-                    f"one token may keep {self._each} {self._what}s open; close one first", retry_after_s=SLOT_WAIT_S
+                    f"one token may have {self._each} {self._what}s under way; wait for one, or end it",
+                    retry_after_s=SLOT_WAIT_S,
                 )
             if self._held.total() >= self._total:
                 raise TooManyRequests(
-                    f"{self._total} {self._what}s are open, which is as many as are served; try again in "
+                    f"{self._total} {self._what}s are under way, which is as many as are served; try again in "
                     f"{SLOT_WAIT_S} s",
                     retry_after_s=SLOT_WAIT_S,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ _BY_STATUS = {
     422: ("invalid-request", "The request does not fit the schema"),
 }
 MAX_FIELDS = 20
+TO_A_STRANGER = "the service cannot answer this now; its operator finds the reason in its log"
+"""Instead of what is out of order, for whoever shows neither a token nor the signature of a party."""
 FULL_RETRY_AFTER_S = 60
 """Somebody has to make room on a disk that is full: whoever asks every second only keeps it busy."""
 
@@ -48,7 +51,15 @@ def install(app: FastAPI) -> None:
 async def answer(request: Request, error: Exception) -> Response:
     """The problem document of a refusal."""
     if isinstance(error, LabelerError):
-        return refusal(error, instance=request.url.path, delta=request.app.state.delta)
+        made = refusal(error, instance=request.url.path, delta=request.app.state.delta)
+        need = ACCESS.get((request.method, getattr(request.scope.get("route"), "path", "")))
+        if made.status_code < 500 or need in (None, "signed") or getattr(request.state, "token", None) is not None:
+            return made
+        # A sentence about what is out of order may name the journal's database and its host.
+        _log.warning("refused to a stranger", extra={"problem": error.problem_type, "detail": str(error)})
+        told = json.loads(bytes(made.body)) | {"detail": TO_A_STRANGER}
+        kept = {name: value for name, value in made.headers.items() if name == "retry-after"}
+        return render(told, headers=kept)
     return await (_invalid if isinstance(error, RequestValidationError) else _of_the_router)(request, error)
 
 

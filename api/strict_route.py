@@ -27,12 +27,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Scope
 
-from api.access import Gate
+from api.access import ACCESS, NO_TOKEN, Gate
 from api.form_parts import chunks, refuse_length
 from labeler.errors import LabelerError, TooLarge
 
 MAX_JSON_BYTES = 1024 * 1024
 """Of ordinary requests."""
+MAX_STRANGERS_BYTES = 16 * 1024
+"""Of requests that anybody may send, of which an enrolment is the longest, with some 600: parsed JSON takes a hundred
+times its text in memory."""
 MAX_FEATURES_JSON_BYTES = 16 * 1024 * 1024
 """Of jobs that carry feature vectors as JSON; more of them come in Parquet, which takes a fraction of the memory."""
 MAX_JSON_VALUES = 2_000_000
@@ -166,6 +169,12 @@ class StrictRoute(APIRoute):
 
     max_body_bytes = MAX_JSON_BYTES
 
+    @cached_property
+    def most_bytes(self) -> int:
+        """Of a body; little where whoever sends it shows no token."""
+        needs = {ACCESS.get((method, self.path)) for method in self.methods or ()}
+        return MAX_STRANGERS_BYTES if needs & NO_TOKEN else self.max_body_bytes
+
     @property
     def short(self) -> AtOnce | None:
         """The short way of its endpoint, where it has one."""
@@ -189,7 +198,7 @@ class StrictRoute(APIRoute):
         if self.body_field is None:
             return request
         media_type(request, _JSON)
-        return StrictRequest(request, max_body_bytes=self.max_body_bytes)
+        return StrictRequest(request, max_body_bytes=self.most_bytes)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -198,7 +207,7 @@ class StrictRoute(APIRoute):
             if ENTERED not in request.scope:
                 request = await self.enter(request, request.app.state.gate)
             elif self.body_field is not None:
-                request = StrictRequest(request, max_body_bytes=self.max_body_bytes)
+                request = StrictRequest(request, max_body_bytes=self.most_bytes)
             try:
                 return await handle(request)
             except HTTPException as error:

@@ -82,7 +82,8 @@ class LimitsTable(_Table):
         max_connections: open at once, of everybody; a few more are kept for questions about health.
         max_connections_per_address: open at once, of one client address; behind a trusted proxy, requests at once.
         max_unasked_jobs_per_day: of one token: jobs that ended after agents had said whether they will, and before
-            anybody was asked. Such a job costs nothing, and tells whether the budgets of sites cover it.
+            anybody was asked. Such a job costs nothing, and leaves entries in every site's ledger for ever. What it
+            tells of their budgets the sites bound themselves (feature_store.journal.told).
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
@@ -94,7 +95,7 @@ class LimitsTable(_Table):
     max_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 600
     max_connections: Annotated[int, Field(ge=16, le=100_000)] = 1000
     max_connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = 256
-    max_unasked_jobs_per_day: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    max_unasked_jobs_per_day: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
 
 
 class TimingTable(_Table):

@@ -8,11 +8,21 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.readiness import Probe, agents_live, embedder_there, readiness, talliers_live
 from api.coordinator.roster import Roster
 from api.coordinator.witnesses import Witnesses
-from api.schema import ReadinessView
+from api.schema import Check, ReadinessView
 from feature_store.clock import Clock
 from feature_store.journal.ledger import Ledger
 from feature_store.mailbox import Mailbox
 from labeler.errors import JournalBehind, TryAgain
+
+READY = "jobs can be taken"
+NOT_READY = "no job can be taken now; an administrator's token is told why"
+"""All that leaves to whoever shows no administrator's token."""
+
+
+def for_strangers(view: ReadinessView) -> ReadinessView:
+    """Ready or not, and nothing of why: a reason counts jobs and charges, and says where the journal is."""
+    said = READY if view.ready else NOT_READY
+    return ReadinessView(ready=view.ready, checks=(Check(name="service", ok=view.ready, detail=said),))
 
 
 class Health:
@@ -45,38 +55,25 @@ class Health:
         self._waiting_for_embedder = waiting_for_embedder
         self._clock = clock
 
-    def readiness(self, *, is_named: bool = True) -> ReadinessView:
-        """Whether jobs can be taken, and what is missing.
-
-        Args:
-            is_named: whether parties are named and entries counted; for strangers they are not.
-        """
+    def readiness(self) -> ReadinessView:
+        """Whether jobs can be taken, and what is missing: for an administrator."""
         needed, live_s = self._config.talliers, self._config.timing.live_s
         probes: dict[str, Probe] = {
-            "journal": lambda: self._journal_probe(is_named=is_named),
+            "journal": self._journal_probe,
             "storage": self._room,
             "redis": self._redis_probe,
             "embedder": self._embedder_probe,
-            "talliers": lambda: talliers_live(
-                self._roster.known("tallier"), needed, now=self._clock(), live_s=live_s, is_named=is_named
-            ),
-            "agents": lambda: agents_live(
-                self._roster.known("agent"), 1, now=self._clock(), live_s=live_s, is_named=is_named
-            ),
+            "talliers": lambda: talliers_live(self._roster.known("tallier"), needed, now=self._clock(), live_s=live_s),
+            "agents": lambda: agents_live(self._roster.known("agent"), 1, now=self._clock(), live_s=live_s),
         }
         return readiness(probes)
 
-    def _journal_probe(self, *, is_named: bool) -> str:
-        if not is_named and self._witnesses.sentence:
-            raise JournalBehind("a party has seen, with proof, entries of this journal that it does not hold")
+    def _journal_probe(self) -> str:
         self.check_trusted()
-        entries = self._ledger.head().seq
-        # To strangers no number: watched, it tells when somebody's job is charged.
-        found = f"{entries} entries, chain checked at the start" if is_named else "chain checked at the start"
+        found = f"{self._ledger.head().seq} entries, chain checked at the start"
         doubters = self._witnesses.doubters
         if doubters:
-            who = ", ".join(doubters[:5]) if is_named else f"{len(doubters)} parties"
-            found += f"; seen further, as they say without proof, by: {who}"
+            found += f"; seen further, as they say without proof, by: {', '.join(doubters[:5])}"
         return found
 
     def _redis_probe(self) -> str:

@@ -24,14 +24,11 @@ def readiness(probes: Mapping[str, Probe]) -> ReadinessView:
     return ReadinessView(ready=all(check.ok for check in checks), checks=checks, version=version("private-labeler"))
 
 
-def talliers_live(
-    talliers: Collection[PartyRecord], needed: int, *, now: datetime, live_s: float, is_named: bool = True
-) -> str:
+def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: datetime, live_s: float) -> str:
     """Every tallier is there: a secret share that nobody holds cannot be added up.
 
     Args:
         live_s: a party heard of within this counts as there.
-        is_named: whether those that are silent are named; else they are counted.
 
     Raises:
         NotReady: one is not enrolled, or silent.
@@ -44,19 +41,16 @@ def talliers_live(
         active[number].party_id for number in range(needed) if not is_live(active[number], now=now, live_s=live_s)
     ]
     if silent:
-        raise NotReady(f"talliers not heard of for {live_s:g} s: {', '.join(silent) if is_named else len(silent)}")
+        raise NotReady(f"talliers not heard of for {live_s:g} s: {', '.join(silent)}")
     return f"{needed} of {needed} are there"
 
 
-def agents_live(
-    agents: Collection[PartyRecord], quorum: int, *, now: datetime, live_s: float, is_named: bool = True
-) -> str:
+def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, live_s: float) -> str:
     """Enough agents are there.
 
     Args:
         quorum: how many are needed, at least; of all active ones where no task says otherwise.
         live_s: heard of within this many seconds counts as there.
-        is_named: whether those that are silent are named.
 
     Raises:
         NotReady: fewer than the quorum.
@@ -68,7 +62,7 @@ def agents_live(
         named = ", ".join(silent[:5]) + (" ..." if len(silent) > 5 else "")
         raise NotReady(
             f"{len(there)} of {len(active)} agents are there, {quorum} are needed"
-            + (f"; silent: {named}" if named and is_named else "")
+            + (f"; silent: {named}" if named else "")
         )
     return f"{len(there)} of {len(active)} are there"
 

@@ -37,6 +37,7 @@ from api.coordinator.image_labels import ImageLabeller
 from api.coordinator.incoming import clear_incoming
 from api.coordinator.invitations import Invitations
 from api.coordinator.keeping import Keeper
+from api.coordinator.long_prices import LongPrices
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.preparation import Bounds, Preparation
@@ -177,7 +178,8 @@ class Coordinator:
         stores.database.listen(self._seen.changed)
         self._watching = threading.Thread(target=self._seen.run, args=(self._stopping,), name="views", daemon=True)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
-        self.estimates = Estimates(config, stores, self._owners)
+        self.long_prices = LongPrices()
+        self.estimates = Estimates(config, stores, self._owners, self.long_prices)
         self._intake = submission.Stores(
             database=stores.database,
             ledger=stores.ledger,
@@ -186,6 +188,7 @@ class Coordinator:
             parties=stores.parties,
             clock=clock,
             hand_in=self._hand_in,
+            long_prices=self.long_prices,
         )
         self.invitations = Invitations(
             config,
@@ -272,6 +275,7 @@ class Coordinator:
         if self._watching.ident is not None:
             self._watching.join(timeout=10.0)
         self._preparation.stop()
+        self.long_prices.stop()
         self._labeller.stop()
         self._mailbox.close()
         self.stores.database.close()

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
 from api.coordinator.incoming import INCOMING
+from api.coordinator.long_prices import LongPrices
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
 from api.coordinator.settlement import JournalSettlement, proposed_id, worst_case
@@ -54,8 +56,6 @@ log = logging.getLogger("labeler.coordinator")
 
 MAX_KEY_LENGTH = 255
 
-_DAY = timedelta(days=1)
-
 
 @dataclass(frozen=True)
 class Stores:
@@ -63,6 +63,7 @@ class Stores:
 
     Attributes:
         hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
+        long_prices: where prices that take seconds are computed; without it, here.
     """
 
     database: Database
@@ -72,6 +73,7 @@ class Stores:
     parties: PartyStore
     clock: Clock
     hand_in: Callable[[Errand], None] | None = None
+    long_prices: LongPrices | None = None
 
     @property
     def settlement(self) -> JournalSettlement:
@@ -127,6 +129,7 @@ def submit(
         IdempotencyMismatch: the key was used for another request.
         BudgetExceeded: an account does not cover it. The job is kept as "refused", and `problem_of` tells its id.
         PrivacyRefusal: too many jobs of this token ended before anybody was asked.
+        TooManyRequests, PricesWait: its price takes seconds, and others came before it.
     """
     try:
         upload = _only_upload(request, upload, config)
@@ -384,8 +387,7 @@ def _is_kept(order: _Order, stores: Stores) -> bool:
 def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
-    # Before the transaction: a price may take seconds, and then is remembered.
-    worst = worst_case(record, order.sizes, job.num_queries) if order.sizes else []  # without queries it is refused
+    worst = _worst_case(order, stores.long_prices) if order.sizes else []  # without queries it is refused
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)
@@ -414,18 +416,35 @@ def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotenc
     return stores.write(step)
 
 
+def _worst_case(order: _Order, long_prices: LongPrices | None) -> list[Charge]:
+    """What is reserved, before the transaction: a price may take seconds, and then waits for its turn.
+
+    Raises:
+        TooManyRequests, PricesWait: see LongPrices.
+    """
+    asked = (order.task.task, order.job.num_queries, order.sizes)
+    price = partial(worst_case, order.task, order.sizes, order.job.num_queries)
+    if long_prices is None or not long_prices.is_long(*asked):
+        return price()
+    found = long_prices.run(order.job.created_by, price)
+    long_prices.note(*asked)
+    return found
+
+
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
-    """Refuse another free question where a requester has asked many: agents answer proposals from their own budgets.
+    """Refuse another job where many of a requester led nowhere: each leaves entries in the ledgers of all sites.
+
+    Jobs that were cancelled count against their own token alone. Far from its bound a token is counted once a minute.
 
     Raises:
         PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before anybody was asked.
     """
-    found = stores.jobs.willingness.unasked_since(job.created_by, job.created_at - _DAY, connection=connection)
+    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, most=most, connection=connection)
     if found >= most:
         raise PrivacyRefusal(
             f"{found} jobs of this token ended in the last 24 hours after agents had said whether they will and before "
-            f"anybody was asked; at most {most} may, since each tells for nothing what the budgets of sites cover. "
-            "Submit again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
+            f"anybody was asked; at most {most} may, since each leaves entries in the ledgers of all sites. Submit "
+            "again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
         )
 
 

@@ -65,12 +65,10 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
     def enrol(
         request: Annotated[EnrolmentRequest, Body(examples=[examples.ENROLMENT_REQUEST])], http: Request
     ) -> EnrolmentView:
-        limits, address = http.app.state.limits, client_address(http)
-        limits.enrol(address)
         try:
             return coordinator.invitations.enrol(request)
         except (NotAuthenticated, Forged):
-            limits.failed(address)
+            http.app.state.limits.failed(client_address(http))
             raise
 
     return router

@@ -21,7 +21,7 @@ from api.coordinator.seen_jobs import Seen
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
-from api.in_turn import InTurn
+from api.in_turn import Pricing
 from api.job_intake import JSON, JobIntake, Received
 from api.patience import until_stopping
 from api.rate_limit import Slots
@@ -81,7 +81,7 @@ _LINKS = {
 }
 
 
-def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
+def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=StrictRoute)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
@@ -105,10 +105,13 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
         except ValueError:
             return None
         who = await reader(request)
-        view = coordinator.estimates.estimate_at_once(asked, reader=who)
-        if view is None:
-            view = await pricing.run(who.token_id, partial(coordinator.estimates.estimate, asked, reader=who))
+        view = coordinator.estimates.estimate_at_once(asked, reader=who) or await price(asked, who)
         return Response(view.model_dump_json(), media_type=JSON)
+
+    async def price(asked: EstimateRequest, who: Reader) -> EstimateView:
+        estimates = coordinator.estimates
+        is_long = await pricing.run(who.token_id, partial(estimates.takes_long, asked, reader=who))
+        return await pricing.run(who.token_id, partial(estimates.estimate, asked, reader=who), is_long=is_long)
 
     async def take(received: Received, who: Reader, key: str | None) -> JobView:
         step = partial(coordinator.submit, received.request, received.upload, reader=who, idempotency_key=key)
@@ -134,13 +137,13 @@ def job_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
         "/v1/jobs:estimate",
         summary="What would a job cost?",
         description="The price at both levels and whether the budgets cover it now. Charges nothing, asks nobody.",
-        responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422)),
+        responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422, 429, 503)),
     )
     @at_once(price_at_once)
     async def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
-        return await pricing.run(who.token_id, partial(coordinator.estimates.estimate, request, reader=who))
+        return await price(request, who)
 
     accepted = answers(
         "The job is queued",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Response
 
 from api import examples
+from api.coordinator.long_prices import takes_long
 from api.documentation import answers
-from api.in_turn import InTurn
+from api.in_turn import Pricing
 from api.routes.parameters import After, Caller, Limit, TaskId, TokenId, Who
 from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 from api.strict_route import StrictRoute
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 
 
-def task_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
+def task_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     """Routes under /v1/tasks."""
     router = APIRouter(tags=["tasks"], route_class=StrictRoute)
 
@@ -28,12 +29,13 @@ def task_routes(coordinator: Coordinator, pricing: InTurn) -> APIRouter:
         summary="Make a task",
         description="Fix what all parties shall agree on: classes, method, noise, who takes part. Costs nothing. "
         "Every task is new: it has a nonce, so that its noise is its own.",
-        responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422)),
+        responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422, 429, 503)),
     )
     async def create_task(
         request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
     ) -> TaskView:
-        view = await pricing.run(by, partial(coordinator.create_task, request, by=by))
+        is_long = takes_long(request.method, request.release)
+        view = await pricing.run(by, partial(coordinator.create_task, request, by=by), is_long=is_long)
         response.headers["Location"] = f"/v1/tasks/{view.task_id}"
         return view
 

@@ -27,7 +27,6 @@ from sqlalchemy import (
     ForeignKey,
     Text,
     insert,
-    select,
     update,
 )
 
@@ -40,6 +39,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import keep
+from feature_store.journal.told import ToldAmounts
 from labeler.budget import NothingLeft
 from labeler.task import Level
 
@@ -112,11 +112,10 @@ class _Open:
 
 @dataclass
 class _Known:
-    """What is kept in memory: open rounds, the moments of answers that led to nothing, and how current both are."""
+    """What is kept in memory: open rounds, and how current they are."""
 
     undone: int
     open: dict[str, _Open]
-    unused: dict[str, datetime]
 
 
 _FIND = Prepared("SELECT answer, until FROM proposal_answers WHERE digest = :digest")
@@ -127,12 +126,6 @@ SELECT rounds.reservation_id, rounds.digest, said.job_id, rounds.task_digest, nu
 FROM promised_rounds AS rounds JOIN proposal_answers AS said ON said.digest = rounds.digest
 JOIN ledger_reservations AS reserved ON reserved.reservation_id = rounds.reservation_id
 WHERE reserved.state = 'reserved' ORDER BY rounds.reservation_id""")
-# Declined, or given back.
-_UNUSED = Prepared("""
-SELECT digest, answered_at FROM proposal_answers WHERE answer = 'declined' OR digest IN (
-    SELECT rounds.digest FROM promised_rounds AS rounds
-    JOIN ledger_reservations AS reserved ON reserved.reservation_id = rounds.reservation_id
-    WHERE reserved.state = 'void')""")
 
 
 def promise_name(digest: str, number: int) -> str:
@@ -141,11 +134,16 @@ def promise_name(digest: str, number: int) -> str:
 
 
 class PromiseStore:
-    """See the module. Every method that writes can join a transaction by `connection`."""
+    """See the module. Every method that writes can join a transaction by `connection`.
+
+    Attributes:
+        told: what the answers have told of the site's budgets.
+    """
 
     def __init__(self, database: Database, ledger: Ledger) -> None:
         self._database = database
         self._ledger = ledger
+        self.told = ToldAmounts(database)
         database.create(*LEDGER_TABLES, proposal_answers, promised_rounds)
         self._memory: _Known | None = None
 
@@ -195,9 +193,7 @@ class PromiseStore:
         """Remember that the budget did not cover a proposal."""
         with writing(self._database, connection) as joined:
             if self.said(about.digest, connection=joined) is None:
-                known = self._known(joined)
                 self._say(about, "declined", joined)
-                known.unused[about.digest] = about.at
 
     def take(
         self, task_digest: str, num_queries: int, amounts: Mapping[Level, int], *, connection: Connection
@@ -248,12 +244,6 @@ class PromiseStore:
                 )
             return lapsed
 
-    def unused_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
-        """How many proposals since then told something about the budget for nothing: declined, or never asked about."""
-        check_moment(moment)
-        with reading(self._database, connection) as joined:
-            return sum(at >= moment for at in self._known(joined).unused.values())
-
     def _say(self, about: Proposed, answer: str, held: Connection) -> None:
         _ADD.run(
             held,
@@ -269,24 +259,18 @@ class PromiseStore:
         for one in rounds:
             self._ledger.void(one.reservation_id, NothingLeft(one.reservation_id, "lapsed"), connection=connection)
             del known.open[one.reservation_id]
-            if one.digest not in known.unused:
-                row = connection.execute(
-                    select(proposal_answers.c.answered_at).where(proposal_answers.c.digest == one.digest)
-                )
-                known.unused[one.digest] = row.scalar_one()
+        for digest in {one.digest for one in rounds}:
+            self.told.give_back(digest, connection)
         return len(rounds)
 
     def _known(self, connection: Connection) -> _Known:
         """What is in memory, read where it may not be what the journal holds."""
         if self._memory is None or self._memory.undone != self._database.undone:
-            self._memory = _Known(self._database.undone, *self._read(connection))
+            found = {
+                row.reservation_id: _Open(
+                    **row._asdict() | {"amounts": json.loads(row.amounts), "until": time_of(row.until)}
+                )
+                for row in _OPEN.named(connection)
+            }
+            self._memory = _Known(self._database.undone, found)
         return self._memory
-
-    def _read(self, connection: Connection) -> tuple[dict[str, _Open], dict[str, datetime]]:
-        found = {
-            row.reservation_id: _Open(
-                **row._asdict() | {"amounts": json.loads(row.amounts), "until": time_of(row.until)}
-            )
-            for row in _OPEN.named(connection)
-        }
-        return found, {digest: time_of(answered_at) for digest, answered_at in _UNUSED.all(connection)}

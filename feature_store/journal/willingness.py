@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -24,7 +24,7 @@ from feature_store.journal.by_ids import ByIds
 from feature_store.journal.chain import time_text
 from feature_store.journal.columns import Json, Moment, json_text, one_of
 from feature_store.journal.database import Database, strict_table
-from feature_store.journal.job_tables import FINISHED, JOB_TABLES
+from feature_store.journal.job_tables import JOB_TABLES
 from feature_store.journal.joining import reading, writing
 from feature_store.journal.prepared import Parameter, Prepared
 from feature_store.journal.rules import keep, stay
@@ -63,11 +63,19 @@ _CHANGE_ANSWER = Prepared(
     "UPDATE job_answers SET answer = :answer, reason = :reason, sentence = :sentence, until = :until "
     "WHERE job_id = :job_id AND agent_id = :agent_id"
 )
+_UNPAID = ("refused", "failed", "cancelled", "expired")
 _UNASKED = Prepared(f"""
-SELECT count(*) FROM jobs WHERE created_by = :by AND created_at >= :since AND {one_of("state", FINISHED)}
+SELECT count(*) FROM jobs WHERE created_by = :by AND created_at >= :since AND {one_of("state", _UNPAID)}
 AND EXISTS (SELECT 1 FROM job_answers WHERE job_answers.job_id = jobs.job_id)
 AND NOT EXISTS (SELECT 1 FROM rounds WHERE rounds.job_id = jobs.job_id AND rounds.state != 'waiting')""")
 _ADD_ASKED = Prepared(insert(job_asked))
+
+
+_DAY, _MINUTE = timedelta(days=1), timedelta(minutes=1)
+_FAR = 1000
+"""More jobs than a token ends in a minute, by the limit on its requests."""
+
+_MOST_COUNTED = 10_000
 
 
 class WillingnessStore:
@@ -75,6 +83,7 @@ class WillingnessStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._counted: dict[str, tuple[datetime, int]] = {}
         database.create(*JOB_TABLES, job_answers, job_asked)
 
     def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, Said]:
@@ -127,11 +136,22 @@ class WillingnessStore:
             if known is None:
                 _ADD_ASKED.run(joined, job_id=job_id, agents=json_text(list(agents)))
 
-    def unasked_since(self, token_id: str, moment: datetime, *, connection: Connection | None = None) -> int:
-        """How many jobs of a token, submitted since then, got answers of agents and ended before anybody was asked."""
+    def unasked_lately(self, token_id: str, now: datetime, *, most: int, connection: Connection | None = None) -> int:
+        """How many jobs of a token of the last 24 hours got answers of agents and ended before anybody was asked.
+
+        Args:
+            now: when the next one is submitted.
+            most: a count that is more than `_FAR` below may be a minute old.
+        """
+        known = self._counted.get(token_id)
+        if known is not None and known[0] <= now < known[0] + _MINUTE and known[1] < most - _FAR:
+            return known[1]
         with reading(self._database, connection) as joined:
-            found = _UNASKED.first(joined, by=token_id, since=time_text(moment))
-        return 0 if found is None else int(found[0])
+            (found,) = _UNASKED.first(joined, by=token_id, since=time_text(now - _DAY)) or (0,)
+        if len(self._counted) >= _MOST_COUNTED:
+            self._counted.clear()
+        self._counted[token_id] = (now, int(found))
+        return int(found)
 
 
 Answers = Mapping[str, Said]

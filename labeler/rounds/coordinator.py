@@ -341,18 +341,16 @@ class _Turn:
         return [one.state for one in self.job.rounds]
 
     def _settle_whom(self) -> None:
-        """Questions, and agents that are willing; once both are there, the job is divided and goes on."""
+        """Questions, then agents that are willing; once both are there, the job is divided and goes on.
+
+        A job of which there are no questions, since its images cannot be decoded, never comes to the agents: each yes
+        that leads to nothing is an answer for nothing about a site's budget (feature_store.journal.told).
+        """
         if not self.job.is_admitted:
             self._effects.append(Enter())
-            return
-        # Of a model's rows agents judge themselves whether they are as many as there have to be: first they are heard.
-        waits = self.job.task.traits.asks_for_a_model
-        if not waits:
+        elif self.job.untied:
             self._prepare()
-        asked = self.job.asked or self._pursue()
-        if waits and asked is not None:
-            self._prepare()
-        if asked is not None and not self.job.untied:
+        elif (asked := self.job.asked or self._pursue()) is not None:
             self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
             self._effects += [Divide(asked), Tell()]
 

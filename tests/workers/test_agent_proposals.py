@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from feature_store.journal import told
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
@@ -203,21 +204,23 @@ def test_a_promise_that_was_withdrawn_or_has_ended_is_given_back(site: Site) -> 
 
 
 def test_free_questions_about_the_budget_end_after_some(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(durable_ledger, "MAX_UNUSED", 3)
+    monkeypatch.setattr(told, "MOST_OF_ONE", 3)
     running = site.run()
     propose(site, proposal(site, "job-0", nonce="0"))
     willing(site, 1)
     site.relay.send("withdrawn", AGENT, Withdrawn("job-0").encode(), task=site.ask(nonce="0").task.digest)
     for number in range(1, 3):
-        propose(site, proposal(site, f"job-{number}", sigma_votes=0.5))
+        propose(site, proposal(site, f"job-{number}", sigma_votes=0.4 + number / 10))
     assert all("does not cover" in one.refusal.sentence for one in declined(site, 2))
-    # Covered or not, nothing is told any more.
-    propose(site, proposal(site, "job-3"))
-    propose(site, proposal(site, "job-4", sigma_votes=0.5))
+    # Between what was covered and what was not nothing is told any more.
+    propose(site, proposal(site, "job-3", sigma_votes=0.62))
+    propose(site, proposal(site, "job-4", nonce="4"))
+    propose(site, proposal(site, "job-5", sigma_votes=0.45))
     fourth, fifth = declined(site, 4)[2:]
+    assert "at most 3 times in 24 hours for nothing" in fourth.refusal.sentence
+    assert "does not cover" in fifth.refusal.sentence, "as follows from what was said before"
+    assert willing(site, 2)[1] == Willing("job-4", UNTIL)
     running.end()
-    assert fourth.refusal.sentence == fifth.refusal.sentence
-    assert "at most 3 times a day for nothing" in fourth.refusal.sentence
 
 
 def test_killed_at_its_yes_it_says_the_same_and_sets_the_price_aside_once(site: Site, tmp_path: Path) -> None:  # noqa: F811

@@ -22,7 +22,7 @@ from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from workers.agent.desk_letters import no_to_ask, not_willing
 from workers.agent.desk_turn import Records
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.durable_ledger import DurableLedger, ShareUsedUp
 from workers.agent.policy import Policy
 
 log = logging.getLogger("labeler.agent")
@@ -86,13 +86,11 @@ class DeskCharges:
             except (JournalBroken, JournalBehind):
                 raise
             except LabelerError as error:
-                events.append(
-                    (
-                        "round",
-                        digest,
-                        machine.ChargeRefused(no_to_ask(charge.ask, error)),
-                    )
-                )
+                if isinstance(error, BudgetExceeded | ShareUsedUp):
+                    task = charge.ask.task
+                    prices = round_charges(task, len(charge.ask.batch))
+                    self._ledger.decline_ask(connection, policy, digest, task, prices)
+                events.append(("round", digest, machine.ChargeRefused(no_to_ask(charge.ask, error))))
             else:
                 events.append(("round", digest, machine.Charged(charge.ask)))
         for proposal, _ in promises:
@@ -102,9 +100,11 @@ class DeskCharges:
             except (JournalBroken, JournalBehind):
                 raise
             except BudgetExceeded as error:
-                self._ledger.decline(proposal, connection=connection)
+                self._ledger.decline(connection, policy, proposal, error)
                 events.append(("proposal", proposal, proposing.NotCovered(not_willing(proposal, error))))
             except LabelerError as error:
+                if isinstance(error, ShareUsedUp):
+                    self._ledger.decline(connection, policy, proposal, error)
                 events.append(("proposal", proposal, machine.Refused(not_willing(proposal, error))))
             else:
                 events.append(("proposal", proposal, proposing.Promised(until.timestamp())))

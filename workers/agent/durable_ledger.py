@@ -23,19 +23,16 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import set_aside
 from feature_store.journal.promises import PromiseStore, Proposed, promise_name
 from feature_store.journal.requester_shares import RequesterShares
+from feature_store.journal.told import Compared
 from labeler.answered import Recipients
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
+from labeler.errors import BudgetExceeded, PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.setting import LEVELS
 from labeler.task import Level, Task
 from workers.agent.ledger import beyond_task, priced
 from workers.agent.policy import Policy
-
-MAX_UNUSED = 100
-"""Most proposals in 24 hours that may tell something of a site's budget without a round that is paid for: each answer
-says whether a price is covered, and whoever may ask for nothing without end can search for what is left."""
 
 LONGEST_PROMISE = timedelta(days=31)
 """A yes sets a site's budget aside, so no coordinator can ask for one that holds longer; a job has at most 30 days."""
@@ -47,6 +44,10 @@ GRACE = timedelta(hours=1)
 
 KEPT_LONGEST = timedelta(days=31)
 """A round is kept no longer than this after its charge, whatever deadline a coordinator states; a job has 30 days."""
+
+
+class ShareUsedUp(PolicyRefusal):
+    """A requester's share of the budget does not cover its job."""
 
 
 class DurableLedger:
@@ -152,7 +153,7 @@ class DurableLedger:
             if promised is None:
                 # What was promised was counted at the yes. For whom the rest is nobody has said.
                 self._check_day(policy, num_queries, connection)
-                self._check_share(policy, task, "", [amounts], connection)
+                self._check_covered(self._compared(policy, task, "", [amounts], connection), "", connection)
         is_new = self._memory.charge(
             round_digest=round_digest,
             shard_version=shard_version,
@@ -208,9 +209,9 @@ class DurableLedger:
         Raises:
             PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
             ProtocolViolation: the deadline is more than LONGEST_PROMISE away.
-            PolicyRefusal: the day's queries, the day's proposals that led to nothing, or its requester's share of the
-                budget are used up.
-            BudgetExceeded: an account does not cover it; to be remembered by `decline`.
+            PolicyRefusal: the day's queries are used up, or what a day's answers may tell of the budget for nothing.
+            ShareUsedUp: its requester's share of the budget does not cover it; to be told to `decline`.
+            BudgetExceeded: an account does not cover it; likewise.
         """
         now = self._clock()
         if proposal.expires_at > (now + LONGEST_PROMISE).timestamp():
@@ -219,18 +220,16 @@ class DurableLedger:
                 f"the proposal's deadline is {days} days away, and a site "
                 f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
             )
-        rounds, asked = [], self._memory.queries_of(proposal.task.digest, connection=connection)
-        for size in proposal.sizes:
-            rounds.append((size, _amounts(policy, round_charges(proposal.task, size, answered=asked))))
-            asked += size
-        self._check_unused(connection)
+        prices = self._prices(policy, proposal, connection)
         answered = self._memory.queries_of(proposal.task.digest, connection=connection) + proposal.num_queries
         if answered > proposal.task.max_queries:
             raise PrivacyRefusal(beyond_task(answered, proposal.task))
         self._check_day(policy, proposal.num_queries, connection)
-        prices = [amounts for _, amounts in rounds]
-        self._check_share(policy, proposal.task, proposal.requester, prices, connection)
+        compared = self._compared(policy, proposal.task, proposal.requester, prices, connection)
+        self._check_covered(compared, proposal.requester, connection)
         about = self._about(proposal)
+        self._promises.told.note(about.digest, compared, proposal.requester, now, connection)
+        rounds = list(zip(proposal.sizes, prices, strict=True))
         self._promises.keep(about, rounds, account=self._account, connection=connection)
         kept = [(promise_name(about.digest, number), amounts) for number, amounts in enumerate(prices)]
         life_nano = _life_nano(proposal.task)
@@ -238,42 +237,90 @@ class DurableLedger:
         self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)
         return about.until
 
-    def decline(self, proposal: Proposal, *, connection: Connection | None = None) -> None:
-        """Remember that the budget did not cover a proposal."""
-        self._promises.decline(self._about(proposal), connection=connection)
+    def decline(self, connection: Connection, policy: Policy, proposal: Proposal, error: PrivacyRefusal) -> None:
+        """Remember that the budget, or a requester's share, did not cover a proposal, and what that no tells.
+
+        Args:
+            error: as `promise_in` raised it; what it had written is undone.
+        """
+        prices = self._prices(policy, proposal, connection)
+        compared = self._compared(policy, proposal.task, proposal.requester, prices, connection)
+        about = self._about(proposal)
+        self._promises.told.note(about.digest, compared, proposal.requester, about.at, connection)
+        if not isinstance(error, ShareUsedUp):  # a share is given back with others' jobs; then it is considered anew
+            self._promises.decline(about, connection=connection)
+
+    def decline_ask(
+        self, connection: Connection, policy: Policy, round_digest: str, task: Task, charges: Mapping[Level, int]
+    ) -> None:
+        """Remember what it tells that a round was not covered which had not been proposed."""
+        answered = self._memory.queries_of(task.digest, connection=connection)
+        amounts = _amounts(policy, due(task, charges, answered=answered))
+        compared = self._compared(policy, task, "", [amounts], connection)
+        self._promises.told.note(round_digest, compared, "", self._clock(), connection)
 
     def _about(self, proposal: Proposal) -> Proposed:
         until = datetime.fromtimestamp(proposal.expires_at, UTC)
         return Proposed(proposal.digest, proposal.job_id, proposal.task.digest, until, self._clock())
 
-    def _check_unused(self, connection: Connection) -> None:
-        unused = self._promises.unused_since(self._clock() - _DAY, connection=connection)
-        if unused >= MAX_UNUSED:
-            raise PolicyRefusal(
-                f"{unused} proposals in 24 hours were declined for want of budget or led to no round; the site says at "
-                f"most {MAX_UNUSED} times a day for nothing what its budget covers. Submit again tomorrow"
-            )
+    def _prices(self, policy: Policy, proposal: Proposal, connection: Connection) -> list[dict[Level, int]]:
+        """What each round of a proposal is charged."""
+        prices, asked = [], self._memory.queries_of(proposal.task.digest, connection=connection)
+        for size in proposal.sizes:
+            prices.append(_amounts(policy, round_charges(proposal.task, size, answered=asked)))
+            asked += size
+        return prices
 
-    def _check_share(
+    def _compared(
         self,
         policy: Policy,
         task: Task,
         requester: str,
         prices: Sequence[Mapping[Level, int]],
         connection: Connection,
-    ) -> None:
-        share = policy.budget.per_requester
-        if share is None:
-            return
-        taken, of_life = self._shares.taken(requester, connection=connection)
-        caps = [(policy.budget.cap(level), taken[level] + sum(one[level] for one in prices)) for level in LEVELS]
-        if task.life is not None:
-            caps.append((policy.budget.life_nano, of_life + len(prices) * _life_nano(task)))
-        if any(cap is not None and wanted > floor(Fraction(share) * cap) for cap, wanted in caps):
-            who = f"the jobs of {requester!r}" if requester else "all jobs of which it is not told who asks"
-            raise PolicyRefusal(
-                f"budget.per_requester: the site gives one requester a share of {share:g} of its budget, and with this "
-                f"job {who} would take more; ask for less, or ask the site to raise it"
+    ) -> list[Compared]:
+        """Everything that has to cover a price, in the order in which it is looked at: the share, then the accounts."""
+        found: list[Compared] = []
+        share, budget = policy.budget.per_requester, policy.budget
+        limited = [(level, cap) for level in LEVELS if (cap := budget.cap(level)) is not None]
+        if share is not None:
+            taken, of_life = self._shares.taken(requester, connection=connection)
+            for level, cap in limited:
+                before = taken[level]
+                amount = before + sum(one[level] for one in prices)
+                found.append(Compared(f"share, {level}", floor(Fraction(share) * cap), before, amount))
+            if task.life is not None and budget.life_nano is not None:
+                amount = of_life + len(prices) * _life_nano(task)
+                found.append(Compared("share, life", floor(Fraction(share) * budget.life_nano), of_life, amount))
+        for level, cap in limited:
+            before = self._ledger.balance(self._account, level, connection=connection).spent
+            found.append(Compared(level, cap, before, before + sum(one[level] for one in prices)))
+        return found
+
+    def _check_covered(self, compared: Sequence[Compared], requester: str, connection: Connection) -> None:
+        """Refuse what is not covered, and before that what nobody may be told for nothing any more.
+
+        Raises:
+            PolicyRefusal: the latter; it says nothing of a budget.
+            ShareUsedUp, BudgetExceeded: the former.
+        """
+        self._promises.told.check(compared, requester, self._clock(), connection)
+        for one in compared:
+            if one.is_covered:
+                continue
+            if one.scale.startswith("share"):
+                who = f"the jobs of {requester!r}" if requester else "all jobs of which it is not told who asks"
+                raise ShareUsedUp(
+                    "budget.per_requester: the site gives one requester a share of its budget, and with this job "
+                    f"{who} would take more; ask for less, or ask the site to raise it"
+                )
+            raise BudgetExceeded(
+                f"account {self._account!r}, {one.scale} level: not enough is left",
+                account=self._account,
+                level=one.scale,
+                asked=one.amount - one.taken,
+                left=one.bound - one.taken,
+                cap=one.bound,
             )
 
     def _check_day(self, policy: Policy, num_queries: int, connection: Connection) -> None:

@@ -244,7 +244,7 @@ class _Records:
             spends=self._spends,
         )
 
-    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+    def _stamps(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         return self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME)
 
     def _stamp_of(self, name: str) -> tuple[int, int, int]:

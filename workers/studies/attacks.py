@@ -46,6 +46,10 @@ CONNECTIONS: Final = 1_100
 STREAMS: Final = 50
 BOMB_SIDE: Final = 8_000
 BOMB_IMAGES: Final = 400
+TOKENS: Final = 5
+BROKEN: Final = 20
+CANCELLED: Final = 25
+VIEWERS: Final = 6
 _ADDRESSES: Final = 10
 
 
@@ -129,14 +133,16 @@ def _scene(url: str, administrator: str, good: WellBehaved, wanted: Wanted, case
         return Scene(url, token, name, own.task_id, good.task_id, own.body(), administrator)
 
 
-def _under(attack: Attack, scene: Scene, good: WellBehaved, jobs: int) -> tuple[list[float], Answers]:
+def _under(attack: Attack, scene: Scene, good: WellBehaved, jobs: int) -> tuple[list[float], list[float], Answers]:
     answers: Answers = Counter()
     with ExitStack() as attacking:
         attack(scene, answers, attacking)
-        return [good.job_seconds() for _ in range(jobs)], answers
+        return [good.job_seconds() for _ in range(jobs)], [good.price_seconds() for _ in range(jobs)], answers
 
 
-def _rows(case: str, quiet: list[float], attacked: list[float], answers: Answers) -> list[BenchRow]:
+def _rows(
+    case: str, quiet: list[float], attacked: list[float], priced: list[float], answers: Answers
+) -> list[BenchRow]:
     settings = {
         "jobs": len(quiet),
         "agents": AGENTS,
@@ -149,6 +155,7 @@ def _rows(case: str, quiet: list[float], attacked: list[float], answers: Answers
         BenchRow(case, "in quiet", "seconds, median", float(np.median(quiet)), settings=settings),
         BenchRow(case, "under attack", "seconds, median", float(np.median(attacked)), settings=settings),
         BenchRow(case, "under attack", "seconds, longest", max(attacked), settings=settings),
+        BenchRow(case, "under attack", "seconds of a new price, longest", max(priced), settings=settings),
         BenchRow(case, "attack / quiet", "time ratio", ratio, reference=f"at most {MOST_TIMES:g}", settings=settings),
     ]
 
@@ -264,6 +271,77 @@ def revoked_streams(scene: Scene, answers: Answers, attacking: ExitStack) -> Non
     revoke_token(scene.url, scene.administrator, name=scene.name)
 
 
+def broken_images(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Jobs whose one image is cut off, of several tokens: none of them may come to a site."""
+    picture = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(picture, format="png")
+    request = {"task_id": "", "selection": {"strategy": "all"}}
+
+    def send(client: httpx2.Client, task_id: str) -> httpx2.Response:
+        return client.post(
+            "/v1/jobs",
+            files={
+                "request": (None, json.dumps(request | {"task_id": task_id}), "application/json"),
+                "images": ("cut-off.png", picture.getvalue()[:1000], "image/png"),
+            },
+        )
+
+    _of_several(scene, answers, attacking, send, BROKEN)
+
+
+def cancelled_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Small jobs of several tokens, each cancelled at once, while sites are asked for their word."""
+
+    def send(client: httpx2.Client, task_id: str) -> httpx2.Response:
+        answer = client.post("/v1/jobs", json=scene.vectors | {"task_id": task_id})
+        return client.delete(f"/v1/jobs/{answer.json()['job_id']}") if answer.is_success else answer
+
+    _of_several(scene, answers, attacking, send, CANCELLED)
+
+
+def _of_several(
+    scene: Scene,
+    answers: Answers,
+    attacking: ExitStack,
+    send: Callable[[httpx2.Client, str], httpx2.Response],
+    count: int,
+) -> None:
+    """So many jobs of each token at once, each token in a task of its own; then one a second."""
+    callers = []
+    for number in range(TOKENS):
+        token = new_token(scene.url, scene.administrator, f"{scene.name}, {number}")
+        client = attacking.enter_context(scene.client(token=token))
+        made = client.post("/v1/tasks", json=TASK | {"max_queries": MAX_QUERIES}).json()
+        callers.append((client, str(made["task_id"])))
+    for _ in range(count):
+        for caller in callers:
+            answers[send(*caller).status_code] += 1
+    _again(attacking, answers, lambda number: send(*callers[number % TOKENS]), per_s=1.0)
+
+
+def large_enrolments(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """A mebibyte of brackets without a token, where a site that was invited sends some 600 bytes."""
+    body = json.dumps({"token": [[] for _ in range(260_000)]}).encode()
+    client = attacking.enter_context(httpx2.Client(base_url=scene.url, timeout=30))
+    headers = {"Content-Type": "application/json"}
+    _again(attacking, answers, lambda _: client.post("/v1/enrolments", content=body, headers=headers))
+
+
+def dear_prices(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Noise for a price of a million winners, always another one; each takes seconds of a processor."""
+    task = TASK | {"method": "ensemble", "k": 1, "release": "winner", "max_queries": 1_000_000}
+    del task["sigma_votes"]
+    for place in range(VIEWERS):
+        token = new_token(scene.url, scene.administrator, f"{scene.name}, {place}", "viewer")
+        client = attacking.enter_context(scene.client(token=token))
+
+        def ask(number: int, place: int = place, client: httpx2.Client = client) -> httpx2.Response:
+            asked = task | {"epsilon": 2 + (VIEWERS * number + place) / 1000}
+            return client.post("/v1/jobs:estimate", json={"task": asked}, timeout=60)
+
+        _again(attacking, answers, ask, per_s=1.0)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "a finished job replayed, 20 a second": replays,
     "new jobs, 2 a second": many_jobs,
@@ -272,6 +350,10 @@ ATTACKS: Final[dict[str, Attack]] = {
     "wrong tokens, 100 a second, X-Forwarded-For rotating": wrong_tokens,
     "jobs in a foreign task, 20 a second": foreign_tasks,
     f"{STREAMS} event streams of a revoked token": revoked_streams,
+    f"{TOKENS} tokens with {BROKEN} images each that cannot be decoded, then one a second": broken_images,
+    f"{TOKENS} tokens that cancel {CANCELLED} jobs each, then one a second": cancelled_jobs,
+    "enrolments of 1 MiB without a token, 20 a second": large_enrolments,
+    f"{VIEWERS} viewers that price a million winners each, always anew": dear_prices,
 }
 """Every attack by what it is called in the table."""
 

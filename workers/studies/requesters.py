@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from api.client import Client
-from api.schema import FINISHED, TaskRequest
+from api.schema import FINISHED, EstimateRequest, Role, TaskRequest
 from labeler.errors import BadData, LabelerError
 from workers.studies.plain_http import PlainConnection
 
@@ -324,11 +324,19 @@ class WellBehaved:
             self._client.labels(job.job_id, labels, of="questions")
         return time.perf_counter() - started
 
+    def price_seconds(self) -> float:
+        """Of one question for the price of a task that nobody has asked for before."""
+        task = {"sigma_votes": 100 + self._choose.random()}
+        asked = TaskRequest.model_validate({**self._wanted.task, **task})
+        started = time.perf_counter()
+        self._client.estimate(EstimateRequest(task=asked))
+        return time.perf_counter() - started
 
-def new_token(url: str, token: str, name: str) -> str:
-    """A requester's token, made by an administrator."""
+
+def new_token(url: str, token: str, name: str, role: Role = "requester") -> str:
+    """A token of somebody, made by an administrator."""
     with Client(url, token) as admin:
-        return admin.create_token(name, "requester").token or ""
+        return admin.create_token(name, role).token or ""
 
 
 def revoke_token(url: str, token: str, *, name: str) -> None:

@@ -15,6 +15,7 @@ const CHECKS = {
   redis: ["Messages do not reach the sites, so jobs wait. Nothing is lost.", "Start Redis again, or correct its address in the settings."],
   embedder: ["Jobs with images wait before their first question.", "Start labeler embedder on the coordinator's machine."],
   talliers: ["Without all talliers nothing is opened. Jobs wait until their deadline.", "Ask the missing tallier's people to start it again."],
+  service: ["Jobs wait, or are refused.", "Ask an administrator, whose token is told why."],
   agents: ["Nobody is there to answer. Jobs wait until their deadline.", "Ask the sites to start their agents again."],
 };
 

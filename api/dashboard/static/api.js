@@ -85,9 +85,10 @@ export class Api {
     }
   }
 
-  /** Whether jobs can be taken; answered with 503 while they cannot, which is an answer as good as any. */
+  /** Whether jobs can be taken, and to an administrator why not; answered with 503 while they cannot, as good an answer. */
   async readiness() {
-    const response = await this.#ask("/readyz", { withToken: false, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const response = await this.#ask("/readyz", { withToken: this.hasToken, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    if (response.status === 401) await this.#refuse(response);
     try {
       const view = await response.json();
       if (Array.isArray(view.checks)) return view;

@@ -186,7 +186,7 @@ function showReadiness(view) {
     el(
       "details",
       { class: "ready" },
-      el("summary", {}, icon("yes", "good"), ` Ready: all ${view.checks.length} checks hold`),
+      el("summary", {}, icon("yes", "good"), view.checks.length > 1 ? ` Ready: all ${view.checks.length} checks hold` : " Ready"),
       el("ul", { class: "plain" }, view.checks.map((check) => el("li", {}, el("strong", {}, check.name), check.detail ? `: ${check.detail}` : ""))),
     ),
   );

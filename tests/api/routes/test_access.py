@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from api import examples
 from api.access import ACCESS, Need, reaches
 from api.app import create_app
 from api.logs import LogFormatter
 from api.rate_limit import RateLimits, TooManyRequests
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, Unavailable
 from labeler.repeated import CountRepeats
-from tests.api.routes.conftest import AGENTS, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 FILLED = {
     "{task_id}": "0" * 64,
@@ -142,19 +143,46 @@ def test_metrics_are_open_where_the_settings_say_so(serve_in: ServeIn, config_of
         assert "labeler_ledger_seq" in http.get("/metrics").text
 
 
-def test_readiness_names_parties_only_to_whoever_shows_a_token(service: Service) -> None:
-    with service.http(None) as http, service.http("viewer") as viewer:
-        told, named = http.get("/readyz"), viewer.get("/readyz")
+NOT_READY = {"name": "service", "ok": False, "detail": "no job can be taken now; an administrator's token is told why"}
+
+
+def test_only_an_administrator_is_told_more_than_ready_or_not(service: Service) -> None:
+    with service.http(None) as http, service.http("admin") as admin:
+        told = [http.get("/readyz")]
         assert http.get("/readyz", headers={"Authorization": "Bearer lab_wrong"}).status_code == 401
-    assert "agents are there" in told.text or "talliers not heard of" in told.text
-    for name in (*AGENTS, *TALLIERS):
-        assert name not in told.text
-    assert "tallier-0" in named.text
-    details = [[check["name"] for check in answer.json()["checks"]] for answer in (told, named)]
-    assert details[0] == details[1]
-    journal = [one["detail"] for answer in (told, named) for one in answer.json()["checks"] if one["name"] == "journal"]
-    assert journal[0] == "chain checked at the start", "how many charges there are is no stranger's business"
-    assert journal[1].split()[0].isdecimal()
+        for role in ("viewer", "requester"):
+            with service.http(role) as holder:
+                told.append(holder.get("/readyz"))
+        named = admin.get("/readyz")
+    for answer in told:
+        assert answer.status_code == named.status_code == 503
+        assert answer.json() == {"ready": False, "checks": [NOT_READY], "version": ""}
+    details = {check["name"]: check["detail"] for check in named.json()["checks"]}
+    assert details.keys() == {"journal", "storage", "redis", "embedder", "talliers", "agents"}
+    assert "tallier-0" in details["talliers"]
+    assert details["journal"].split()[0].isdecimal()
+    assert named.json()["version"]
+
+
+def test_a_stranger_is_not_told_where_the_journal_is_when_it_is_away(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise Unavailable("the journal labeler on db.internal:5432: PostgreSQL cannot be reached or refused the login")
+
+    monkeypatch.setattr(service.coordinator.tokens, "find", away)
+    monkeypatch.setattr(service.coordinator.invitations, "enrol", away)
+    monkeypatch.setattr(service.coordinator.health, "_room", away)
+    with service.http(None) as http:
+        answers = [
+            http.get("/readyz"),
+            http.get("/v1/budget", headers={"Authorization": "Bearer lab_unknown"}),
+            http.get("/readyz", headers={"Authorization": "Bearer lab_unknown"}),
+            http.post("/v1/enrolments", json=examples.ENROLMENT_REQUEST),
+        ]
+    assert [answer.status_code for answer in answers] == [503] * 4
+    assert not [answer.text for answer in answers if "db.internal" in answer.text or "PostgreSQL" in answer.text]
+    assert answers[1].json()["detail"] == "the service cannot answer this now; its operator finds the reason in its log"
 
 
 def test_a_token_is_shown_once_and_listed_without_its_secret(service: Service) -> None:

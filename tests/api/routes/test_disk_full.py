@@ -69,7 +69,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def storage(service: Service) -> tuple[int, bool, str]:
-    with service.http("viewer") as http:
+    with service.http("admin") as http:
         answer = http.get("/readyz")
     (found,) = (one for one in answer.json()["checks"] if one["name"] == "storage")
     return answer.status_code, found["ok"], found["detail"]

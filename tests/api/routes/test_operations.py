@@ -58,7 +58,7 @@ def poll_message(keys: PartyKeys, sender: str, *, sequence: int, wait_s: float =
 
 
 def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
-    with service.http(None) as http:
+    with service.http("admin") as http:
         assert http.get("/healthz").json() == {"status": "alive"}
         ready = http.get("/readyz")
         assert ready.json()["version"] == importlib.metadata.version("private-labeler")
@@ -81,7 +81,7 @@ def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of
         return check["ok"], check["detail"]
 
     config = config_of(tmp_path / "home")
-    with serve_in(config) as service, service.http(None) as http, closing(RedisMailbox(config.redis_url)) as mailbox:
+    with serve_in(config) as service, service.http("admin") as http, closing(RedisMailbox(config.redis_url)) as mailbox:
         assert embedder(http)[0]
         with Client(service.url, service.tokens["requester"]) as client:
             features = [[1.0] + [0.0] * 7]

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+
+from api.coordinator.long_prices import TOTAL, LongPrices, PricesWait
+from api.rate_limit import TooManyRequests
 from feature_store.journal.chain import Head
-from tests.api.routes.conftest import FINGERPRINT, TALLIERS, ConfigOf, ServeIn
+from tests.api.routes.conftest import CLASSES, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
 
 MANY = 6
 """More prices at once than there are threads for prices, and reads at once."""
+
+
+def have_winners(service: Service) -> None:
+    """Its talliers find winners."""
+    for name in TALLIERS:
+        service.coordinator.stores.parties.contact(
+            name, datetime.now(UTC), {"winner_group": "a" * 64}, Head(1, "a" * 64)
+        )
+
+
+def winners(**changes: Any) -> dict[str, Any]:
+    task = {
+        "name": "dear",
+        "method": "ensemble",
+        "release": "winner",
+        "sigma_votes": 20.0,
+        "delta": 1e-5,
+        "max_queries": 40,  # a quarter of a second of a core each
+        "backbone_fingerprint": FINGERPRINT,
+    }
+    return task | changes
 
 
 def test_who_looks_does_not_wait_for_the_prices_that_another_has_worked_out(
@@ -20,20 +48,10 @@ def test_who_looks_does_not_wait_for_the_prices_that_another_has_worked_out(
     done: list[int] = []
     begun = threading.Semaphore(0)
     with serve_in(config_of(tmp_path / "home")) as service:
-        parties = service.coordinator.stores.parties
-        for name in TALLIERS:
-            parties.contact(name, datetime.now(UTC), {"winner_group": "a" * 64}, Head(1, "a" * 64))
+        have_winners(service)
 
         def price(number: int) -> None:
-            task = {
-                "name": "dear",
-                "method": "ensemble",
-                "release": "winner",
-                "sigma_votes": 20 + number / 100,
-                "delta": 1e-5,
-                "max_queries": 40,  # a quarter of a second of a core each
-                "backbone_fingerprint": FINGERPRINT,
-            }
+            task = winners(sigma_votes=20 + number / 100)
             with service.http("requester") as http:
                 begun.release()
                 answer = http.post("/v1/jobs:estimate", json={"task": task})
@@ -52,3 +70,105 @@ def test_who_looks_does_not_wait_for_the_prices_that_another_has_worked_out(
             for one in asked:
                 one.result()
         assert finished < count - MANY, "it has waited for others' prices"
+
+
+SIX = 6
+LARGEST = 1_000_000
+LOOKS = 4
+COUNTS = {
+    "name": "cheap",
+    "classes": list(CLASSES),
+    "k": 1,
+    "delta": 1e-5,
+    "max_queries": 100,
+    "backbone_fingerprint": FINGERPRINT,
+}
+
+
+@pytest.mark.parametrize(
+    "dear",
+    [
+        {"max_queries": 80},
+        pytest.param({"sigma_votes": None, "epsilon": 2.0, "max_queries": LARGEST}, marks=pytest.mark.long),
+    ],
+)
+def test_six_prices_of_many_winners_keep_nobody_waiting(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, dear: dict[str, Any]
+) -> None:
+    """Of a million, solved for a noise, each took 11.7 s of a processor, and everybody's next price waited for all."""
+    with serve_in(config_of(tmp_path / "home")) as service:
+        have_winners(service)
+        waits: list[float] = []
+
+        def attack(number: int) -> int:
+            _, secret = service.coordinator.tokens.create(f"viewer {number}", "viewer")
+            with service.http(None) as http:
+                other = {name: value + number / 100 for name, value in dear.items() if name == "epsilon"}
+                task = winners(**({"sigma_votes": 20 + number / 100} | dear | other))
+                headers = {"Authorization": f"Bearer {secret}"}
+                return http.post("/v1/jobs:estimate", json={"task": task}, headers=headers).status_code
+
+        with ThreadPoolExecutor(SIX) as pool, service.http("requester") as http:
+            known = {"task_id": service.task().task_id}
+            assert http.post("/v1/jobs:estimate", json=known).status_code == 200
+            attacks = [pool.submit(attack, number) for number in range(SIX)]
+            while service.coordinator.long_prices._slots._held.total() < SIX - 1:
+                time.sleep(0.01)
+            for number in range(LOOKS):
+                new = COUNTS | {"sigma_votes": 20 + number / 100}
+                begun = time.perf_counter()
+                assert http.get("/v1/jobs/job-unknown").status_code == 404
+                assert http.post("/v1/jobs:estimate", json=known).status_code == 200
+                assert http.post("/v1/jobs:estimate", json={"task": new}).status_code == 200
+                assert http.post("/v1/tasks", json=new).status_code == 201
+                waits.append(time.perf_counter() - begun)
+            # By order, since a slow machine takes longer for everything.
+            assert sum(one.done() for one in attacks) < SIX - 1, f"others waited for {max(waits):.1f} s"
+            assert {one.result() for one in attacks} <= {200, 503}
+
+
+def test_a_price_that_is_not_computed_in_time_is_refused_in_words_and_found_by_the_next(
+    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    with serve_in(config_of(tmp_path / "home")) as service, service.http("requester") as http:
+        have_winners(service)
+        made = http.post("/v1/tasks", json=winners(sigma_votes=31.0))
+        assert made.status_code == 201
+        line = service.coordinator.long_prices
+        monkeypatch.setattr(line, "_wait_s", 0.2)
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(line.run, "another", may_end.wait)
+            vectors = {
+                "task_id": made.json()["task_id"],
+                "features": np.eye(8).tolist() * 5,
+                "backbone_fingerprint": FINGERPRINT,
+            }
+            answers = [
+                http.post("/v1/jobs:estimate", json={"task": winners(sigma_votes=32.0)}),
+                http.post("/v1/tasks", json=winners(sigma_votes=33.0)),
+                http.post("/v1/jobs", json=vectors),
+            ]
+            may_end.set()
+            with pytest.raises(PricesWait):
+                held.result()
+        assert [answer.status_code for answer in answers] == [503] * 3
+        assert {answer.headers["Retry-After"] for answer in answers} == {"10"}
+        assert all("was not done within" in answer.json()["detail"] for answer in answers)
+        monkeypatch.setattr(line, "_wait_s", 60.0)
+        assert http.post("/v1/jobs:estimate", json={"task": winners(sigma_votes=32.0)}).status_code == 200
+        assert http.post("/v1/jobs", json=vectors).status_code == 202
+
+
+def test_more_long_prices_than_may_wait_are_refused_at_once() -> None:
+    line, may_end = LongPrices(), threading.Event()
+    with ThreadPoolExecutor(TOTAL) as pool:
+        waiting = [pool.submit(line.run, f"token {number}", may_end.wait) for number in range(TOTAL)]
+        while line._slots._held.total() < TOTAL:
+            time.sleep(0.01)
+        with pytest.raises(TooManyRequests, match="15 long prices are under way"):
+            line.run("one more", may_end.wait)
+        may_end.set()
+        assert all(one.result() for one in waiting)
+    assert line.run("one more", may_end.wait)
+    line.stop()

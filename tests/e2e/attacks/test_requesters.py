@@ -3,19 +3,24 @@ repeats itself, or wants much, keeps nobody waiting."""
 
 from __future__ import annotations
 
+import io
 import threading
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from api.client import Client
 from api.client_http import ServiceProblem
 from api.schema import TaskView
-from tests.e2e.service.conftest import Service
-from tests.e2e.service.harm import QUERIES, new_task, paused, submit
+from tests.e2e.service.conftest import Service, wait_until
+from tests.e2e.service.harm import QUERIES, journal_rows, new_task, paused, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -189,3 +194,59 @@ def test_whoever_wants_much_waits_for_itself(
     assert (ended.state, ended.queries_done) == ("completed", QUERIES)
     before = sum(at < ended.updated_at for at in finished.values())
     assert before <= MUCH // 2, f"{before} of {MUCH} were done before the one of somebody who came last"
+
+
+TOKENS = 5
+
+
+def truncated_image() -> bytes:
+    """The first half of a picture."""
+    whole = io.BytesIO()
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(whole, "PNG")
+    return whole.getvalue()[: len(whole.getvalue()) // 2]
+
+
+@pytest.mark.parametrize("of_each", [1, pytest.param(20, marks=pytest.mark.long)])
+def test_five_tokens_with_images_that_cannot_be_decoded_ask_no_site_and_close_none(
+    attacked: Service, alice: Client, digit_features: np.ndarray, tmp_path: Path, of_each: int
+) -> None:
+    """A hundred such jobs had every site refuse everybody for a day, at no charge."""
+    with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
+        archive.writestr("0.png", truncated_image())
+    homes = sorted((attacked.home / "agents").iterdir())
+    before = [journal_rows(home, "proposal_answers") for home in homes]
+    states: Counter[str] = Counter()
+    with attacked.client() as admin:
+        tokens = [admin.create_token(f"mallory-{number}", "requester").token for number in range(TOKENS)]
+    for token in tokens:
+        with attacked.client(token=token) as client:
+            task = new_task(client, "broken", max_queries=of_each)
+            jobs = [client.submit(task.task_id, images=tmp_path / "one.zip").job_id for _ in range(of_each)]
+            states.update(client.wait(job_id).state for job_id in jobs)
+    assert states == {"failed": TOKENS * of_each}
+    assert [journal_rows(home, "proposal_answers") for home in homes] == before, "no site was asked for its word"
+    done = alice.wait(submit(alice, new_task(alice, "after the broken ones"), digit_features).job_id)
+    assert (done.state, done.queries_done) == ("completed", QUERIES)
+
+
+def has_agreed(client: Client, job_id: str) -> bool:
+    return [one.agent_id for one in client.job(job_id).waiting_for] == ["agent-2"]
+
+
+@pytest.mark.parametrize("of_each", [3, pytest.param(25, marks=pytest.mark.long)])
+def test_five_tokens_that_cancel_what_sites_agreed_to_keep_nobody_from_an_answer(
+    attacked: Service, alice: Client, digit_features: np.ndarray, of_each: int
+) -> None:
+    """One site is away, so a job waits once the other has said yes; then it is cancelled, at no charge."""
+    with attacked.client() as admin:
+        tokens = [admin.create_token(f"cancels-{number}", "requester").token for number in range(TOKENS)]
+    with paused(attacked.pid("agent-2")):
+        for token in tokens:
+            with attacked.client(token=token) as client:
+                task = new_task(client, "cancelled", max_queries=QUERIES)
+                for _ in range(of_each):
+                    job_id = submit(client, task, digit_features).job_id
+                    wait_until(partial(has_agreed, client, job_id), what="a yes of agent-1")
+                    assert client.cancel(job_id).state == "cancelled"
+    done = alice.wait(submit(alice, new_task(alice, "after the cancelled ones"), digit_features).job_id)
+    assert (done.state, done.queries_done) == ("completed", QUERIES)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def spent_at_sites(service: Service) -> dict[str, int]:
 def spent_at(home: Path) -> int:
     """What one agent has spent by its own ledger, instance level."""
     return next(int(one["spent_nano"]) for one in site_budget(home) if one["level"] == "instance")
+
+
+def journal_rows(home: Path, table: str) -> int:
+    """How many rows a table of a party's journal has."""
+    with closing(sqlite3.connect(f"file:{home / 'journal.db'}?mode=ro", uri=True)) as journal:
+        return int(journal.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 @contextmanager
