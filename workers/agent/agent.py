@@ -125,7 +125,8 @@ class Agent:
 
     def release(self) -> None:
         """Give back what an index holds, of memory or of a device; asked again, it is built again."""
-        self._neighbors.release()
+        with self._answering:
+            self._neighbors.release()
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"

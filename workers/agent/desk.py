@@ -8,11 +8,15 @@ messages and returns letters, and `sent` is told when they were taken. What is i
 the journal counts, and whoever begins anew has the same rounds (`DeskMemory.state`).
 
 Training takes long, so of the answers that need it one is computed per turn, and those of votes are sent before.
+
+A turn that computes from records is on the site's public clock (workers.agent.public_clock): what it has come to leaves
+when `held_s` says, and the next poll with it, also where an answer could not be made.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +49,7 @@ from workers.agent.desk_mail import DeskMail
 from workers.agent.desk_memory import DeskMemory
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter, Records
 from workers.agent.durable_ledger import DurableLedger
+from workers.agent.public_clock import PublicClock
 from workers.agent.words import cause, said
 from workers.party.mail import Draft, PartyMail
 
@@ -66,6 +71,7 @@ class AgentDesk:
     Args:
         coordinator_key: with which the coordinator's signatures are checked.
         ticks: seconds that only go up, for pauses; the system's where absent.
+        public_clock: when turns may leave; at once where absent, in simulations alone.
     """
 
     def __init__(
@@ -81,7 +87,10 @@ class AgentDesk:
         admission: Admission,
         clock: Clock,
         ticks: Callable[[], float] = time.monotonic,
+        public_clock: PublicClock | None = None,
     ) -> None:
+        self._public_clock = public_clock
+        self._leaves_at = -math.inf
         self._mail = mail
         self._records = records
         self._database = database
@@ -108,6 +117,10 @@ class AgentDesk:
         """
         return 0.0 if self._waiting else None
 
+    def held_s(self) -> float:
+        """After how many seconds what `handle` has come to may leave, and the next poll with it; 0 for at once."""
+        return 0.0 if self._public_clock is None else max(0.0, self._leaves_at - self._public_clock.ticks())
+
     def tidy(self) -> None:
         """Give back promises that have ended, and erase what nobody may ask for any more; nothing is sent."""
         with self._in_step_with_the_journal():
@@ -121,9 +134,15 @@ class AgentDesk:
         Raises:
             LabelerError: the journal cannot be used now, or not any more; the same mail may come again.
         """
-        with self._in_step_with_the_journal():
-            self._tidy()
-            return self._handle(mail)
+        turn, clock = DeskTurn(self._clock().timestamp()), self._public_clock
+        if clock is not None:
+            turn.started = clock.started()
+        try:
+            with self._in_step_with_the_journal():
+                self._tidy()
+                return self._handle(turn, mail)
+        finally:
+            self._leaves_at = -math.inf if clock is None else self._moment_of(turn, clock)
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
         """The letters of the last turn were taken by the coordinator, or refused, each with its error."""
@@ -167,10 +186,14 @@ class AgentDesk:
         for round_digest in over:
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
 
-    def _handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+    def _moment_of(self, turn: DeskTurn, clock: PublicClock) -> float:
+        """When what a turn has come to may leave, in ticks."""
+        moment = -math.inf if turn.planned_s is None else clock.leaves_at(turn.started, turn.planned_s)
+        left_s = min(turn.not_before - self._clock().timestamp(), turn.most_left_s)
+        return max(moment, clock.ticks() + left_s) if left_s > 0 else moment
+
+    def _handle(self, turn: DeskTurn, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
         self._ledger.check_witnesses()
-        now = self._clock()
-        turn = DeskTurn(now.timestamp())
         turn.rounds, self._waiting = self._waiting, []
         self._memory.wake(turn)
         if mail:
@@ -195,9 +218,10 @@ class AgentDesk:
             try:
                 if not effect.is_charged:
                     # Before a person is asked, and the task kept for it: what does not fit these records never waits.
-                    self._records.agent().check(ask.task, ask.batch)
+                    self._records.known().check(ask.task, ask.batch)
                 self._admission.check(ask, is_charged=effect.is_charged)
                 self._ledger.check_price(ask.task, ask.sizes)
+                self._check_in_time(turn, ask, is_charged=effect.is_charged)
                 fault_point("agent.asked")
             except (JournalBroken, JournalBehind):
                 raise
@@ -210,7 +234,7 @@ class AgentDesk:
         proposed = turn.pop_proposals(proposing.AdmitProposal)
         for proposal, _ in proposed:
             try:
-                self._records.agent().check_task(proposal.task, proposal.sizes)
+                self._records.known().check_task(proposal.task, proposal.sizes)
                 self._admission.check(proposal)
                 self._ledger.check_price(proposal.task, proposal.sizes)
             except (JournalBroken, JournalBehind):
@@ -221,6 +245,25 @@ class AgentDesk:
             else:
                 self._memory.proposal_event(turn, proposal, proposing.ProposalAdmitted(proposal))
         return bool(asked or proposed)
+
+    def _check_in_time(self, turn: DeskTurn, ask: Ask, *, is_charged: bool) -> None:
+        """Refuse, before the charge, what would leave after its deadline; by the plan alone.
+
+        Raises:
+            PrivacyRefusal: it would.
+        """
+        clock = self._public_clock
+        if clock is None or is_charged:
+            return
+        turn.admitted_s += clock.planned_s([ask])
+        waiting = [one.ask for _, one in (*turn.rounds, *self._waiting) if isinstance(one, machine.Compute)]
+        planned_s = clock.ticks() - turn.started + turn.admitted_s + sum(clock.planned_s([one]) for one in waiting)
+        if turn.now + clock.hold_s(planned_s) > ask.expires_at:
+            turn.admitted_s -= clock.planned_s([ask])
+            raise PrivacyRefusal(
+                "answers of this site leave on its public clock, and this one would leave after the round's deadline; "
+                "nothing was charged. Ask with a later deadline, or about less at once"
+            )
 
     def _keep(self, turn: DeskTurn) -> bool:
         """Everything that is durable before anything is computed, in one transaction; whether there was anything."""
@@ -277,6 +320,8 @@ class AgentDesk:
         now = quick or slow[:1]
         later = slow if quick else slow[1:]
         self._waiting += later
+        if now and self._public_clock is not None:
+            self._plan(turn, [effect.ask for _, effect in now], self._public_clock)
         for digest, effect in now:
             ask = turn.asks[digest] = effect.ask
             try:
@@ -295,6 +340,17 @@ class AgentDesk:
         if now:
             fault_point("agent.computed")
         return bool(now)
+
+    def _plan(self, turn: DeskTurn, asks: Sequence[Ask], clock: PublicClock) -> None:
+        """Say until when a turn computes, before it does."""
+        try:
+            planned_s = clock.planned_s(asks)
+        except Exception as error:
+            # Only where it was charged by another process: what this one admits it has planned before the charge.
+            log.error("how long an answer takes could not be planned", extra=cause(error))
+            planned_s = 0.0
+        passed_s = clock.ticks() - turn.started if turn.planned_s is None else turn.planned_s
+        turn.planned_s = passed_s + planned_s
 
     def _spend(self, connection: Connection, turn: DeskTurn, digest: str) -> None:
         """What an answer's votes for life spend is durable with the answer, or neither is.
@@ -315,13 +371,19 @@ class AgentDesk:
         if not wanted:
             return False
         failed: set[str] = set()
+        clock, leaves_at, held_s = self._public_clock, 0.0, 0.0
+        if clock is not None:
+            held_s = clock.leaves_at(turn.started, turn.planned_s or 0.0) - clock.ticks()
+            leaves_at = self._clock().timestamp() + held_s
         try:
             with self._database.write() as connection:
                 self._mail.write_noted(connection)
                 for digest, effect in wanted:
                     try:
                         with self._database.attempt(connection):
-                            if not self._rounds.store_new(digest, effect.bodies, connection=connection):
+                            if not self._rounds.store_new(
+                                digest, effect.bodies, connection=connection, leaves_at=leaves_at, held_s=held_s
+                            ):
                                 raise PrivacyRefusal(NOT_KEPT)
                             self._spend(connection, turn, digest)
                     except PrivacyRefusal as error:

@@ -123,7 +123,7 @@ class DeskCharges:
             connection,
             policy,
             round_digest=digest,
-            shard_version=self._records.agent().shard_version,
+            shard_version=self._records.known().shard_version,
             reservation_id=digest,
             charges=round_charges(ask.task, len(ask.batch)),
             task=ask.task,

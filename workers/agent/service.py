@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
@@ -28,14 +29,15 @@ from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
-from feature_store.shard import Shard
-from labeler.errors import BudgetExceeded, InvalidSetting
+from feature_store.shard import Shard, check_served
+from labeler.errors import BudgetExceeded
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import PolicyFile
-from workers.agent.words import said
+from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock
+from workers.agent.words import cause, said
 from workers.party.conversation import converse
 from workers.party.home import (
     ANCHOR_FILE,
@@ -55,12 +57,24 @@ from workers.voting.model_store import InMemoryModels
 log = logging.getLogger("labeler.agent")
 
 
-def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, wait_s: float = 20.0) -> None:
+WATCH_S: Final = 0.5
+"""How often an agent looks whether its shard has changed, beside its turns."""
+
+
+def run_agent(
+    home: Path,
+    *,
+    stop: threading.Event,
+    clock: Clock | None = None,
+    wait_s: float = 20.0,
+    ticks: Callable[[], float] = time.monotonic,
+) -> None:
     """Serve as an agent until told to stop.
 
     Args:
         stop: ends it within a moment; nothing is lost.
         wait_s: how long the coordinator may hold a poll.
+        ticks: seconds that only go up, by which turns leave (workers.agent.public_clock).
 
     Raises:
         LabelerError: the home, the shard, the policy or the journal cannot be used.
@@ -110,8 +124,11 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),
             wait_s=wait_s,
+            ticks=ticks,
         )
         owned.callback(link.close)
+        owned.callback(records.watch().set)
+        probe = DrawnProbe(records.shard, engine=config.engine, memory_limit_bytes=config.memory_limit_bytes)
         log.info("agent ready", extra={"agent": config.agent_id})
         admission = Admission(
             home,
@@ -131,8 +148,14 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             ledger=site,
             admission=admission,
             clock=clock,
+            public_clock=PublicClock(
+                tick_s=TICK_S if config.tick_s is None else config.tick_s,
+                estimate_s=probe.seconds,
+                started=lambda: link.polled_at,
+                ticks=ticks,
+            ),
         )
-        converse(link, desk, stop)
+        converse(link, desk, stop, held_s=desk.held_s)
         link.mail.settle()
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -143,7 +166,11 @@ def account_of(agent_id: str) -> str:
 
 
 class _Records:
-    """The agent over its shard as it is now: a record deleted by another process no longer votes."""
+    """The agent over its shard as it is now: a record deleted by another process no longer votes.
+
+    A shard that has changed is opened beside the turns (`watch`), or by the first turn that computes from records,
+    which is on the public clock. A turn that leaves at once opens nothing: how long it takes would tell of a deletion.
+    """
 
     def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends) -> None:
         self._path = home / config.shard  # an absolute path stays what it is
@@ -153,6 +180,9 @@ class _Records:
         self._models = InMemoryModels()
         self._agent: Agent | None = None
         self._stamp: tuple[int, int, int] | None = None
+        self._opening = threading.Lock()
+        self._is_watched = False
+        self._trouble: Exception | None = None
         self.agent()
 
     def facts(self) -> Mapping[str, Any]:
@@ -165,11 +195,45 @@ class _Records:
         }
 
     def agent(self) -> Agent:
-        stamp = self._manifest_stamp()
-        if self._agent is None or stamp != self._stamp:
-            self._agent = self._open(self._agent, verify=self._agent is None)
-            self._stamp = stamp
+        """Over the shard as it is now."""
+        with self._opening:
+            stamp = self._manifest_stamp()
+            if self._agent is None or stamp != self._stamp:
+                self._agent = self._open(self._agent, verify=self._agent is None)
+                self._stamp, self._trouble = stamp, None
+            return self._agent
+
+    def known(self) -> Agent:
+        """Over the shard as it was opened last; as it is now where nobody watches.
+
+        Raises:
+            Exception: it has changed since, and could not be opened.
+        """
+        if not self._is_watched or self._agent is None:
+            return self.agent()
+        if self._trouble is not None:
+            raise self._trouble.with_traceback(None)
         return self._agent
+
+    def shard(self) -> Shard:
+        """As it was opened last."""
+        return self._shard
+
+    def watch(self) -> threading.Event:
+        """Open the shard anew whenever it changes, in a thread of its own, until the event is set."""
+        ended, self._is_watched = threading.Event(), True
+
+        def look() -> None:
+            while not ended.wait(WATCH_S):
+                try:
+                    self.agent()
+                except Exception as error:
+                    if self._trouble is None:
+                        log.error("the shard has changed and cannot be opened", extra=cause(error))
+                    self._trouble = error
+
+        threading.Thread(target=look, name="shard", daemon=True).start()
+        return ended
 
     def forget_models(self) -> None:
         """Forget what was trained so far."""
@@ -177,8 +241,7 @@ class _Records:
 
     def _open(self, before: Agent | None, *, verify: bool) -> Agent:
         shard = Shard.open(self._path, verify=verify)
-        if shard.is_public:
-            raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
+        check_served(shard)
         self._shard = shard
         if before is not None:
             before.release()  # a device might not hold the old records and the new ones
