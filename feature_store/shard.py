@@ -271,7 +271,7 @@ def check_served(shard: Shard) -> None:
     """
     name = shard.path.name
     if shard.is_public:
-        raise InvalidSetting(f"shard {name!r} is a public one; an agent answers from private records")
+        raise InvalidSetting(f"{name!r} is a public shard; an agent answers from private records")
     if shard.max_records is None:
         raise InvalidSetting(
             f"shard {name!r} declares no public bound on its records, and how long an agent takes would tell how many "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ def test_a_shard_that_declares_no_bound_is_not_served_and_can_declare_one_once(
     office = make_office(
         tmp_path / "agent", monkeypatch, lambda *args, **named: make_shard(*args, **named | {"max_records": None})
     )
-    with pytest.raises(InvalidSetting, match="labeler declare .* --max-records"):
+    with pytest.raises(InvalidSetting, match=r"labeler declare .* --max-records"):
         office.run()
     with pytest.raises(InvalidSetting, match="holds more records"):
         declare_most(office.shard.path, 59)
@@ -222,7 +223,7 @@ def waits(
         office.run()
         polled = office.coordinator.polled_at
         assert len(polled) == rounds + 1
-        return [later - earlier for earlier, later in zip(polled, polled[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(polled)]
 
 
 def tells_apart(one: list[float], other: list[float]) -> bool:

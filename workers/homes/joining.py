@@ -23,7 +23,7 @@ from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.keys import PartyKeys, PublicKeys
-from feature_store.shard import Shard
+from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
 from labeler.invitation import Invitation, enrolment_statement, token_digest
 from workers.agent.joined_policy import joined_policy, repinned_policy
@@ -84,7 +84,7 @@ def join_agent(
         wanted: what the site's policy says of `workers.agent.joined_policy.CHOICES`; the defaults elsewhere.
 
     Raises:
-        InvalidSetting: there is another home, or no shard was named.
+        InvalidSetting: there is another home, no shard was named, or it is public or declares no bound.
         JournalInUse: keys are to be renewed, and the agent runs.
         NotEnrolled, ProtocolViolation: the coordinator refuses.
         Unavailable: it cannot be reached; the same command goes on later.
@@ -100,8 +100,7 @@ def join_agent(
                 "name the private shard the agent answers from: --shard SHARD (labeler embed makes it)"
             )
         records = Shard.open(shard)
-        if records.is_public:
-            raise InvalidSetting(f"{shard} is a public shard; an agent answers from a private one")
+        check_served(records)
         config = AgentConfig(
             agent_id=invitation.party_id, coordinator_url=invitation.url, shard=str(shard.resolve()), engine=engine
         )
