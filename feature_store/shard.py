@@ -181,6 +181,21 @@ class Shard:
             return f"<private shard {self.path.name!r}: dimension {self.dimension}, records and labels not shown>"
         return f"<public shard {self.path.name!r}: {len(self)} records, dimension {self.dimension}, labels not shown>"
 
+    def drawn(self, records: int) -> Shard:
+        """A shard in memory with the public facts of this one and drawn rows; of its records nothing takes part."""
+        rng, classes = np.random.default_rng(records), len(self.classes)
+        shape, values = ((records, classes), 2) if self.has_attributes else ((records,), classes)
+        arrays: dict[str, NDArray[Any]] = {
+            FEATURES_NAME: quantize(rng.normal(size=(records, self.dimension))),
+            "labels.npy": rng.integers(0, values, size=shape, dtype=np.int16),
+            "record_ids.npy": rng.permutation(records),
+        }
+        for name, known in zip(_DIGESTS, (self.persons, self.image_digests), strict=True):
+            if known is not None:
+                arrays[name] = rng.integers(0, 2**62, size=(records, DIGEST_WORDS))
+        manifest = self._manifest.model_copy(update={"records": records, "deleted": (), "job": "drawn"})
+        return Shard(Path("drawn"), manifest, arrays)
+
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""
         path = self.path / "thumbnails.parquet"
@@ -261,75 +276,6 @@ class Shard:
             raise DamagedShard(f"shard {name!r} states deletions of records it does not hold")
         # Features were checked when they were written, their bytes match the checksum, and every index checks them
         # again at its own door: a third reading of the largest file would only cost time.
-
-
-def check_served(shard: Shard) -> None:
-    """Refuse a shard that no agent of a service may answer from.
-
-    Raises:
-        InvalidSetting: it is public, or declares no bound on its records.
-    """
-    name = shard.path.name
-    if shard.is_public:
-        raise InvalidSetting(f"{name!r} is a public shard; an agent answers from private records")
-    if shard.max_records is None:
-        raise InvalidSetting(
-            f"shard {name!r} declares no public bound on its records, and how long an agent takes would tell how many "
-            f"there are. Choose a round number before you count, with room for records that come: labeler declare "
-            f"{name} --max-records 10000"
-        )
-
-
-def declare_most(path: Path, max_records: int) -> bool:
-    """Write a public bound on its records into the manifest of a private shard, once; False where it stands there.
-
-    Raises:
-        InvalidSetting: the shard is public, declares another bound, or holds more.
-        OutputInUse: another process changes the shard.
-    """
-    with exclusive(path / ".lock", f"shard {path.name!r}"):
-        manifest = read_manifest(path)
-        if manifest.role != "private":
-            raise InvalidSetting(f"shard {path.name!r} is a public one; a bound is declared of private records")
-        if manifest.max_records == max_records:
-            return False
-        if manifest.max_records is not None:
-            raise InvalidSetting(
-                f"shard {path.name!r} declares at most {manifest.max_records} records, and others may count on it; "
-                "embed the images again to declare another bound"
-            )
-        if max_records < manifest.records:
-            raise InvalidSetting(
-                f"shard {path.name!r} holds more records than that; nothing was declared. Choose a round number with "
-                "room"
-            )
-        write_manifest(path, manifest.model_copy(update={"max_records": max_records}))
-    return True
-
-
-def drawn_like(shard: Shard, records: int) -> Shard:
-    """A shard in memory with the public facts of another and drawn rows; of its records nothing takes part.
-
-    Args:
-        records: how many rows.
-    """
-    rng = np.random.default_rng(records)
-    classes = len(shard.classes)
-    arrays: dict[str, NDArray[Any]] = {
-        FEATURES_NAME: quantize(rng.normal(size=(records, shard.dimension))),
-        "labels.npy": rng.integers(
-            0,
-            2 if shard.has_attributes else classes,
-            size=(records, classes) if shard.has_attributes else records,
-            dtype=np.int16,
-        ),
-        "record_ids.npy": rng.permutation(records),
-    }
-    for name, known in zip(_DIGESTS, (shard.persons, shard.image_digests), strict=True):
-        if known is not None:
-            arrays[name] = rng.integers(0, 2**62, size=(records, DIGEST_WORDS))
-    manifest = shard._manifest.model_copy(update={"records": records, "deleted": (), "job": "drawn"})
-    return Shard(Path("drawn"), manifest, arrays)
 
 
 def check_features(features: NDArray[np.int16]) -> None:

@@ -512,7 +512,7 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
     site.send(ask)
     folder, key = site.home / ERASABLE_FOLDER, ask.round.digest
 
-    def then_tidy(link: Any, desk: AgentDesk, stop: threading.Event) -> None:
+    def then_tidy(link: Any, desk: AgentDesk, stop: threading.Event, **_: Any) -> None:
         converse(link, desk, first)
         found.append(key in keys_in(folder))
         now[0] += timedelta(days=1)

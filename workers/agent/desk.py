@@ -16,7 +16,6 @@ when `held_s` says, and the next poll with it, also where an answer could not be
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +89,7 @@ class AgentDesk:
         public_clock: PublicClock | None = None,
     ) -> None:
         self._public_clock = public_clock
-        self._leaves_at = -math.inf
+        self._leaves_at = 0.0
         self._mail = mail
         self._records = records
         self._database = database
@@ -134,15 +133,14 @@ class AgentDesk:
         Raises:
             LabelerError: the journal cannot be used now, or not any more; the same mail may come again.
         """
-        turn, clock = DeskTurn(self._clock().timestamp()), self._public_clock
-        if clock is not None:
-            turn.started = clock.started()
+        now, clock = self._clock().timestamp(), self._public_clock
+        turn = DeskTurn(now) if clock is None else clock.begin(now)
         try:
             with self._in_step_with_the_journal():
                 self._tidy()
                 return self._handle(turn, mail)
         finally:
-            self._leaves_at = -math.inf if clock is None else self._moment_of(turn, clock)
+            self._leaves_at = 0.0 if clock is None else clock.leaves_at(turn, self._clock().timestamp())
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
         """The letters of the last turn were taken by the coordinator, or refused, each with its error."""
@@ -186,12 +184,6 @@ class AgentDesk:
         for round_digest in over:
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
 
-    def _moment_of(self, turn: DeskTurn, clock: PublicClock) -> float:
-        """When what a turn has come to may leave, in ticks."""
-        moment = -math.inf if turn.planned_s is None else clock.leaves_at(turn.started, turn.planned_s)
-        left_s = min(turn.not_before - self._clock().timestamp(), turn.most_left_s)
-        return max(moment, clock.ticks() + left_s) if left_s > 0 else moment
-
     def _handle(self, turn: DeskTurn, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
         self._ledger.check_witnesses()
         turn.rounds, self._waiting = self._waiting, []
@@ -221,7 +213,9 @@ class AgentDesk:
                     self._records.known().check(ask.task, ask.batch)
                 self._admission.check(ask, is_charged=effect.is_charged)
                 self._ledger.check_price(ask.task, ask.sizes)
-                self._check_in_time(turn, ask, is_charged=effect.is_charged)
+                if self._public_clock is not None and not effect.is_charged:
+                    computing = [one.ask for _, one in turn.rounds if isinstance(one, machine.Compute)]
+                    self._public_clock.check_in_time(turn, ask, computing)
                 fault_point("agent.asked")
             except (JournalBroken, JournalBehind):
                 raise
@@ -245,25 +239,6 @@ class AgentDesk:
             else:
                 self._memory.proposal_event(turn, proposal, proposing.ProposalAdmitted(proposal))
         return bool(asked or proposed)
-
-    def _check_in_time(self, turn: DeskTurn, ask: Ask, *, is_charged: bool) -> None:
-        """Refuse, before the charge, what would leave after its deadline; by the plan alone.
-
-        Raises:
-            PrivacyRefusal: it would.
-        """
-        clock = self._public_clock
-        if clock is None or is_charged:
-            return
-        turn.admitted_s += clock.planned_s([ask])
-        waiting = [one.ask for _, one in (*turn.rounds, *self._waiting) if isinstance(one, machine.Compute)]
-        planned_s = clock.ticks() - turn.started + turn.admitted_s + sum(clock.planned_s([one]) for one in waiting)
-        if turn.now + clock.hold_s(planned_s) > ask.expires_at:
-            turn.admitted_s -= clock.planned_s([ask])
-            raise PrivacyRefusal(
-                "answers of this site leave on its public clock, and this one would leave after the round's deadline; "
-                "nothing was charged. Ask with a later deadline, or about less at once"
-            )
 
     def _keep(self, turn: DeskTurn) -> bool:
         """Everything that is durable before anything is computed, in one transaction; whether there was anything."""
@@ -321,7 +296,7 @@ class AgentDesk:
         later = slow if quick else slow[1:]
         self._waiting += later
         if now and self._public_clock is not None:
-            self._plan(turn, [effect.ask for _, effect in now], self._public_clock)
+            self._public_clock.plan(turn, [effect.ask for _, effect in now])
         for digest, effect in now:
             ask = turn.asks[digest] = effect.ask
             try:
@@ -340,17 +315,6 @@ class AgentDesk:
         if now:
             fault_point("agent.computed")
         return bool(now)
-
-    def _plan(self, turn: DeskTurn, asks: Sequence[Ask], clock: PublicClock) -> None:
-        """Say until when a turn computes, before it does."""
-        try:
-            planned_s = clock.planned_s(asks)
-        except Exception as error:
-            # Only where it was charged by another process: what this one admits it has planned before the charge.
-            log.error("how long an answer takes could not be planned", extra=cause(error))
-            planned_s = 0.0
-        passed_s = clock.ticks() - turn.started if turn.planned_s is None else turn.planned_s
-        turn.planned_s = passed_s + planned_s
 
     def _spend(self, connection: Connection, turn: DeskTurn, digest: str) -> None:
         """What an answer's votes for life spend is durable with the answer, or neither is.
@@ -373,7 +337,7 @@ class AgentDesk:
         failed: set[str] = set()
         clock, leaves_at, held_s = self._public_clock, 0.0, 0.0
         if clock is not None:
-            held_s = clock.leaves_at(turn.started, turn.planned_s or 0.0) - clock.ticks()
+            held_s = clock.left_s(turn)
             leaves_at = self._clock().timestamp() + held_s
         try:
             with self._database.write() as connection:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.clock import Clock, now_utc
+from feature_store.declared import check_served
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import forget_models
@@ -29,7 +30,7 @@ from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
-from feature_store.shard import Shard, check_served
+from feature_store.shard import Shard
 from labeler.errors import BudgetExceeded
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent

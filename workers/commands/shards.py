@@ -198,7 +198,7 @@ def declare(
 
     Example: `labeler declare hospital-a.shard --max-records 10000`
     """
-    from feature_store.shard import declare_most
+    from feature_store.declared import declare_most
 
     is_new = declare_most(shard, max_records)
     said = f"{shard} declares at most {max_records} records" + ("" if is_new else ", as before")
