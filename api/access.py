@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feature_store.journal.tokens import TokenRecord, TokenStore
 
 Need = Literal["open", "optional", "scraper", "signed", "invited", "viewer", "auditor", "requester", "admin"]
-"""`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: a viewer, or anybody where the
+"""`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: an auditor, or anybody where the
 settings open /metrics. `signed`: a party, by its signature. `invited`: whoever has the one-use token of an invitation,
 which stands in the body with a signature. `auditor`: a viewer or an administrator, and no requester: what names the
 jobs of all requesters is not for one of them."""
@@ -133,9 +133,9 @@ class Gate:
         self._limits.spend(record.token_id)
         least: Role = "viewer" if need in ("optional", "scraper", "auditor") else cast(Role, need)
         role = record.role
-        if need == "auditor" and role == "requester":
+        if need in ("auditor", "scraper") and role == "requester":
             raise NotAllowed(
-                f"{request.method} {path} names the jobs of every requester, so it is for an auditor's token (role "
+                f"{request.method} {path} tells of every requester's jobs, so it is for an auditor's token (role "
                 "viewer) or an administrator's; this token is a requester's"
             )
         if not reaches(role, least):

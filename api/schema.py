@@ -234,8 +234,10 @@ class RoundView(View):
     state: Literal["waiting", "asked", "agreed", "posted", "opened", "not-asked", "given-up"]
     """The last two of a job that ended: nobody was asked, or it was asked and never opened."""
     answered: tuple[str, ...] = ()
-    """Agents whose shares every tallier holds."""
+    """Agents that are in the sum, once that is fixed; nobody while shares come in, since when an agent answers
+    follows from its records."""
     waiting_for: tuple[str, ...] = ()
+    """Agents that were asked and have not refused, while shares come in."""
     refused: dict[str, str] = {}
     """Agent id -> its reason."""
 

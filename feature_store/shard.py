@@ -35,7 +35,7 @@ from feature_store.durable import exclusive
 from feature_store.joined_rows import joined_rows
 from feature_store.manifest import FEATURES_NAME, MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
 from feature_store.private_files import keep_private
-from feature_store.quantize import largest_square_length
+from feature_store.quantize import largest_square_length, quantize
 from feature_store.site_key import DIGEST_WORDS
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 
@@ -181,6 +181,21 @@ class Shard:
         if not self.is_public:
             return f"<private shard {self.path.name!r}: dimension {self.dimension}, records and labels not shown>"
         return f"<public shard {self.path.name!r}: {len(self)} records, dimension {self.dimension}, labels not shown>"
+
+    def drawn(self, records: int) -> Shard:
+        """A shard in memory with the public facts of this one and drawn rows; of its records nothing takes part."""
+        rng, classes = np.random.default_rng(records), len(self.classes)
+        shape, values = ((records, classes), 2) if self.has_attributes else ((records,), classes)
+        arrays: dict[str, NDArray[Any]] = {
+            FEATURES_NAME: quantize(rng.normal(size=(records, self.dimension))),
+            "labels.npy": rng.integers(0, values, size=shape, dtype=np.int16),
+            "record_ids.npy": rng.permutation(records),
+        }
+        for name, known in zip(_DIGESTS, (self.persons, self.image_digests), strict=True):
+            if known is not None:
+                arrays[name] = rng.integers(0, 2**62, size=(records, DIGEST_WORDS))
+        manifest = self._manifest.model_copy(update={"records": records, "deleted": (), "job": "drawn"})
+        return Shard(Path("drawn"), manifest, arrays)
 
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""

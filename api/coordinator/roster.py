@@ -101,7 +101,8 @@ class Roster:
             fingerprint=PublicKeys(fresh.verify_key, fresh.seal_key).fingerprint,
             state=fresh.state,
             enrolled_at=fresh.enrolled_at,
-            last_contact=fresh.last_contact,
+            # To the minute: the moment of a poll would tell when the turn before it had ended.
+            last_contact=None if fresh.last_contact is None else fresh.last_contact.replace(second=0, microsecond=0),
             is_live=fresh.state == "active" and age_s is not None and age_s <= self._config.timing.live_s,
             backbone_fingerprint=facts.backbone_fingerprint,
             classes=facts.classes,

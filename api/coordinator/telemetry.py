@@ -3,7 +3,7 @@
 A span is made when a job or a round has ended, from what the machine said of it, so nothing is open across a crash and
 no message, error or sentence of a party gets near one. Its attributes are those of `PUBLIC`, which any token of the
 service may read already; a span processor or exporter that fails costs spans and never a turn. What takes how long is
-told to whoever gets the spans: as every viewer of the service does, they see when agents answered.
+told to whoever gets the spans: as every viewer of the service does, they see when rounds ended.
 
 The extra `telemetry` brings the SDK; where spans go say the variables of OpenTelemetry
 (OTEL_EXPORTER_OTLP_ENDPOINT).

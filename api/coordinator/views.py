@@ -1,4 +1,8 @@
-"""A job as requesters see it: how far each round has come, and in plain words what is being waited for."""
+"""A job as requesters see it: how far each round has come, and in plain words what is being waited for.
+
+A view tells when a round ends, never when an agent answered: how long that takes follows from its records. While shares
+come in, a round shows whom it asked and who refused, whatever talliers report of it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Literal
 from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
 from api.coordinator.pricing import price_view
 from api.coordinator.seen_jobs import Unseen
-from api.schema import FINISHED, JobView, Problem, RoundView, Selection, WaitingFor
+from api.schema import FINISHED, JobState, JobView, Problem, RoundView, Selection, WaitingFor
 from feature_store.journal.database import Database
 from feature_store.journal.job_reading import LookedRows, look_at
 from feature_store.journal.jobs import JobRecord, RoundRecord
@@ -34,7 +38,7 @@ def job_view(
         rounds: its rounds in order; none for a job that was refused.
         answers: what agents said of it before they were asked.
     """
-    views = tuple(_round_view(one, task, answers, is_over=job.is_finished) for one in rounds)
+    views = tuple(_round_view(one, task, answers, job.state) for one in rounds)
     return JobView(
         job_id=job.job_id,
         task_id=job.task_digest,
@@ -150,7 +154,7 @@ def stage(
             if current is None:
                 return "all batches are opened"
             where = f"batch {current.number + 1} of {len(rounds)}: " if len(rounds) > 1 else ""
-            return where + _waiting_for(current, task, answers)
+            return where + _waiting_for(current, task, answers, job.state)
 
 
 def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
@@ -172,10 +176,16 @@ def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
     return parts
 
 
-def answered_by(one: RoundRecord, task: TaskRecord) -> tuple[str, ...]:
-    """Agents of which every tallier holds a share of one and the same split; the contributors once they are fixed."""
+def answered_by(one: RoundRecord, task: TaskRecord, state: JobState) -> tuple[str, ...]:
+    """The contributors, once they are fixed; of a round that ended at its deadline those who were in time.
+
+    Nobody before that, and nobody of a job that was stopped at a moment of the requester's choice.
+    """
     if one.contributors:
         return tuple(sorted(one.contributors))
+    if state != "expired":
+        return ()
+    # In time is of whom every tallier holds a share of one and the same split.
     reports = list(one.holdings.values())
     if len(reports) < task.task.talliers:
         return ()
@@ -183,10 +193,11 @@ def answered_by(one: RoundRecord, task: TaskRecord) -> tuple[str, ...]:
     return tuple(sorted(agent for agent, _ in common))
 
 
-def _round_view(one: RoundRecord, task: TaskRecord, answers: Answers, *, is_over: bool) -> RoundView:
-    answered = answered_by(one, task)
+def _round_view(one: RoundRecord, task: TaskRecord, answers: Answers, state: JobState) -> RoundView:
+    is_over = state in FINISHED
+    answered = answered_by(one, task, state)
     is_open = one.state in ("waiting", "asked") and not is_over
-    refusals = _declined(answers) | {agent: printable(sentence) for agent, sentence in one.refusals.items()}
+    refusals = _declined(answers) | {agent: printable(sentence) for agent, sentence in sorted(one.refusals.items())}
     refused = {agent: sentence for agent, sentence in refusals.items() if agent not in answered}
     asked = [agent for agent in task.participants if agent in one.participants] or task.participants
     waiting = [agent for agent in asked if agent not in answered and agent not in refused]
@@ -201,24 +212,16 @@ def _round_view(one: RoundRecord, task: TaskRecord, answers: Answers, *, is_over
     )
 
 
-def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers) -> str:
-    view = _round_view(one, task, answers, is_over=False)
+def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers, state: JobState) -> str:
+    view = _round_view(one, task, answers, state)
     if one.state == "waiting":
         return "questions are ready; agents are about to be asked"
     if one.state == "asked":
         total = len(one.participants) or len(task.participants)
         refused = f"; refused: {listed(sorted(view.refused))}" if view.refused else ""
         if not view.waiting_for:
-            return f"{len(view.answered)} of {total} agents have answered{refused}"
-        holders = [set(report) for report in one.holdings.values()]
-        if set(view.waiting_for) <= set().union(*holders):
-            # An agent's shares leave together, so it has answered where one tallier has its share.
-            held = sum(set(view.waiting_for) <= those for those in holders)
-            return (
-                f"waiting for talliers: {held} of {task.task.talliers} say that they hold the shares of "
-                f"{listed(view.waiting_for)}{refused}"
-            )
-        return f"waiting for {len(view.waiting_for)} of {total} agents: {listed(view.waiting_for)}{refused}"
+            return f"none of {total} agents answers{refused}"
+        return f"waiting for shares of {len(view.waiting_for)} of {total} agents: {listed(view.waiting_for)}{refused}"
     if one.state == "agreed":
         return f"{len(view.answered)} agents have answered; the charge is being posted"
     if task.task.release == "winner":

@@ -133,10 +133,13 @@ class Storer:
             case Begin():
                 steps.fix_participants(connection, job_id, store.number, store.participants)
                 return not store.is_asked or steps.set_asked(connection, job_id, store.number)
+            # No view shows these: watchers would learn when an agent answered.
             case StoreShareNote():
-                return steps.note_share(connection, job_id, store.number)
+                steps.note_share(connection, job_id, store.number)
+                return False
             case StoreHoldings():
-                return steps.report_holdings(connection, job_id, store.number, store.tallier_id, store.holdings)
+                steps.report_holdings(connection, job_id, store.number, store.tallier_id, store.holdings)
+                return False
             case StoreRefusal():
                 return steps.report_refusal(
                     connection, job_id, store.number, store.party_id, store.sentence, store.is_final

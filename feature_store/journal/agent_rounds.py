@@ -68,15 +68,22 @@ class KeptAnswer:
 
     Attributes:
         recipients: for whom it was charged.
+        leaves_at: unix time in seconds before which what is stored may not leave; 0 where it may.
+        held_s: how far that was away when it was stored, so that a clock that is set back does not make it long.
     """
 
     stage: Literal["charged", "stored", "erased"]
     recipients: Recipients
     bodies: tuple[bytes, ...] | None
+    leaves_at: float = 0.0
+    held_s: float = 0.0
 
     def __repr__(self) -> str:
         return f"KeptAnswer({self.stage!r}, <private>)"
 
+
+_LEAVES = b"leaves at "
+"""Begins the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
 
 _KEPT_ROUND = Prepared(
     "SELECT recipients, state, answer FROM answered_rounds AS paid "
@@ -133,8 +140,13 @@ class JournalRounds:
         key = self._keys.read(round_digest)
         if key is None or row[1] not in ("charged", "stored"):
             return KeptAnswer("erased", recipients, None)
-        bodies = None if row[2] is None else take_out(key, round_digest, bytes(row[2]))
-        return KeptAnswer("charged" if bodies is None else "stored", recipients, bodies)
+        if row[2] is None:
+            return KeptAnswer("charged", recipients, None)
+        bodies = take_out(key, round_digest, bytes(row[2]))
+        if not (bodies and bodies[0].startswith(_LEAVES)):
+            return KeptAnswer("stored", recipients, bodies)
+        leaves_at, held_s = map(float, bodies[0].removeprefix(_LEAVES).split())
+        return KeptAnswer("stored", recipients, bodies[1:], leaves_at, held_s)
 
     def is_stored(self, round_digest: str) -> bool:
         """Whether the answer to a round is durable."""
@@ -154,8 +166,19 @@ class JournalRounds:
             raise PrivacyRefusal(NOT_KEPT)
         return key
 
-    def store_new(self, round_digest: str, bodies: Sequence[bytes], *, connection: Connection) -> bool:
+    def store_new(
+        self,
+        round_digest: str,
+        bodies: Sequence[bytes],
+        *,
+        connection: Connection,
+        leaves_at: float = 0.0,
+        held_s: float = 0.0,
+    ) -> bool:
         """Keep an answer in a transaction of many; whether it was kept: what was stored first stands.
+
+        Args:
+            leaves_at, held_s: before when it may not leave, also after a restart, see KeptAnswer; 0 for at once.
 
         Raises:
             PrivacyRefusal: the round is erased, or was never charged.
@@ -163,7 +186,8 @@ class JournalRounds:
         key = self._keys.read(round_digest)
         if key is None:
             raise PrivacyRefusal(NOT_KEPT)
-        locked = lock_away(key, round_digest, tuple(bodies))
+        moment = (_LEAVES + f"{leaves_at!r} {held_s!r}".encode(),) if leaves_at else ()
+        locked = lock_away(key, round_digest, (*moment, *bodies))
         return _STORE.run(connection, digest=round_digest, locked=locked) == 1
 
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:

@@ -271,7 +271,7 @@ def test_five_sites_in_containers_join_by_invitation_and_label_photos_while_one_
         if role == "agent":
             number = SITES.index(site) + 1
             shutil.copy(parts[f"agent-{number}"], sites.sent / f"{site}.parquet")
-            backbone = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
+            backbone = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"), "--max-records", "2000")
             sites.once(site, "embed", f"/sent/{site}.parquet", *backbone, "--out", "/data/a.shard")
             join += ["--shard", "/data/a.shard", "--noise-contributors", "4"]
         sites.once(site, *join)

@@ -265,7 +265,7 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
             processes(site, "tallier", "--home", site)
         images = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
         for site, part in (("hospital-a", "agent-1"), ("hospital-b", "agent-2")):
-            assert labeler("embed", parts[part], *images, "--out", f"{site}.shard").code == 0
+            assert labeler("embed", parts[part], *images, "--max-records", "2000", "--out", f"{site}.shard").code == 0
             join(labeler, site, "agent", home=site, more=("--shard", f"{site}.shard"))
         # ... who are named before anything is summed, so the talliers are started again
         wait_for(lambda: is_ready(labeler, "talliers"), what="the talliers")

@@ -101,6 +101,7 @@ def other_records(target: Path, agent: str, world: str, *, way: Way) -> None:
         public=False,
         backbone={"kind": "pixels"},
         attributes=is_of_attributes,
+        max_records=4 * RECORDS,
         site_key=site_key,
         random_bytes=seeded_source(f"ids {agent}".encode()).bytes,
     ) as writer:

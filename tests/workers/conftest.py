@@ -44,6 +44,7 @@ def make_shard(tmp_path: Path) -> MakeShard:
         public: bool = False,
         classes: tuple[str, ...] = CLASSES,
         fingerprint: str = "backbone",
+        max_records: int | None = 1000,
     ) -> Shard:
         rng = np.random.default_rng(seed)
         centres = np.random.default_rng(7).normal(size=(len(classes), DIMENSION))
@@ -57,6 +58,7 @@ def make_shard(tmp_path: Path) -> MakeShard:
             public=public,
             backbone={"kind": "pixels"},
             random_bytes=seeded_source(f"ids {name} {seed}".encode("utf-8", "surrogateescape")).bytes,
+            max_records=None if public else max_records,
         ) as writer:
             writer.append(features, labels, [f"{name}/{number}.png" for number in range(records)])
             writer.finish()

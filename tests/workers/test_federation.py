@@ -167,7 +167,9 @@ def test_shards_somebody_brings_stay_where_they_are(tmp_path: Path, federation_i
 def test_shards_that_do_not_belong_together_are_refused(
     tmp_path: Path, federation_images: tuple[Path, Path], images: Path
 ) -> None:
-    embed_images(images, "pixels:4", tmp_path / "other.shard", classes=("no", "yes"), duplicates="keep-all")
+    embed_images(
+        images, "pixels:4", tmp_path / "other.shard", classes=("no", "yes"), duplicates="keep-all", max_records=100
+    )
     embed_images(images, "pixels:8", tmp_path / "public.shard", classes=("no", "yes"), public=True)
     (home := tmp_path / "home").mkdir()
     with pytest.raises(MixedShards, match="differ in backbone"):
@@ -207,7 +209,9 @@ def federation_images(tmp_path_factory: pytest.TempPathFactory, images: Path) ->
     """Two private shards that belong together."""
     root = tmp_path_factory.mktemp("shards")
     for name in ("a", "b"):
-        embed_images(images, "pixels:8", root / f"{name}.shard", classes=("no", "yes"), duplicates="keep-all")
+        embed_images(
+            images, "pixels:8", root / f"{name}.shard", classes=("no", "yes"), duplicates="keep-all", max_records=100
+        )
     return root / "a.shard", root / "b.shard"
 
 

@@ -49,7 +49,7 @@ def write(
     digests = None if key is None else key.digests("image", [b"image %d" % number for number in rows])
     with ShardWriter(
         path, classes=CLASSES, fingerprint=fingerprint, dimension=DIMENSION, public=False, backbone={"kind": "pixels"},
-        site_key=None if key is None else key.name, random_bytes=np.random.default_rng(ids).bytes,
+        site_key=None if key is None else key.name, random_bytes=np.random.default_rng(ids).bytes, max_records=1000,
     ) as writer:  # fmt: skip
         names = [f"{number}.png" for number in range(len(rows))]
         writer.append(features[rows], labels[rows], names, image_digests=digests)

@@ -126,7 +126,8 @@ class Agent:
 
     def release(self) -> None:
         """Give back what an index holds, of memory or of a device; asked again, it is built again."""
-        self._neighbors.release()
+        with self._answering:
+            self._neighbors.release()
 
     def take_over(self, before: Agent) -> None:
         """Build what the agent of the records as they were had built, now and not when the next question comes.

@@ -8,6 +8,9 @@ messages and returns letters, and `sent` is told when they were taken. What is i
 the journal counts, and whoever begins anew has the same rounds (`DeskMemory.state`).
 
 Training takes long, so of the answers that need it one is computed per turn, and those of votes are sent before.
+
+A turn that computes from records is on the site's public clock (workers.agent.public_clock): what it has come to leaves
+when `held_s` says, and the next poll with it, also where an answer could not be made.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from workers.agent.desk_mail import DeskMail
 from workers.agent.desk_memory import DeskMemory
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter, Records
 from workers.agent.durable_ledger import DurableLedger
+from workers.agent.public_clock import PublicClock
 from workers.agent.words import cause, said
 from workers.party.mail import Draft, PartyMail
 
@@ -66,6 +70,7 @@ class AgentDesk:
     Args:
         coordinator_key: with which the coordinator's signatures are checked.
         ticks: seconds that only go up, for pauses; the system's where absent.
+        public_clock: when turns may leave; at once where absent, in simulations alone.
     """
 
     def __init__(
@@ -81,7 +86,10 @@ class AgentDesk:
         admission: Admission,
         clock: Clock,
         ticks: Callable[[], float] = time.monotonic,
+        public_clock: PublicClock | None = None,
     ) -> None:
+        self._public_clock = public_clock
+        self._leaves_at = 0.0
         self._mail = mail
         self._records = records
         self._database = database
@@ -108,6 +116,10 @@ class AgentDesk:
         """
         return 0.0 if self._waiting else None
 
+    def held_s(self) -> float:
+        """After how many seconds what `handle` has come to may leave, and the next poll with it; 0 for at once."""
+        return 0.0 if self._public_clock is None else max(0.0, self._leaves_at - self._public_clock.ticks())
+
     def tidy(self) -> None:
         """Give back promises that have ended, and erase what nobody may ask for any more; nothing is sent."""
         with self._in_step_with_the_journal():
@@ -121,9 +133,14 @@ class AgentDesk:
         Raises:
             LabelerError: the journal cannot be used now, or not any more; the same mail may come again.
         """
-        with self._in_step_with_the_journal():
-            self._tidy()
-            return self._handle(mail)
+        now, clock = self._clock().timestamp(), self._public_clock
+        turn = DeskTurn(now) if clock is None else clock.begin(now)
+        try:
+            with self._in_step_with_the_journal():
+                self._tidy()
+                return self._handle(turn, mail)
+        finally:
+            self._leaves_at = 0.0 if clock is None else clock.leaves_at(turn, self._clock().timestamp())
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
         """The letters of the last turn were taken by the coordinator, or refused, each with its error."""
@@ -167,10 +184,8 @@ class AgentDesk:
         for round_digest in over:
             log.info("round is over, nothing is kept of it", extra={"round_digest": round_digest})
 
-    def _handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
+    def _handle(self, turn: DeskTurn, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
         self._ledger.check_witnesses()
-        now = self._clock()
-        turn = DeskTurn(now.timestamp())
         turn.rounds, self._waiting = self._waiting, []
         self._memory.wake(turn)
         if mail:
@@ -198,6 +213,9 @@ class AgentDesk:
                     self._records.agent().check(ask.task, ask.batch)
                 self._admission.check(ask, is_charged=effect.is_charged)
                 self._ledger.check_price(ask.task, ask.sizes)
+                if self._public_clock is not None and not effect.is_charged:
+                    computing = [one.ask for _, one in turn.rounds if isinstance(one, machine.Compute)]
+                    self._public_clock.check_in_time(turn, ask, computing)
                 fault_point("agent.asked")
             except (JournalBroken, JournalBehind):
                 raise
@@ -298,6 +316,8 @@ class AgentDesk:
         now = quick or slow[:1]
         later = slow if quick else slow[1:]
         self._waiting += later
+        if now and self._public_clock is not None:
+            self._public_clock.plan(turn, [effect.ask for _, effect in now])
         for digest, effect in now:
             ask = turn.asks[digest] = effect.ask
             try:
@@ -337,13 +357,19 @@ class AgentDesk:
         if not wanted:
             return False
         failed: set[str] = set()
+        clock, leaves_at, held_s = self._public_clock, 0.0, 0.0
+        if clock is not None:
+            held_s = clock.left_s(turn)
+            leaves_at = self._clock().timestamp() + held_s
         try:
             with self._database.write() as connection:
                 self._mail.write_noted(connection)
                 for digest, effect in wanted:
                     try:
                         with self._database.attempt(connection):
-                            if not self._rounds.store_new(digest, effect.bodies, connection=connection):
+                            if not self._rounds.store_new(
+                                digest, effect.bodies, connection=connection, leaves_at=leaves_at, held_s=held_s
+                            ):
                                 raise PrivacyRefusal(NOT_KEPT)
                             self._spend(connection, turn, digest)
                     except PrivacyRefusal as error:

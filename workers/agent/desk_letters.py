@@ -63,6 +63,9 @@ class DeskLetters:
         if bodies is None:
             kept = self._rounds.kept(digest)
             bodies = None if kept is None else kept.bodies
+            if kept is not None:
+                turn.not_before = max(turn.not_before, kept.leaves_at)
+                turn.most_left_s = max(turn.most_left_s, kept.held_s)
         if bodies is None:
             # Its key was removed by hand: as if it were settled.
             self._refuse(turn, digest, Refusal.of(PrivacyRefusal(NOT_KEPT)))

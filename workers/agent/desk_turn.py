@@ -20,7 +20,7 @@ class Records(Protocol):
     """The agent over its shard as it is now."""
 
     def agent(self) -> Agent:
-        """Over the newest shard."""
+        """Over the shard as it was opened last: nothing is opened because somebody asks."""
         ...
 
     def forget_models(self) -> None:
@@ -39,9 +39,23 @@ class OutgoingLetter:
 
 @dataclass
 class DeskTurn:
-    """What is still to be done in one turn, in the order in which it came."""
+    """What is still to be done in one turn, in the order in which it came.
+
+    Attributes:
+        now: unix time in seconds.
+        started: when its poll returned, in seconds that only go up.
+        planned_s: until when what it computes from records is planned to be done, counted from `started`; None where
+            it computes nothing.
+        admitted_s: what is planned for all that was admitted so far and is still to be computed.
+        not_before, most_left_s: before when a stored answer that it sends may not leave (KeptAnswer).
+    """
 
     now: float
+    started: float = 0.0
+    planned_s: float | None = None
+    admitted_s: float = 0.0
+    not_before: float = 0.0
+    most_left_s: float = 0.0
     rounds: list[tuple[str, RoundEffect]] = field(default_factory=list)
     proposals: list[tuple[Proposal, ProposalEffect]] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)

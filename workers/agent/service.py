@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from feature_store.clock import Clock, now_utc
+from feature_store.declared import check_served
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import forget_models
@@ -32,12 +34,13 @@ from feature_store.keys import PartyKeys
 from feature_store.manifest import MANIFEST_NAME
 from feature_store.shard import Shard
 from feature_store.shard_mark import MARK_NAME, claim
-from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
+from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal, Unavailable
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import PolicyFile
+from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock
 from workers.agent.words import cause, said
 from workers.party.conversation import converse
 from workers.party.home import (
@@ -60,12 +63,20 @@ LOOK_EVERY_S: Final = 1.0
 log = logging.getLogger("labeler.agent")
 
 
-def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, wait_s: float = 20.0) -> None:
+def run_agent(
+    home: Path,
+    *,
+    stop: threading.Event,
+    clock: Clock | None = None,
+    wait_s: float = 20.0,
+    ticks: Callable[[], float] = time.monotonic,
+) -> None:
     """Serve as an agent until told to stop.
 
     Args:
         stop: ends it within a moment; nothing is lost.
         wait_s: how long the coordinator may hold a poll.
+        ticks: seconds that only go up, by which turns leave (workers.agent.public_clock).
 
     Raises:
         LabelerError: the home, the shard, the policy or the journal cannot be used.
@@ -118,8 +129,10 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             stop=stop,
             ca_file=path_in_home(home, config.ca_file),
             wait_s=wait_s,
+            ticks=ticks,
         )
         owned.callback(link.close)
+        probe = DrawnProbe(records.shard, engine=config.engine, memory_limit_bytes=config.memory_limit_bytes)
         log.info("agent ready", extra={"agent": config.agent_id})
         admission = Admission(
             home,
@@ -139,9 +152,15 @@ def run_agent(home: Path, *, stop: threading.Event, clock: Clock | None = None, 
             ledger=site,
             admission=admission,
             clock=clock,
+            public_clock=PublicClock(
+                tick_s=TICK_S if config.tick_s is None else config.tick_s,
+                estimate_s=probe.seconds,
+                started=lambda: link.polled_at,
+                ticks=ticks,
+            ),
         )
         owned.enter_context(records.watched())
-        converse(link, desk, stop)
+        converse(link, desk, stop, held_s=desk.held_s)
         link.mail.settle()
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -177,6 +196,10 @@ class _Records:
             "classes": list(shard.classes),
             "dimension": shard.dimension,
         }
+
+    def shard(self) -> Shard:
+        """As it was opened last."""
+        return self._shard
 
     def agent(self) -> Agent:
         """See desk_turn.Records.
@@ -232,8 +255,7 @@ class _Records:
 
     def _open(self, *, verify: bool) -> Agent:
         shard = Shard.open(self._path, verify=verify)
-        if shard.is_public:
-            raise InvalidSetting(f"shard {self._path.name!r} is a public one; an agent answers from private records")
+        check_served(shard)
         claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
         return Agent(

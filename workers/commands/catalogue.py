@@ -52,6 +52,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "duplicates": Entry(
         "shards", "List the images that a shard holds more than once; those under different labels first."
     ),
+    "declare": Entry("shards", "Declare a public bound on the records of a shard that was embedded without one."),
     "delete": Entry(
         "shards", "Delete the records of people, or of images, from a shard; a running agent sees it at once."
     ),

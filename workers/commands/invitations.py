@@ -88,7 +88,8 @@ def agent_join(
     invitation: Invited,
     home: Annotated[Path, typer.Option(help="Home folder to make.")] = Path("agent"),
     shard: Annotated[
-        Path | None, typer.Option(help="The private shard it answers from (`labeler embed`); not for new keys.")
+        Path | None,
+        typer.Option(help="The private shard it answers from (`labeler embed --max-records`); not for new keys."),
     ] = None,
     phrase: Phrase = None,
     epsilon: Annotated[

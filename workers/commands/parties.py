@@ -55,7 +55,7 @@ def agent_init(
     home: Home,
     agent_id: Annotated[str, typer.Option("--id", help="Name to be enrolled under, for example hospital-a.")],
     coordinator: CoordinatorUrl,
-    shard: Annotated[Path, typer.Option(help="The private shard it answers from (`labeler embed`).")],
+    shard: Annotated[Path, typer.Option(help="The private shard it answers from (`labeler embed --max-records`).")],
     engine: Annotated[str, typer.Option(help="Index engine; see `labeler run`.")] = "auto",
     as_json: Json = False,
 ) -> None:

@@ -96,14 +96,15 @@ def embed(
     Say whose images are whose, so that a task can bound how many of one person's vote (records_per_person). Names of
     people are kept as digests under the site's key; back the key up, and use one for all shards of a site.
 
-    A bound on records (--max-records) is public: choose it in round numbers before you count. Tasks that train models
-    (blind-average, aux-distill) need half the noise where every site keeps one.
+    An agent of a service needs a bound on its records (--max-records): how long its answers take is planned by it. It
+    is public: choose it in round numbers, with room, before you count. Tasks that train models (blind-average,
+    aux-distill) need half the noise where every site keeps one.
 
     Images may have several labels each: attributes, from a table (--attributes) or a folder in CelebA's layout.
 
     Examples:
 
-    `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill`
+    `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill --max-records 10000`
 
     `labeler embed celeba/ --split train --out faces.shard --classes Smiling,Eyeglasses,Young`
 
@@ -181,6 +182,27 @@ def duplicates(
         typer.echo(f"compared by {' and '.join(result['compared'])}: {len(result['duplicates'])} images more than once")
     if result["duplicates"]:
         sys.exit(1)
+
+
+def declare(
+    shard: Annotated[Path, typer.Argument(help="A private shard.")],
+    max_records: Annotated[
+        int, typer.Option(min=1, help="The most records it will ever hold: round, with room, chosen before counting.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Declare a public bound on the records of a shard that was embedded without one.
+
+    Once, for good. An agent of a service needs one: how long its answers take is planned by it, and not by how many
+    records there are (docs/public-clock.md). It is a public number: do not derive it from a count.
+
+    Example: `labeler declare hospital-a.shard --max-records 10000`
+    """
+    from feature_store.declared import declare_most
+
+    is_new = declare_most(shard, max_records)
+    said = f"{shard} declares at most {max_records} records" + ("" if is_new else ", as before")
+    tell({"shard": str(shard), "max_records": max_records}, said, as_json=as_json)
 
 
 def delete(

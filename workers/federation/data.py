@@ -14,14 +14,20 @@ from typing import Any, Final
 
 from feature_store.backbone_names import packaged_name
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
+from feature_store.declared import check_served, declare_most
 from feature_store.durable import replace_file
 from feature_store.embedding import embed_source
+from feature_store.manifest import read_manifest
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting, MixedShards
 from workers.agent.policy import toml_value
 
 DIGITS_BACKBONE: Final = "pixels:8"
+SHARD_NAME: Final = "images.shard"
 EXAMPLE_IMAGES: Final = 200
+MAX_DIGITS: Final = 2000
+"""The bound that every agent with digits declares: no more exist, rounded up."""
+
 BACKBONE_FILE: Final = "backbone.toml"
 
 EXAMPLE_TASK: Final = """# What the examples ask: every private digit votes at the one question nearest to it.
@@ -70,16 +76,23 @@ def deal_digits(home: Path, agents: Sequence[Path], backbone: str | None) -> Fed
     parts = write_digits(inputs, seed=0, agents=len(agents))
     embedder = load_backbone(spec)
     for agent in agents:
-        embed_source(parts[agent.name], embedder, agent / "images.shard", classes=CLASSES)
+        embed_source(parts[agent.name], embedder, agent / SHARD_NAME, classes=CLASSES, max_records=MAX_DIGITS)
     zip_images(parts["public"], examples / "digits.zip", count=EXAMPLE_IMAGES)
     replace_file(examples / "task.toml", EXAMPLE_TASK.encode())
     shutil.rmtree(inputs)
     return FederationData(
-        shards=tuple(Path("images.shard") for _ in agents),
+        shards=tuple(Path(SHARD_NAME) for _ in agents),
         classes=CLASSES,
         fingerprint=embedder.fingerprint,
         backbone=_describe(spec, home / "coordinator"),
     )
+
+
+def declare_digits(agents: Sequence[Path]) -> None:
+    """Declare the bound of dealt digits where an earlier version has dealt them without one."""
+    for agent in agents:
+        if read_manifest(agent / SHARD_NAME).max_records is None:
+            declare_most(agent / SHARD_NAME, MAX_DIGITS)
 
 
 def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Path) -> FederationData:
@@ -87,14 +100,13 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
 
     Raises:
         MixedShards: they differ in backbone or classes, or were made by another backbone than the one named.
-        InvalidSetting: one is public or named twice, or the backbone has to be named.
+        InvalidSetting: one is public, declares no bound or is named twice, or the backbone has to be named.
     """
     shards = [Shard.open(path) for path in paths]
     if len({path.resolve() for path in paths}) != len(paths):
         raise InvalidSetting("a shard is named twice; every agent has records of its own")
-    public = [path for path, shard in zip(paths, shards, strict=True) if shard.is_public]
-    if public:
-        raise InvalidSetting(f"{public[0]} is a public shard; an agent answers from a private one")
+    for shard in shards:
+        check_served(shard)
     for path, shard in zip(paths[1:], shards[1:], strict=True):
         if (shard.fingerprint, shard.classes) != (shards[0].fingerprint, shards[0].classes):
             raise MixedShards(f"{path} and {paths[0]} differ in backbone or class list; embed them alike")

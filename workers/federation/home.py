@@ -33,7 +33,7 @@ from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHOD_NAMES
 from labeler.refused_fields import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
-from workers.federation.data import FederationData, bring_shards, deal_digits
+from workers.federation.data import FederationData, bring_shards, deal_digits, declare_digits
 from workers.federation.plan import Plan
 from workers.homes.new import public_document
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
@@ -164,6 +164,8 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
     state = _read_state(home)
     if state is not None:
         _check_unchanged(home, state, plan)
+        if state.has_examples:
+            declare_digits(list(agent_homes(home, state.agents).values()))
         return LocalFederation(home, state)
     _check_fresh(home)
     budget = _budget(plan)  # before anything is made: what is half made is no home

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.clock import now_utc
+from feature_store.declared import check_served
 from feature_store.durable import replace_file, sync_folder
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
@@ -84,7 +85,7 @@ def join_agent(
         wanted: what the site's policy says of `workers.agent.joined_policy.CHOICES`; the defaults elsewhere.
 
     Raises:
-        InvalidSetting: there is another home, or no shard was named.
+        InvalidSetting: there is another home, no shard was named, or it is public or declares no bound.
         JournalInUse: keys are to be renewed, and the agent runs.
         NotEnrolled, ProtocolViolation: the coordinator refuses.
         Unavailable: it cannot be reached; the same command goes on later.
@@ -97,11 +98,10 @@ def join_agent(
         _refuse_rotation(invitation, home)
         if shard is None:
             raise InvalidSetting(
-                "name the private shard the agent answers from: --shard SHARD (labeler embed makes it)"
+                "name the private shard the agent answers from: --shard SHARD (labeler embed --max-records N makes it)"
             )
         records = Shard.open(shard)
-        if records.is_public:
-            raise InvalidSetting(f"{shard} is a public shard; an agent answers from a private one")
+        check_served(records)
         config = AgentConfig(
             agent_id=invitation.party_id, coordinator_url=invitation.url, shard=str(shard.resolve()), engine=engine
         )

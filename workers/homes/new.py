@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from feature_store.declared import check_served
 from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
@@ -76,15 +77,15 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
         Its public keys, as in `public_document`.
 
     Raises:
-        InvalidSetting: there is one already, the shard is a public one, or no party would speak to such a coordinator.
+        InvalidSetting: there is one already, the shard is public or declares no bound, or no party would speak to such
+            a coordinator.
         BadData: the shard cannot be opened.
     """
     _check_name(agent_id)
     _refuse_second(home / AGENT_FILE)
     _check_coordinator(coordinator_url)
     records = Shard.open(shard)
-    if records.is_public:
-        raise InvalidSetting(f"{shard} is a public shard; an agent answers from a private one")
+    check_served(records)
     config = AgentConfig(agent_id=agent_id, coordinator_url=coordinator_url, shard=str(shard.resolve()), engine=engine)
     _private(home)
     lines = [

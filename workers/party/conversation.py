@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from labeler.errors import (
@@ -52,8 +52,15 @@ class Handler(Protocol):
         ...
 
 
-def converse(link: PartyLink, handler: Handler, stop: threading.Event) -> None:
+def converse(
+    link: PartyLink, handler: Handler, stop: threading.Event, *, held_s: Callable[[], float] | None = None
+) -> None:
     """Poll, handle and send until told to stop; what passes by itself is waited for, what does not is said in the log.
+
+    Args:
+        held_s: after how many seconds what `handle` has come to may leave, and the next poll with it, also where it
+            raised (`workers.agent.public_clock`); at once where absent. Told to stop meanwhile nothing leaves: what
+            was answered is stored, and its mail comes again.
 
     Raises:
         LabelerError: this party's own journal or files cannot be used any more.
@@ -67,7 +74,13 @@ def converse(link: PartyLink, handler: Handler, stop: threading.Event) -> None:
             mail = link.poll()
             if not mail:
                 link.mail.settle()
-            letters = handler.handle(mail)
+            try:
+                letters = handler.handle(mail)
+            finally:
+                left_s = 0.0 if held_s is None else held_s()
+                is_over = left_s > 0 and stop.wait(left_s)
+            if is_over:
+                return
             link.wait_s = _wait_s(handler, longest_s)  # the next poll may travel with the letters
             handler.sent(link.answer(letters))
         except Interrupted:

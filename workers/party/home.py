@@ -67,6 +67,8 @@ class AgentConfig(Settings):
         witness_file: an absolute path outside the home, on another disk or machine, where the furthest state of the
             journal is kept a second time: a home that is put back whole, with its erasable keys, is refused at its
             start whoever the coordinator is. Without it the coordinator alone stands against that.
+        tick_s: T of the site's public clock, in seconds (workers.agent.public_clock); its default where absent. Never
+            to be chosen by delays that were seen.
     """
 
     agent_id: PartyId
@@ -76,6 +78,7 @@ class AgentConfig(Settings):
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = None
     ca_file: str | None = None
     witness_file: str | None = None
+    tick_s: Annotated[float, Field(ge=0.01, le=60.0)] | None = None
 
 
 class TallierConfig(Settings):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class PartyLink:
     Attributes:
         mail: opens, signs and numbers this party's messages.
         wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
+        polled_at: when the newest poll returned, in seconds of `ticks`.
 
     Args:
         url: of the coordinator; https, or http to this machine only.
@@ -114,6 +116,7 @@ class PartyLink:
         wait_s: float = 20.0,
         door: CoordinatorDoor | None = None,
         clock: Clock = now_utc,
+        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self.party_id = party_id
         self.coordinator_key = coordinator_key
@@ -125,6 +128,8 @@ class PartyLink:
         self._facts = facts
         self._stop = stop
         self.wait_s = wait_s
+        self._ticks = ticks
+        self.polled_at = ticks()
         self._after = self._next_after = self._coordinator = ""
         self._came = b""
         self._last_answer = 0
@@ -159,6 +164,7 @@ class PartyLink:
             # The first is answered at once, so that this party knows that it is known.
             asking = self._asking(self._after, self.wait_s if self._is_known else 0.0)
             answer = self._send("/v1/messages:poll", [asking], beside=self._seen.proof())
+            self.polled_at = self._ticks()
         messages = read_frames(answer, max_messages=MAX_MAIL)
         if not messages or messages[0].header.kind != "poll":
             raise ProtocolViolation("the answer to a poll begins with the coordinator's own message; is the URL right?")
@@ -201,6 +207,7 @@ class PartyLink:
         drafts = [*(draft for letter in letters for draft in letter), asking]
         try:
             self._came = self._send("/v1/messages", drafts, beside=self._seen.proof())
+            self.polled_at = self._ticks()
         except (NotEnrolled, Forged):
             raise
         except (ProtocolViolation, TooLarge):

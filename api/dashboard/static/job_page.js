@@ -214,7 +214,7 @@ function rounds(job) {
       row(
         head(`${round.number}`, el("span", { class: "small block" }, count(round.queries, "question"))),
         cell("State", "", ROUND_WORDS[round.state] ?? round.state),
-        cell("Answered", "", round.answered.length ? `${whole(round.answered.length)}: ${listed(round.answered)}` : "nobody"),
+        cell("Answered", "", round.answered.length ? `${whole(round.answered.length)}: ${listed(round.answered)}` : round.state === "asked" ? "told when the round ends" : "nobody"),
         cell("Awaited", "", awaited),
         cell("Refused", "", said.length ? reasons : "nobody"),
       ),

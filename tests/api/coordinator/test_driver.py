@@ -521,6 +521,41 @@ def test_no_share_is_passed_on_before_the_head_of_its_agents_journal_is_kept(sit
         again.contact("east", site.house.clock(), {}, Head(6, "b" * 64))
 
 
+@pytest.mark.parametrize("first", range(3))
+def test_what_a_requester_sees_is_the_same_whichever_agent_has_answered_until_the_round_ends(
+    site: Site, first: int
+) -> None:
+    """Bytes of the view and its version, by which the stream of events says that there is something new."""
+    job = site.submit()
+    site.conductor.tick()
+    for agent in AGENTS:
+        site.deliver(site.yes(agent, job))
+    site.conductor.tick()
+
+    def seen() -> str:
+        return submission.read_job(job.job_id, stores=site.house.stores).model_dump_json()
+
+    asked, digest = seen(), site.round_digest(job)
+    assert "3 of 3 agents" in asked
+    has_answered: dict[str, bytes] = {}
+    for agent in (AGENTS[first:] + AGENTS[:first])[:2]:
+        for tallier in TALLIERS:
+            share = site.message(
+                "input-share", agent, bytes(100), job,
+                recipient=tallier, round_digest=digest, seal_to=site.keys[tallier].public.seal_key,
+            )  # fmt: skip
+            site.deliver(share)
+            site.conductor.tick()
+            assert seen() == asked
+        has_answered[agent] = b"s" * 16
+        for tallier in TALLIERS:
+            site.deliver(site.message("holdings", tallier, holdings_to_bytes(has_answered), job, round_digest=digest))
+            site.conductor.tick()
+            assert seen() == asked
+    cancelled = submission.cancel(job.job_id, stores=site.house.stores)
+    assert cancelled.rounds[0].answered == ()
+
+
 def test_a_restarted_driver_goes_on_with_every_unfinished_job(site: Site) -> None:
     jobs = [site.submit() for _ in range(3)]
     for agent in AGENTS:

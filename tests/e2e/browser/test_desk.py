@@ -169,7 +169,7 @@ def test_two_hospitals_join_decide_on_their_desks_and_see_what_was_spent(
         join(place, name, "tallier")
     images = ("--backbone", "pixels:8", "--classes", ",".join("0123456789"))
     for number, name in enumerate(SITES, 1):
-        place.labeler("embed", parts[f"agent-{number}"], *images, "--out", f"{name}.shard")
+        place.labeler("embed", parts[f"agent-{number}"], *images, "--max-records", "2000", "--out", f"{name}.shard")
         join(place, name, "agent", "--shard", f"{name}.shard")
 
     ready = f"{place.environment['LABELER_URL']}/readyz"

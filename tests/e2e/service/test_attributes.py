@@ -34,7 +34,11 @@ def test_a_service_labels_every_attribute_and_its_agents_decline_what_they_do_no
     for number, name in enumerate("abc"):
         shards.append(tmp_path / f"{name}.shard")
         embed_source(
-            celeba_source(draw(tmp_path / name, images=120, seed=number)), backbone, shards[-1], duplicates="keep-all"
+            celeba_source(draw(tmp_path / name, images=120, seed=number)),
+            backbone,
+            shards[-1],
+            duplicates="keep-all",
+            max_records=1000,
         )
     asked = draw(tmp_path / "asked", images=PUBLIC, seed=9)
     images = asked / "img_align_celeba"

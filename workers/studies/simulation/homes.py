@@ -314,6 +314,7 @@ def _make_shard(target: Path, name: str, variant: str, *, kind: str) -> None:
         public=False,
         backbone={"kind": "pixels"},
         attributes=is_of_attributes,
+        max_records=2 * RECORDS,
         site_key=site_key,
         random_bytes=seeded_source(f"ids {name}".encode()).bytes,
     ) as writer:

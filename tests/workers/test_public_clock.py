@@ -1,0 +1,341 @@
+"""An agent's public clock: what is computed from records leaves at moments that follow from public facts alone."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import fisher_exact, ks_2samp
+
+from feature_store.declared import declare_most
+from feature_store.journal.database import open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.keys import PartyKeys
+from feature_store.shard import Shard
+from labeler.batch import QueryBatch
+from labeler.errors import InvalidSetting
+from labeler.messages.rounds import Settled
+from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of
+from tests.workers.test_agent_service import Site
+from workers.agent.desk import AgentDesk
+from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe
+from workers.party.home import AgentConfig, create_agent_home
+
+MakeShard = Callable[..., Shard]
+ANSWER = ("input-share", "input-share", "input-share", "answered")
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_shard: MakeShard) -> Office:
+    return make_office(tmp_path / "agent", monkeypatch, make_shard)
+
+
+def spent(office: Office) -> int:
+    with open_database(office.home / "journal.db", read_only=True) as database:
+        return sum(balance.spent for balance in Ledger(database, clock=lambda: NOW).balances())
+
+
+def test_all_letters_of_a_turn_and_the_next_poll_leave_together_at_the_tick_in_the_order_of_the_asks(
+    office: Office,
+) -> None:
+    first, second = office.ask(1), office.ask(2)
+    office.work_s = lambda rows: 0.0002 * rows
+    office.coordinator.ask(first, second)
+    begun = office.time.now_s
+    _, answered = office.run()
+    assert answered.kinds == (*ANSWER, *ANSWER, "poll")
+    assert answered.rounds[:8] == (first.round.digest,) * 4 + (second.round.digest,) * 4
+    assert answered.at_s == pytest.approx(begun + TICK_S, abs=1e-9)
+
+
+def test_the_number_of_ticks_is_planned_for_the_declared_records_before_the_work_begins(office: Office) -> None:
+    office.work_s = lambda rows: 0.002 * rows
+    office.coordinator.ask(office.ask())
+    begun = office.time.now_s
+    _, answered = office.run()
+    planned_s = FIXED_S + ROOM * 0.002 * 100  # declared, where there are 60
+    assert answered.at_s - begun == pytest.approx(TICK_S * np.ceil(planned_s / TICK_S), abs=1e-9)
+    assert answered.at_s - begun > 2 * 0.002 * 60
+
+
+def test_work_that_is_late_all_the_same_leaves_at_the_next_multiple_of_its_plan(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrawnProbe, "seconds", lambda *_: 0.1)
+    office.work_s = lambda _: 0.21
+    office.coordinator.ask(office.ask())
+    begun = office.time.now_s
+    _, answered = office.run()
+    assert answered.at_s - begun == pytest.approx(4 * TICK_S, abs=1e-9)
+
+
+def test_a_turn_that_computes_nothing_from_records_leaves_at_once(office: Office) -> None:
+    refused = office.ask(classes=("another", "list", "of classes"))
+    office.coordinator.ask(refused)
+    office.coordinator.mails.append(
+        [office.coordinator.message("answered", Settled().encode(), task=refused.task.digest, round="0" * 64)]
+    )
+    begun = office.time.now_s
+    sent = office.run()
+    assert [one.kinds for one in sent] == [("poll",), ("refused", "poll"), ("poll",)]
+    assert {one.at_s for one in sent} == {begun}
+
+
+def test_a_refusal_waits_for_the_answers_of_its_turn(office: Office) -> None:
+    office.coordinator.ask(office.ask(classes=("another", "list", "of classes")), office.ask(1))
+    begun = office.time.now_s
+    _, together = office.run()
+    assert together.kinds == ("refused", *ANSWER, "poll")
+    assert together.at_s == pytest.approx(begun + TICK_S)
+
+
+def test_a_failed_attempt_delays_the_next_poll_as_an_answer_would(office: Office) -> None:
+    office.fails = True
+    office.work_s = lambda rows: 0.0007 * rows
+    office.coordinator.ask(office.ask())
+    begun = office.time.now_s
+    _, after = office.run()
+    assert after.kinds == ("poll",)
+    assert after.at_s - begun == pytest.approx(2 * TICK_S)
+
+
+def test_answers_that_are_trained_take_one_turn_each_and_each_turn_has_the_clock(office: Office) -> None:
+    asks = [office.ask(number, method="ensemble", k=1) for number in range(2)]
+    office.work_s = lambda _: 0.03
+    office.coordinator.ask(*asks)
+    begun = office.time.now_s
+    office.coordinator.mails += [[], []]
+    _, first, second, *_ = office.run()
+    assert [shares_of(first, one) for one in asks] == [3, 0]
+    assert [shares_of(second, one) for one in asks] == [0, 3]
+    assert [one.at_s - begun for one in (first, second)] == [pytest.approx(TICK_S), pytest.approx(2 * TICK_S)]
+
+
+def test_asked_again_after_its_moment_a_stored_answer_leaves_at_once(office: Office) -> None:
+    ask = office.ask()
+    office.coordinator.ask(ask)
+    office.coordinator.ask(ask)
+    _, first, again = office.run()
+    assert (first.kinds, again.kinds) == ((*ANSWER, "poll"), (*ANSWER, "poll"))
+    assert again.at_s == first.at_s
+    assert office.computed == 1
+
+
+def test_stopped_while_an_answer_waits_it_is_stored_and_asked_again_it_leaves_at_its_own_moment(
+    office: Office,
+) -> None:
+    ask = office.ask()
+    begun = office.time.now_s
+    office.work_s = lambda rows: 0.0001 * rows
+    office.coordinator.ask(ask)
+    office.time.stop_at_s = begun + 0.03
+    assert [one.kinds for one in office.run()] == [("poll",)]
+    assert office.time.now_s == begun + 0.03
+    paid = spent(office)
+    office.time.stop_at_s = float("inf")
+    office.coordinator.ask(ask)
+    _, answered = office.run()
+    assert (answered.kinds, office.computed, spent(office)) == ((*ANSWER, "poll"), 1, paid)
+    assert answered.at_s == pytest.approx(begun + TICK_S, abs=1e-5)
+
+
+def test_a_system_clock_that_was_set_back_does_not_make_the_wait_long(office: Office) -> None:
+    ask = office.ask()
+    office.coordinator.ask(ask)
+    office.time.stop_at_s = office.time.now_s + 0.03
+    office.run()
+    office.time.stop_at_s = float("inf")
+    office.time.set_back = timedelta(days=1)
+    office.coordinator.ask(ask)
+    begun = office.time.now_s
+    _, answered = office.run()
+    assert answered.kinds == (*ANSWER, "poll")
+    assert answered.at_s - begun <= TICK_S + 1e-9
+
+
+def test_what_would_leave_after_its_deadline_is_refused_before_the_charge(office: Office) -> None:
+    office.work_s = lambda rows: 0.1 * rows
+    office.coordinator.ask(office.ask(expires_in_s=15.0))
+    begun = office.time.now_s
+    _, refused = office.run()
+    assert (refused.kinds, refused.at_s, office.computed) == (("refused", "poll"), begun, 0)
+    assert spent(office) == 0
+
+
+def test_the_deadline_counts_what_is_computed_before(office: Office) -> None:
+    office.work_s = lambda rows: 0.01 * rows  # a plan of 1.52 s each
+    asks = [office.ask(number, expires_in_s=3.5) for number in range(3)]
+    office.coordinator.ask(*asks)
+    _, sent = office.run()
+    assert [shares_of(sent, one) for one in asks] == [3, 3, 0]
+    assert sent.kinds.count("refused") == 1
+
+
+def test_rows_are_drawn_by_public_facts_alone(make_shard: MakeShard) -> None:
+    one, other = (make_shard(f"own-{number}", records=60 + number, seed=number) for number in range(2))
+    drawn, again = one.drawn(30), other.drawn(30)
+    for name in ("features", "labels", "record_ids"):
+        np.testing.assert_array_equal(getattr(drawn, name), getattr(again, name))
+    assert (drawn.max_records, len(drawn), drawn.dimension) == (1000, 30, one.dimension)
+
+
+def test_a_shard_that_declares_no_bound_is_not_served_and_can_declare_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_shard: MakeShard
+) -> None:
+    office = make_office(
+        tmp_path / "agent", monkeypatch, lambda *args, **named: make_shard(*args, **named | {"max_records": None})
+    )
+    with pytest.raises(InvalidSetting, match=r"labeler declare .* --max-records"):
+        office.run()
+    with pytest.raises(InvalidSetting, match="holds more records"):
+        declare_most(office.shard.path, 59)
+    assert declare_most(office.shard.path, 60)
+    assert not declare_most(office.shard.path, 60)
+    with pytest.raises(InvalidSetting, match="declares at most 60"):
+        declare_most(office.shard.path, 1000)
+    assert Shard.open(office.shard.path).max_records == 60
+    office.coordinator.ask(office.ask())
+    assert office.run()[1].kinds == (*ANSWER, "poll")
+
+
+# Two neighboring worlds, and what a coordinator that asks so that work ends near a tick reads off the answers.
+
+FALSE_ALARM = 1e-6
+
+
+def waits(
+    tmp_path: Path,
+    make_shard: MakeShard,
+    plant: Callable[[pytest.MonkeyPatch, Office], None],
+    records: int,
+    rounds: int,
+) -> list[float]:
+    """From each poll's answer to the next request, in seconds, in a world with so many records."""
+    with pytest.MonkeyPatch.context() as patch:
+        office = make_office(tmp_path / f"agent-{records}", patch, make_shard, records=records)
+        chance = random.Random(records)
+        # Chosen by the requester: a plan for the true number of records would cross a tick between 60 and 61.
+        office.work_s = lambda rows: rows * 0.12 / 60.5 + abs(chance.gauss(0, 1e-4))
+        plant(patch, office)
+        for number in range(rounds):
+            office.coordinator.ask(office.ask(number))
+        office.run()
+        polled = office.coordinator.polled_at
+        assert len(polled) == rounds + 1
+        return [later - earlier for earlier, later in pairwise(polled)]
+
+
+def tells_apart(one: list[float], other: list[float]) -> bool:
+    """Whether offsets within a tick or numbers of ticks differ; in equal worlds with a chance of 2e-6 at most."""
+    ticks = [[round(wait / TICK_S) for wait in waits] for waits in (one, other)]
+    offsets = [
+        [wait - TICK_S * count for wait, count in zip(waits, counts, strict=True)]
+        for waits, counts in zip((one, other), ticks, strict=True)
+    ]
+    rounded = [np.round(part, 6) for part in offsets]
+    if ks_2samp(*rounded).pvalue < FALSE_ALARM:
+        return True
+    most = min(map(min, ticks))
+    table = [[sum(count <= most for count in counts), sum(count > most for count in counts)] for counts in ticks]
+    return bool(fisher_exact(table).pvalue < FALSE_ALARM)
+
+
+def nothing(_: pytest.MonkeyPatch, __: Office) -> None:
+    """No defect."""
+
+
+def without_a_clock(patch: pytest.MonkeyPatch, _: Office) -> None:
+    patch.setattr(AgentDesk, "held_s", lambda _: 0.0)
+
+
+def planned_by_the_records(patch: pytest.MonkeyPatch, office: Office) -> None:
+    patch.setattr(DrawnProbe, "seconds", lambda *_: office.work_s(len(office.shard)))
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("plant", "is_found"), [(nothing, False), (without_a_clock, True), (planned_by_the_records, True)]
+)
+def test_one_record_more_shows_neither_in_offsets_nor_in_ticks_and_a_planted_leak_does(
+    tmp_path: Path, make_shard: MakeShard, plant: Any, is_found: bool, rounds: int
+) -> None:
+    worlds = [waits(tmp_path, make_shard, plant, records, rounds) for records in (60, 61)]
+    assert tells_apart(*worlds) is is_found
+
+
+# The same with real processes, real time and a coordinator over HTTP.
+
+PROGRAM = """
+import sys, threading, time
+from pathlib import Path
+from workers.agent import desk, service
+from workers.agent.agent import Agent
+
+home, has_clock = Path(sys.argv[1]), sys.argv[2] == "clock"
+computed = Agent.computed
+
+def slow(self, *asked, **named):
+    until = time.monotonic() + 0.04 + 0.008 * max(0, len(self._shard) - 60)
+    answer = computed(self, *asked, **named)
+    time.sleep(max(0.0, until - time.monotonic()))
+    return answer
+
+Agent.computed = slow
+if not has_clock:
+    desk.AgentDesk.held_s = lambda self: 0.0
+service.run_agent(home, stop=threading.Event(), wait_s=5.0)
+"""
+
+
+def real_site(path: Path, make_shard: MakeShard, relay: Any, records: int) -> Site:
+    """A site at the relay, as the first that ever spoke to it."""
+    shard = make_shard(f"own-{records}", records=records, max_records=64)
+    batch = QueryBatch(make_shard(f"public-{records}", records=8, seed=99, public=True).features[:])
+    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    site = Site(path / f"agent-{records}", shard, relay, talliers, batch, lambda _: None)
+    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
+    for seen in (relay.inbox, relay._mail, relay._taken):
+        seen.clear()
+    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy(max_queries_per_day=100_000))
+    return site
+
+
+def real_waits(site: Site, *, has_clock: bool, rounds: int) -> list[float]:
+    """From each ask to the receipt of its answer, in seconds; the 61st record takes 8 ms more."""
+    found = []
+    command = [sys.executable, "-c", PROGRAM, str(site.home), "clock" if has_clock else "none"]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+        try:
+            for number in range(rounds + 1):
+                begun = time.monotonic()
+                site.send(site.ask(nonce=f"round {number}", expires_at=time.time() + 3600, sigma_votes=4000.0))
+                end = begun + 60
+                while len(site.relay.received("answered")) <= number:
+                    assert time.monotonic() < end
+                    time.sleep(0.0005)
+                found.append(time.monotonic() - begun)
+        finally:
+            process.terminate()
+    return found[1:]  # the first one waits for the process
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("has_clock", "is_found"), [(True, False), (False, True)])
+def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
+    tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
+) -> None:
+    """A false alarm has a chance of 1e-6. An ask is heard of within 10 ms, so 8 ms more are half of what is seen."""
+    worlds = []
+    for records in (60, 61):
+        site = real_site(tmp_path, make_shard, relay, records)
+        worlds.append(real_waits(site, has_clock=has_clock, rounds=200))
+    assert bool(ks_2samp(*worlds).pvalue < FALSE_ALARM) is is_found

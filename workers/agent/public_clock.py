@@ -1,0 +1,244 @@
+"""An agent's public clock: when a turn that computed from records may send, by public facts of the site alone.
+
+    start             a poll returns
+    start + k T       all letters of the turn leave, in the order of the asks, and the next poll with them
+
+T is a setting of the site (`tick_s`). k is planned before the work begins: the least whole number of ticks that covers
+what has passed, and what the answers take over `max_records` drawn rows, with room (`ROOM`). Neither the records nor
+any earlier round takes part. Work that is late all the same leaves at the next multiple of k T, so that it is seen to
+be late, and not by how much. A turn that computed nothing from records leaves at once.
+
+**What is left.** The chance that work over n records misses a plan for `max_records`, which depends on n. It is small
+because the plan covers `max_records` and more. Nothing pads the work itself.
+
+References:
+    Ratliff, Vadhan (2024), A framework for differential privacy against timing attacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index.build import here
+from feature_store.journal.lifetimes import LifetimeSpends, Spent
+from feature_store.shard import Shard
+from labeler.errors import PrivacyRefusal
+from labeler.messages.rounds import Ask
+from workers.agent.agent import Agent, as_it_is
+from workers.agent.desk_turn import DeskTurn
+from workers.agent.words import cause
+from workers.voting.model_store import InMemoryModels
+
+log = logging.getLogger("labeler.agent")
+
+TICK_S: Final = 0.1
+"""T, where the site's settings do not say otherwise."""
+
+ROOM: Final = 1.5
+"""By how much a plan exceeds what the work took over drawn rows."""
+
+FIXED_S: Final = 0.02
+"""What a plan adds for keeping, sealing and writing letters, whose amount follows from the ask."""
+
+LIFE_RECORD_S: Final = 5e-5
+"""What a plan adds for each record where votes for life write a row for each."""
+
+WARM_ROWS, FEW_ROWS, MANY_ROWS = 16, 1024, 4096
+"""Drawn rows on which work is timed: the first run loads what it needs, the others give a line over the records."""
+
+SHORT_RUNS, SHORT_S = 5, 0.05
+"""Runs over drawn rows are done again, up to so many, until they took so long together."""
+
+_MOST_TIMED: Final = 10_000
+
+
+class PublicClock:
+    """See the module. Used by one thread.
+
+    Args:
+        tick_s: T.
+        estimate_s: how long an answer takes over `max_records` drawn rows (`DrawnProbe.seconds`).
+        started: when the newest poll returned, in seconds of `ticks`.
+        ticks: seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        *,
+        tick_s: float,
+        estimate_s: Callable[[Ask], float],
+        started: Callable[[], float],
+        ticks: Callable[[], float],
+    ) -> None:
+        self._tick_s = tick_s
+        self._started = started
+        self.ticks = ticks
+        self._estimate_s = estimate_s
+
+    def begin(self, now: float) -> DeskTurn:
+        """A turn of the newest poll.
+
+        Args:
+            now: unix time in seconds.
+        """
+        return DeskTurn(now, started=self._started())
+
+    def check_in_time(self, turn: DeskTurn, ask: Ask, ahead: Iterable[Ask]) -> None:
+        """Refuse, before the charge, what would leave after its deadline; by the plan alone.
+
+        Args:
+            ahead: what is still to be computed before it, beside what was admitted in this turn.
+
+        Raises:
+            PrivacyRefusal: it would.
+        """
+        planned_s = turn.admitted_s + self._planned_s([ask])
+        if turn.now + self._hold_s(self._passed_s(turn) + planned_s + self._planned_s(ahead)) > ask.expires_at:
+            raise PrivacyRefusal(
+                "answers of this site leave on its public clock, and this one would leave after the round's deadline; "
+                "nothing was charged. Ask with a later deadline, or about less at once"
+            )
+        turn.admitted_s = planned_s
+
+    def plan(self, turn: DeskTurn, asks: Iterable[Ask]) -> None:
+        """Say until when a turn computes, before it does."""
+        try:
+            planned_s = self._planned_s(asks)
+        except Exception as error:
+            # Only of what an earlier process has charged: what this one admits, it has planned before the charge.
+            log.error("how long an answer takes could not be planned", extra=cause(error))
+            planned_s = 0.0
+        turn.planned_s = self._passed_s(turn) + planned_s
+
+    def left_s(self, turn: DeskTurn) -> float:
+        """Seconds until a turn that computes may leave, were its work done now: at start + k T, or, where that has
+        passed, at the next multiple of k T.
+        """
+        hold_s, passed_s = self._hold_s(turn.planned_s or 0.0), self.ticks() - turn.started
+        return hold_s * max(1, math.ceil(passed_s / hold_s)) - passed_s
+
+    def leaves_at(self, turn: DeskTurn, now: float) -> float:
+        """When what a turn has come to may leave, in ticks.
+
+        Args:
+            now: unix time in seconds.
+        """
+        moment = -math.inf if turn.planned_s is None else self.ticks() + self.left_s(turn)
+        stored_s = min(turn.not_before - now, turn.most_left_s)
+        return max(moment, self.ticks() + stored_s) if stored_s > 0 else moment
+
+    def _planned_s(self, asks: Iterable[Ask]) -> float:
+        found = [self._estimate_s(ask) for ask in asks]
+        return FIXED_S + ROOM * sum(found) if found else 0.0
+
+    def _passed_s(self, turn: DeskTurn) -> float:
+        """What has passed of a turn, as far as it follows from public facts: of what was computed only its plan."""
+        return self.ticks() - turn.started if turn.planned_s is None else turn.planned_s
+
+    def _hold_s(self, planned_s: float) -> float:
+        """k T: the least whole number of ticks that covers a plan, at least one."""
+        return self._tick_s * max(1, math.ceil(planned_s / self._tick_s))
+
+
+class DrawnProbe:
+    """Times answers over drawn rows, at the first ask of a task and size: the site's records take no part.
+
+    The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
+    more rows than are drawn follows by a line.
+
+    Args:
+        shard: the shard that would answer; of it only public facts are read.
+        engine, memory_limit_bytes: see Agent. Parts of a cluster are not asked; this process times in their place.
+        clock: seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        shard: Callable[[], Shard],
+        *,
+        engine: str = "auto",
+        memory_limit_bytes: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._shard = shard
+        self._engine = here(engine)
+        self._memory_limit_bytes = memory_limit_bytes
+        self._clock = clock
+        self._facts: object = None
+        self._agents: dict[int, Agent] = {}
+        self._models = InMemoryModels()
+        self._known: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    def seconds(self, ask: Ask) -> float:
+        """How long the answer takes over `max_records` drawn rows."""
+        most = self._redrawn()
+        key = (ask.task.digest, len(ask.batch))
+        if key not in self._known:
+            self._known[key] = self._timed(ask, most) + (most * LIFE_RECORD_S if ask.task.life is not None else 0.0)
+            while len(self._known) > _MOST_TIMED:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    def _redrawn(self) -> int:
+        """The declared bound; where the shard was exchanged for another kind, rows like its own are drawn."""
+        shard = self._shard()
+        assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
+        facts = (shard.max_records, shard.dimension, shard.classes, shard.has_attributes, shard.knows_persons)
+        if facts != self._facts:
+            self._known.clear()
+            self._agents = {}
+            for rows in {min(rows, shard.max_records) for rows in (WARM_ROWS, FEW_ROWS, MANY_ROWS)}:
+                self._agents[rows] = Agent(
+                    "probe",
+                    shard.drawn(rows),
+                    models=self._models,
+                    engine=self._engine,
+                    memory_limit_bytes=self._memory_limit_bytes,
+                    spends=_NothingSpent(),
+                )
+            self._facts = facts
+        return shard.max_records
+
+    def _timed(self, ask: Ask, most: int) -> float:
+        warm, *sizes = sorted(self._agents)
+        self._once(ask, warm)
+        sizes = sizes or [warm]
+        took = {rows: self._best(ask, rows) for rows in sizes}
+        few, many = sizes[0], sizes[-1]
+        if few == many:
+            return took[many] * most / many
+        return took[many] + max(0.0, took[many] - took[few]) / (many - few) * (most - many)
+
+    def _best(self, ask: Ask, rows: int) -> float:
+        """The shortest of a few runs where they are short: whatever else the machine does shall not count for good."""
+        took = [self._once(ask, rows)]
+        while len(took) < SHORT_RUNS and sum(took) < SHORT_S:
+            took.append(self._once(ask, rows))
+        return min(took)
+
+    def _once(self, ask: Ask, rows: int) -> float:
+        self._models.clear()
+        begun = self._clock()
+        self._agents[rows].computed(ask.task, ask.batch, key=bytes(32), seal=as_it_is)
+        took = self._clock() - begun
+        self._models.clear()
+        return took
+
+
+class _NothingSpent(LifetimeSpends):
+    """What drawn images have spent: nothing, and no journal is asked."""
+
+    def __init__(self) -> None:
+        pass
+
+    def spent(self, digests: NDArray[np.int64]) -> Spent:
+        """See LifetimeSpends."""
+        return Spent(0, np.zeros(len(digests), dtype=np.int64))
