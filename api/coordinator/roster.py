@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
@@ -68,9 +69,15 @@ class Roster:
         self._mailroom.witnesses.forget(party_id)
         return self._view(record)
 
-    def party_list(self) -> PartiesView:
-        """Everybody enrolled, and whether enough are there."""
+    def party_list(self, *, to_the_minute: bool = False) -> PartiesView:
+        """Everybody enrolled, and whether enough are there.
+
+        Args:
+            to_the_minute: for requesters, whom the moment of a poll would tell when the turn before it had ended.
+        """
         views = tuple(self._view(one) for one in self._stores.parties.list())
+        if to_the_minute:
+            views = tuple(view.model_copy(update={"last_contact": _to_the_minute(view.last_contact)}) for view in views)
         live = Counter(view.role for view in views if view.is_live and view.state == "active")
         needed = self._config.talliers
         return PartiesView(
@@ -101,11 +108,14 @@ class Roster:
             fingerprint=PublicKeys(fresh.verify_key, fresh.seal_key).fingerprint,
             state=fresh.state,
             enrolled_at=fresh.enrolled_at,
-            # To the minute: the moment of a poll would tell when the turn before it had ended.
-            last_contact=None if fresh.last_contact is None else fresh.last_contact.replace(second=0, microsecond=0),
+            last_contact=fresh.last_contact,
             is_live=fresh.state == "active" and age_s is not None and age_s <= self._config.timing.live_s,
             backbone_fingerprint=facts.backbone_fingerprint,
             classes=facts.classes,
             version=facts.version,
             claim=self._mailroom.witnesses.claim(fresh.party_id),
         )
+
+
+def _to_the_minute(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.replace(second=0, microsecond=0)

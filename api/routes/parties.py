@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Response
 
 from api import examples
 from api.documentation import answers
-from api.routes.parameters import PartyId
+from api.routes.parameters import PartyId, Who
 from api.schema import KeysRequest, PartiesView, PartyRequest, PartyView
 from api.strict_route import StrictRoute
 
@@ -23,11 +23,12 @@ def party_routes(coordinator: Coordinator) -> APIRouter:
     @router.get(
         "/v1/parties",
         summary="List agents and talliers",
-        description="Everybody enrolled, with public keys and last contact, and whether enough of them are live.",
+        description="Everybody enrolled, with public keys and last contact (for requesters to the minute), and whether "
+        "enough of them are live.",
         responses=answers("All parties", examples.PARTIES),
     )
-    def list_parties() -> PartiesView:
-        return coordinator.roster.party_list()
+    def list_parties(who: Who) -> PartiesView:
+        return coordinator.roster.party_list(to_the_minute=who.role == "requester")
 
     @router.post(
         "/v1/parties",

@@ -333,7 +333,7 @@ def real_waits(site: Site, *, has_clock: bool, rounds: int) -> list[float]:
 def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
     tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
 ) -> None:
-    """A false alarm has a chance of 1e-6. An ask is heard of within 10 ms, so 8 ms more are half of what is seen."""
+    """A false alarm has a chance of 1e-6. An ask is heard of within 10 ms, so 8 ms more are most of what varies."""
     worlds = []
     for records in (60, 61):
         site = real_site(tmp_path, make_shard, relay, records)

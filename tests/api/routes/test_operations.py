@@ -99,7 +99,13 @@ def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of
         mailbox.show_life("embedder", for_s=0.001)
 
 
-def test_a_party_is_listed_with_the_version_of_its_program(service: Service) -> None:
+def test_requesters_read_no_metrics(service: Service) -> None:
+    """They count answers as they come."""
+    with service.http("requester") as http:
+        assert http.get("/metrics").status_code == 403
+
+
+def test_a_party_is_listed_with_the_version_of_its_program_and_for_requesters_to_the_minute(service: Service) -> None:
     data = poll_message(service.keys["tallier-1"], "tallier-1", sequence=1, version="labeler/0.1-test")
     with service.http(None) as http:
         assert http.post("/v1/messages:poll", content=data, headers=OCTETS).status_code == 200
@@ -107,6 +113,12 @@ def test_a_party_is_listed_with_the_version_of_its_program(service: Service) -> 
         listed = {one["party_id"]: one["version"] for one in viewer.get("/v1/parties").json()["parties"]}
     assert listed["tallier-1"] == "labeler/0.1-test"
     assert listed["tallier-2"] == ""
+    moments = []
+    for role in ("admin", "requester"):
+        with service.http(role) as http:
+            parties = {one["party_id"]: one for one in http.get("/v1/parties").json()["parties"]}
+        moments.append(datetime.datetime.fromisoformat(parties["tallier-1"]["last_contact"]))
+    assert moments[1] == moments[0].replace(second=0, microsecond=0)
 
 
 def test_metrics_say_what_was_asked_spent_and_taken(service: Service) -> None:
