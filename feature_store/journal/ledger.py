@@ -44,6 +44,7 @@ from feature_store.journal.unpriced import accounts_charged_without
 from feature_store.journal.verification import verify_ledger
 from labeler.budget import NothingLeft
 from labeler.errors import (
+    BudgetExceeded,
     InvalidSetting,
     JournalBehind,
     JournalBroken,
@@ -490,9 +491,13 @@ class Ledger:
             raise PrivacyRefusal(f"reservation {reservation_id!r} was voided and pays for nothing; use a new id")
 
     def _check_left(self, held: Connection, charge: Charge) -> None:
-        balance = self._balance(held, charge.account, charge.level)
-        if charge.amount > room(balance):
-            raise overdrawn(charge, balance, self._book.last_spenders(held, charge.account, charge.level))
+        if charge.amount > room(self._balance(held, charge.account, charge.level)):
+            raise self.overdrawn(charge, connection=held)
+
+    def overdrawn(self, charge: Charge, *, connection: Connection) -> BudgetExceeded:
+        """Return the refusal of a charge that an account does not cover."""
+        spenders = self._book.last_spenders(connection, charge.account, charge.level)
+        return overdrawn(charge, self._balance(connection, charge.account, charge.level), spenders)
 
 
 def _in_words(charges: Mapping[tuple[str, str], int]) -> str:

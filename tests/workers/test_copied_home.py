@@ -108,7 +108,7 @@ def test_while_an_answer_cannot_be_made_no_other_round_of_votes_for_life_is_char
     computed, tries = Agent.computed, []
 
     def failing(self: Agent, task: Task, batch: Any, **options: Any) -> Any:
-        if task.digest == stuck.task.digest:
+        if task.digest == stuck.task.digest and self.agent_id != "probe":
             tries.append(task)
             raise OSError("trouble of the site")
         return computed(self, task, batch, **options)

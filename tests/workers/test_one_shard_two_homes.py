@@ -7,6 +7,7 @@ import multiprocessing
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from feature_store.shard_mark import MARK_NAME, claim
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, OutputInUse
 from tests.workers.test_agent_service import AGENT, NOW, Site
-from workers.agent.service import run_agent
+from workers.agent.service import LOOK_EVERY_S, run_agent
 from workers.jobs.labelling import run_job
 from workers.jobs.preparation import LabellingJob
 from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
@@ -119,6 +120,7 @@ def test_a_home_that_runs_stops_answering_once_the_shard_is_handed_over(homes: t
     first.shares(ask, 1)
     (first.shard.path / MARK_NAME).unlink()
     run(second)
+    time.sleep(2 * LOOK_EVERY_S)  # it looks at its shard by the clock
     first.send(first.ask(nonce="after"))
     (refusal,) = first.refusals(1)
     running.end()

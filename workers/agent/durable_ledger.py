@@ -27,7 +27,7 @@ from feature_store.journal.told import Compared
 from labeler.answered import Recipients
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
-from labeler.errors import BudgetExceeded, PolicyRefusal, PrivacyRefusal, ProtocolViolation
+from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
 from labeler.messages.proposals import Proposal
 from labeler.setting import LEVELS
 from labeler.task import Level, Task
@@ -314,14 +314,9 @@ class DurableLedger:
                     "budget.per_requester: the site gives one requester a share of its budget, and with this job "
                     f"{who} would take more; ask for less, or ask the site to raise it"
                 )
-            raise BudgetExceeded(
-                f"account {self._account!r}, {one.scale} level: not enough is left",
-                account=self._account,
-                level=one.scale,
-                asked=one.amount - one.taken,
-                left=one.bound - one.taken,
-                cap=one.bound,
-            )
+            level: Level = "agent" if one.scale == "agent" else "instance"
+            charge = Charge(self._account, level, one.amount - one.taken)
+            raise self._ledger.overdrawn(charge, connection=connection)
 
     def _check_day(self, policy: Policy, num_queries: int, connection: Connection) -> None:
         most = policy.allow.max_queries_per_day
