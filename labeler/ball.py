@@ -59,14 +59,11 @@ def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[n
     """
     classes = ballots.shape[1]
     centred = classes * ballots - ballots.sum(axis=1, keepdims=True)
-    lengths, places, repeats = np.unique(np.abs(centred), return_inverse=True, return_counts=True)
-    squares = sum(length * length * many for length, many in zip(lengths.tolist(), repeats.tolist(), strict=True))
-    if squares <= (classes * radius) ** 2:
-        drawn = [scale * length // classes for length in lengths.tolist()]
-    else:
-        drawn = [isqrt((scale * radius * length) ** 2 // squares) for length in lengths.tolist()]
-    lengths_drawn = np.array(drawn, dtype=np.int64)[places].reshape(ballots.shape)
-    return np.asarray(lengths_drawn * np.sign(centred))
+    lengths = np.abs(centred).ravel().tolist()
+    # Inside of the ball this is isqrt((S v_i)^2 // C^2) = S v_i // C: the same work on both sides, entry by entry.
+    squares = max(sum(length * length for length in lengths), (classes * radius) ** 2)
+    drawn = [isqrt((scale * radius * length) ** 2 // squares) for length in lengths]
+    return np.asarray(np.array(drawn, dtype=np.int64).reshape(ballots.shape) * np.sign(centred))
 
 
 def squared_distance(squared: int, *, radius: int, scale: int, entries: int) -> Fraction:

@@ -16,9 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build, build_index
+from feature_store.journal.lifetimes import Spent
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from feature_store.site_key import SiteKey
 from labeler.batch import QueryBatch
 from labeler.randomness import seeded_source
 from labeler.task import Task
@@ -30,14 +32,17 @@ from tests.workers.voting.test_answers_of_neighbours import (
     LIMIT,
     PUBLIC,
     SETTINGS,
+    _tables_of_noise_are_kept,  # noqa: F401  # a fixture
     batch_of,
     labels_for,
     records_of,
     task_of,
 )
 from workers.agent.agent import Agent
+from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels
 
+SITE_KEY = SiteKey(bytes(32))
 ENGINES = ("auto", "numpy", "int16", "torch", "torch in parts")
 MOST = 3_000
 
@@ -48,6 +53,8 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(build, "WORTH_A_KERNEL", 20 * DIMENSION * build.USUAL_SEARCHES)
     monkeypatch.setattr("labeler.local_heads.MOST_STEPS", 20)
+    # Noise is drawn by rejection, from a key that only the agent knows: here the same in all worlds.
+    monkeypatch.setattr(Agent, "_source", lambda *_: seeded_source(b"noise"))
     with fakes_have_names():
         monkeypatch.setattr("workers.voting.neighbors.load_engine", build.load_engine)
         yield
@@ -91,9 +98,11 @@ def shard_of(path: Path, arrays: Arrays, task: Task, *, declared: int | None, de
     with ShardWriter(
         path, classes=CLASSES, fingerprint="backbone", dimension=features.shape[1], public=False,
         max_records=declared, random_bytes=seeded_source(b"ids").bytes,
-        attributes=task.attributes_per_record is not None,
+        attributes=task.attributes_per_record is not None, site_key=SITE_KEY.name,
     ) as writer:  # fmt: skip
-        writer.append(features, labels, [f"{number}.png" for number in range(len(labels))])
+        names = [f"{number}.png" for number in range(len(labels))]
+        digests = SITE_KEY.digests("image", [name.encode() for name in names])
+        writer.append(features, labels, names, image_digests=digests)
         writer.finish()
     shard = Shard.open(path)
     if deleted:
@@ -108,7 +117,7 @@ def answering(shard: Shard, task: Task, *, engine: str = "numpy", limit: int | N
 
     def answer() -> object:
         agent = Agent("a", shard, is_seeded=True, engine=engine, memory_limit_bytes=limit)
-        return agent.ballots(task, batch_of(task), bytes(32))
+        return agent.computed(task, batch_of(task), key=bytes(32), seal=lambda _, body: body)
 
     answer()
     return operations(answer)
@@ -178,6 +187,27 @@ def test_records_of_a_person_are_cut_by_the_same_operations(tmp_path: Path, worl
     for way in ("knn", "reverse-knn", "ensemble"):
         task = task_of(**SETTINGS[way], records_per_person=1)
         compare(tmp_path / way, WORLDS[world](21), task)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_votes_for_life_run_the_same_operations_whoever_can_still_pay(tmp_path: Path, world: str) -> None:
+    life = {"budget_nano": 10**10, "least_similarity": 0.0}
+    task = task_of(method="reverse-knn", k=5, life=life)
+    paths = []
+    for number, arrays in enumerate(WORLDS[world](21)):
+        shard = shard_of(tmp_path / str(number), arrays, task, declared=None)
+        for spent in (0, 10**10):
+            spends = partial(_spent, spent)
+            ask = partial(lifetime_ballots, task, batch_of(task), shard, spends)
+            ask()
+            paths.append(operations(ask))
+    for path in paths[1:]:
+        assert not difference(paths[0], path)
+
+
+def _spent(first: int, digests: NDArray[np.int64]) -> Spent:
+    """Nobody has spent anything, but for the first image."""
+    return Spent(0, np.where(np.arange(len(digests)) == 0, first, 0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
