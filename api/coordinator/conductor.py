@@ -71,24 +71,42 @@ class PreparedQuestions:
         Raises:
             LabelerError: there are none to be had; TryAgain where there may be later.
         """
-        folder = self._home / "jobs" / job.job_id
-        if (folder / FAILURE).exists():
-            self._asked.pop(job.job_id, None)
-            raise read_failure(folder / FAILURE)
-        path = folder / QUESTIONS
+        path = self._home / "jobs" / job.job_id / QUESTIONS
+        self._check_failure(job)
         if not path.exists():
-            step, now_s = self._preparation.step(job), self._steady()
-            known = self._asked.get(job.job_id)
-            if known is None or known[0] != step or now_s - known[1] >= self._ask_again_s:
-                if len(self._asked) >= _MOST_ASKED:
-                    self._asked.pop(next(iter(self._asked)))
-                # Once it was asked: a request that failed (a full disk) is made again at the job's next look.
-                self._preparation.ask(job, task)
-                self._asked[job.job_id] = (step, now_s)
+            self._ask(job, task)
         if not path.exists():
             return None
         self._asked.pop(job.job_id, None)
         return self.read(job.job_id)
+
+    def has_features(self, job: JobRecord, task: Task) -> bool:
+        """Whether what a job was sent is decoded; asks for it where it is not.
+
+        Raises:
+            LabelerError: it cannot be; TryAgain where it may be later.
+        """
+        self._check_failure(job)
+        is_there = self._preparation.step(job) != "features"
+        if not is_there:
+            self._ask(job, task)
+        return is_there
+
+    def _check_failure(self, job: JobRecord) -> None:
+        failure = self._home / "jobs" / job.job_id / FAILURE
+        if failure.exists():
+            self._asked.pop(job.job_id, None)
+            raise read_failure(failure)
+
+    def _ask(self, job: JobRecord, task: Task) -> None:
+        step, now_s = self._preparation.step(job), self._steady()
+        known = self._asked.get(job.job_id)
+        if known is None or known[0] != step or now_s - known[1] >= self._ask_again_s:
+            if len(self._asked) >= _MOST_ASKED:
+                self._asked.pop(next(iter(self._asked)))
+            # Once it was asked: a request that failed (a full disk) is made again at the job's next look.
+            self._preparation.ask(job, task)
+            self._asked[job.job_id] = (step, now_s)
 
     def read(self, job_id: str) -> NDArray[np.int16]:
         """The questions of a job that has them.

@@ -58,6 +58,13 @@ class Questions(Protocol):
             LabelerError: there are none to be had; TryAgain where there may be later.
         """
 
+    def has_features(self, job: JobRecord, task: Task) -> bool:
+        """Whether what a job was sent is decoded; asks for it where it is not.
+
+        Raises:
+            LabelerError: it cannot be; TryAgain where it may be later.
+        """
+
     def read(self, job_id: str) -> NDArray[np.int16]:
         """The questions of a job that has them.
 
@@ -131,6 +138,14 @@ class Stepper:
             case WaitUntil():
                 plan.looks[job_id] = effect.steady_s
             case Enter():
+                if run.task.traits.asks_for_a_model:
+                    try:
+                        if not self._questions.has_features(live.loaded.record, run.task):
+                            return []
+                    except TryAgain:
+                        raise
+                    except LabelerError as error:
+                        return [Failed(error)]
                 if job_id in plan.lanes.held:
                     return [Admitted()]  # the step that took its place could not be kept; the place could
                 plan.lanes = enter(plan.lanes, live.loaded.record.created_by, job_id)

@@ -346,13 +346,25 @@ class _Turn:
         A job of which there are no questions, since its images cannot be decoded, never comes to the agents: each yes
         that leads to nothing is an answer for nothing about a site's budget (feature_store.journal.told).
         """
+        # Of a model's rows agents judge themselves whether they are as many as there have to be: first they are heard.
+        # Such a job enters only once its images are decoded.
+        is_first_heard = self.job.task.traits.asks_for_a_model
         if not self.job.is_admitted:
             self._effects.append(Enter())
-        elif self.job.untied:
+            if is_first_heard:
+                self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
+            return
+        if self.job.untied and not is_first_heard:
             self._prepare()
-        elif (asked := self.job.asked or self._pursue()) is not None:
-            self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
-            self._effects += [Divide(asked), Tell()]
+            return
+        asked = self.job.asked or self._pursue()
+        if asked is None:
+            return
+        if self.job.untied:
+            self._prepare()
+            return
+        self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
+        self._effects += [Divide(asked), Tell()]
 
     def _prepare(self) -> None:
         if self.job.untied:

@@ -197,6 +197,7 @@ def test_whoever_wants_much_waits_for_itself(
 
 
 TOKENS = 5
+TRAINING = {"min_records": 10, "regularisation": 1.0}
 
 
 def truncated_image() -> bytes:
@@ -221,7 +222,9 @@ def test_five_tokens_with_images_that_cannot_be_decoded_ask_no_site_and_close_no
     for token in tokens:
         with attacked.client(token=token) as client:
             task = new_task(client, "broken", max_queries=of_each)
-            jobs = [client.submit(task.task_id, images=tmp_path / "one.zip").job_id for _ in range(of_each)]
+            model = new_task(client, "broken model", method="blind-average", k=1, max_queries=65, training=TRAINING)
+            tasks = [task.task_id] * (of_each - 1) + [model.task_id if token == tokens[0] else task.task_id]
+            jobs = [client.submit(one, images=tmp_path / "one.zip").job_id for one in tasks]
             states.update(client.wait(job_id).state for job_id in jobs)
     assert states == {"failed": TOKENS * of_each}
     assert [journal_rows(home, "proposal_answers") for home in homes] == before, "no site was asked for its word"

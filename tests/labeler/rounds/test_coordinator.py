@@ -625,13 +625,23 @@ def test_questions_of_other_rounds_are_not_those_of_the_job() -> None:
     assert table.run is before
 
 
-MODEL = {"method": "blind-average", "k": 1, "training": {"min_records": 10, "regularisation": 1.0}}
+def test_rows_of_a_model_are_made_once_agents_have_said_whether_they_will() -> None:
+    """They judge themselves how many there have to be, so whoever is quicker, it is their refusal that is heard."""
+    early, late = Table(), Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
+    assert of(early.tick(), fx.Prepare)
+    assert not of(late.tick(), fx.Prepare)
+    refused = late.say(**dict.fromkeys(AGENTS, fx.Said("declined", "too-few-rows", "too few rows")))
+    assert not of(refused, fx.Prepare)
+    assert ended(refused).state == "refused"
+    willing = Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
+    willing.tick()
+    assert of(willing.say(east="yes", north="yes", west="yes"), fx.Prepare)
+    assert willing.run.state == "collecting"
 
 
-@pytest.mark.parametrize("fields", [{}, MODEL])
-def test_nobody_is_asked_for_its_word_before_there_are_questions(fields: dict[str, Any]) -> None:
+def test_nobody_is_asked_for_its_word_before_there_are_questions() -> None:
     """A job whose images cannot be decoded ends here: a site's yes that leads to nothing is told for nothing."""
-    table = Table(**fields)
+    table = Table()
     table.is_prepared = False
     for _ in range(3):
         found = table.tick(after_s=10.0)
@@ -640,7 +650,7 @@ def test_nobody_is_asked_for_its_word_before_there_are_questions(fields: dict[st
     failed = table.tell(fx.Failed(BadData("image 1 cannot be decoded")))
     assert ended(failed).state == "failed"
     assert not of(failed, fx.SendProposals, fx.SendWithdrawn)
-    ready = Table(**fields)
+    ready = Table()
     assert of(ready.tick(), fx.SendProposals) == [fx.SendProposals(AGENTS)]
 
 
