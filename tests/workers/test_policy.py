@@ -141,6 +141,15 @@ def test_what_a_task_costs_a_person_is_bounded_at_the_sites_own_delta() -> None:
         check(policy(allow__person_epsilon=stated.epsilon), generous)
 
 
+def test_a_task_with_a_finite_price_at_its_own_delta_alone_is_refused() -> None:
+    """Its mu^2 would be charged, and at the site's smaller delta nothing is proved."""
+    asked = ask(k=20, sigma_votes=2.0, delta=1e-2)
+    check(policy(), asked)  # the site promises nothing for a whole agent
+    with pytest.raises(PolicyRefusal, match=r"budget\.delta.*1e-05 \(agent level\).*0\.01"):
+        check(policy(budget__agent_epsilon=900.0), asked)
+    check(policy(budget__agent_epsilon=900.0, budget__delta=1e-2), asked)
+
+
 def test_with_a_bound_for_a_person_a_task_without_one_is_refused_and_without_a_bound_nobody_looks() -> None:
     with pytest.raises(PolicyRefusal, match="a task without records_per_person, so no bound"):
         check(policy(allow__person_epsilon=1000.0), ask())

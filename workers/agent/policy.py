@@ -26,6 +26,8 @@ from labeler.messages.proposals import Proposal
 from labeler.messages.rounds import Ask
 from labeler.methods import Method, ReleaseKind
 from labeler.methods.sensitivity import least_delta
+from labeler.planning import has_finite_price
+from labeler.setting import LEVELS
 from labeler.settings_text import SettingsText
 from labeler.task import Level, PositiveFinite, Task
 
@@ -216,8 +218,11 @@ class Policy(_Table):
     def check_delta(self, task: Task) -> None:
         """Refuse a task whose charge bounds nothing at the policy's delta.
 
+        A task's own delta may be larger, and have a finite price where the site's has none: where one change reaches
+        beyond the noise sampler, mu^2 says nothing.
+
         Raises:
-            PolicyRefusal: the delta is below the task's least.
+            PolicyRefusal: the delta is below the task's least, or nothing is proved at it.
         """
         least = least_delta(task)
         if self.budget.delta < least:
@@ -226,6 +231,18 @@ class Policy(_Table):
                 f"winners and sampled training only at {least:g} or more",
                 f"{self.budget.delta:g}",
             )
+        if self.budget.delta >= task.delta:
+            return
+        ours = task.model_copy(update={"delta": self.budget.delta})
+        for level in LEVELS:
+            if self.budget.cap(level) is None or not has_finite_price(task, level):
+                continue
+            if not has_finite_price(ours, level):
+                raise _refusal(
+                    "budget.delta",
+                    f"what has a finite epsilon at {self.budget.delta:g} ({level} level)",
+                    f"a task that has one at its own delta of {task.delta:g} alone",
+                )
 
     def _check_life(self, task: Task) -> None:
         if task.life is None:
