@@ -55,6 +55,9 @@ _QUERIES_OF_A_PART: Final = 32
 _SMALL_WORK: Final = 1 << 26
 """Multiplications for which one more thread is worth starting."""
 
+_OTHER_SIDE: Final = 1 << 12
+"""Stands for the number of queries where threads are counted."""
+
 _LOWEST: Final = np.iinfo(np.int32).min
 _HIGHEST: Final = np.iinfo(np.int32).max
 
@@ -78,7 +81,8 @@ class Int16Block:
         at_once = max(1, min(most, most_panels))
         # A block under a memory limit may have fewer records than that, and then no more can be found.
         spare = min(count + _SPARE_DEVIATIONS * math.isqrt(count) + _SPARE_KEYS, most_panels * kernel.rows_per_panel)
-        threads = max(1, min(num_threads(), self._most_rows * len(queries) * 2 * pairs // _SMALL_WORK))
+        # Not of how many queries there are: where records look for queries, that is how many records there are.
+        threads = max(1, min(num_threads(), self._most_rows * _OTHER_SIDE * 2 * pairs // _SMALL_WORK))
         packed_rows = kernel.rows_per_panel * max(at_once, threads * _PACKED_BYTES // panel_bytes)
         parts = 1 if threads == 1 else max(threads, min(_PARTS * threads, len(queries) // _QUERIES_OF_A_PART))
         with _threads(threads) as each:

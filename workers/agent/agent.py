@@ -124,11 +124,6 @@ class Agent:
             # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
             self._neighbors.prepare(select_records(shard, records_per_person=None))
 
-    def release(self) -> None:
-        """Give back what an index holds, of memory or of a device; asked again, it is built again."""
-        with self._answering:
-            self._neighbors.release()
-
     def take_over(self, before: Agent) -> None:
         """Build what the agent of the records as they were had built, now and not when the next question comes.
 

@@ -244,7 +244,6 @@ class _Records:
             with before.answering:
                 agent.take_over(before)  # what was built while the first was
                 self._agent, self._problem = agent, None
-                before.release()
         except LabelerError as error:
             log.error("the changed shard cannot be used", extra=said(error))
             self._problem = error

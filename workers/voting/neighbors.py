@@ -47,10 +47,6 @@ class NeighborVotes:
         """Of which selection of records there is an index; None where there is none."""
         return None if self._index is None else self._index[0]
 
-    def release(self) -> None:
-        """Forget the index, and with it what a device holds."""
-        self._index = None
-
     def check_ready(self, task: Task, select: Callable[[], Records]) -> None:
         """Refuse, before a charge, where the parts of a cluster that would search are not all there.
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.index import build, build_index
+from feature_store.index import build, build_index, engine_int16
 from feature_store.journal.lifetimes import Spent
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
@@ -31,6 +31,7 @@ from tests.workers.voting.test_answers_of_neighbours import (
     DIMENSION,
     LIMIT,
     PUBLIC,
+    QUERIES,
     SETTINGS,
     _tables_of_noise_are_kept,  # noqa: F401  # a fixture
     batch_of,
@@ -43,7 +44,7 @@ from workers.voting.lifetime import lifetime_ballots
 from workers.voting.model_store import InMemoryModels
 
 SITE_KEY = SiteKey(bytes(32))
-ENGINES = ("auto", "numpy", "int16", "torch", "torch in parts")
+ENGINES = ("auto", "numpy", "int16", "faiss", "torch", "torch in parts")
 MOST = 3_000
 
 
@@ -208,6 +209,30 @@ def test_votes_for_life_run_the_same_operations_whoever_can_still_pay(tmp_path: 
 def _spent(first: int, digests: NDArray[np.int64]) -> Spent:
     """Nobody has spent anything, but for the first image."""
     return Spent(0, np.where(np.arange(len(digests)) == 0, first, 0))
+
+
+@pytest.mark.parametrize("method", ["knn", "reverse-knn"])
+def test_as_many_threads_are_started_whoever_has_how_many_records(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    pool = engine_int16._threads
+
+    def counting(count: int) -> Any:
+        started.append(count)
+        return pool(count)
+
+    monkeypatch.setattr(engine_int16, "_threads", counting)
+    monkeypatch.setattr(engine_int16, "_SMALL_WORK", 400 * QUERIES * DIMENSION)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    task = task_of(method=method, k=5, sigma_votes=30.0)
+    counts = set()
+    for count in (5, 300, 900):
+        shard = shard_of(tmp_path / str(count), records_of("any", count), task, declared=MOST)
+        started.clear()
+        Agent("a", shard, is_seeded=True, engine="int16").ballots(task, batch_of(task), bytes(32))
+        counts.add(tuple(started))
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)
