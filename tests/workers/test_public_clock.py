@@ -202,7 +202,8 @@ def test_a_shard_that_declares_no_bound_is_not_served_and_can_declare_one_once(
     assert not declare_most(office.shard.path, 60)
     with pytest.raises(InvalidSetting, match="declares at most 60"):
         declare_most(office.shard.path, 1000)
-    assert Shard.open(office.shard.path).max_records == 60
+    declared = Shard.open(office.shard.path)
+    assert (declared.max_records, declared.version) == (60, office.shard.version)
     office.coordinator.ask(office.ask())
     assert office.run()[1].kinds == (*ANSWER, "poll")
 
