@@ -125,7 +125,9 @@ class Shard:
     @property
     def version(self) -> str:
         if self._known_version[0] is not self._manifest:
-            self._known_version = (self._manifest, self._manifest.version)
+            # A bound that is declared later changes no record, and no noise that is drawn for them.
+            undeclared = self._manifest.model_copy(update={"max_records": None})
+            self._known_version = (self._manifest, undeclared.version)
         return self._known_version[1]
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from feature_store.erasable import ERASABLE_FOLDER, keys_in
 from feature_store.journal.agent_memory import AgentMemory
@@ -143,6 +144,12 @@ class Site:
 
     def refusals(self, count: int) -> list[Refusal]:
         return [Refusal.decode(message.body) for message in self.relay.wait_for("refused", count)]
+
+    def is_stored(self, ask: Ask) -> bool:
+        """Whether an answer lies in the journal."""
+        with open_database(self.home / "journal.db", read_only=True) as database, database.read() as connection:
+            states = text("SELECT state FROM agent_rounds WHERE round_digest = :digest")
+            return connection.execute(states, {"digest": ask.round.digest}).scalar() == "stored"
 
     def spent(self) -> int:
         with open_database(self.home / "journal.db", read_only=True) as database:

@@ -45,8 +45,8 @@ TICK_S: Final = 0.1
 ROOM: Final = 1.5
 """By how much a plan exceeds what the work took over drawn rows."""
 
-FIXED_S: Final = 0.02
-"""What a plan adds for keeping, sealing and writing letters, whose amount follows from the ask."""
+FIXED_S, BYTE_S = 0.02, 2e-8
+"""What a plan adds for keeping, sealing and writing letters: once, and for each byte of an answer."""
 
 LIFE_RECORD_S: Final = 5e-5
 """What a plan adds for each record where votes for life write a row for each."""
@@ -227,10 +227,10 @@ class DrawnProbe:
     def _once(self, ask: Ask, rows: int) -> float:
         self._models.clear()
         begun = self._clock()
-        self._agents[rows].computed(ask.task, ask.batch, key=bytes(32), seal=as_it_is)
+        answer = self._agents[rows].computed(ask.task, ask.batch, key=bytes(32), seal=as_it_is)
         took = self._clock() - begun
         self._models.clear()
-        return took
+        return took + BYTE_S * sum(map(len, answer.bodies))
 
 
 class _NothingSpent(LifetimeSpends):

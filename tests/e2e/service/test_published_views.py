@@ -48,7 +48,7 @@ def _shard(path: Path, *, far: int, seed: int) -> Path:
         dimension=DIMENSION,
         public=False,
         backbone=backbone.spec,
-        max_records=1000,
+        max_records=100_000,
     ) as writer:
         writer.append(features, every, [f"{number}.png" for number in range(len(every))])
         writer.finish()

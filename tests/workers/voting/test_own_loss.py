@@ -36,7 +36,9 @@ RECORDS = 14
 def shard_of(folder: Path) -> Shard:
     features, labels = natural_records(RECORDS, 8)
     path = folder / "a.shard"
-    with ShardWriter(path, classes=("a", "b", "c"), fingerprint="audit", dimension=8, public=False) as writer:
+    with ShardWriter(
+        path, classes=("a", "b", "c"), fingerprint="audit", dimension=8, public=False, max_records=1000
+    ) as writer:
         writer.append(features, labels, [str(one) for one in range(RECORDS)])
         writer.finish()
     return Shard.open(path)
