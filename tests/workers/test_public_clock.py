@@ -24,11 +24,14 @@ from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.messages.rounds import Settled
+from labeler.task import Task, parse_task
 from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of
 from tests.workers.test_agent_service import Site
+from workers.agent.agent import Agent, as_it_is
 from workers.agent.desk import AgentDesk
-from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe
+from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, padding_of
 from workers.party.home import AgentConfig, create_agent_home
+from workers.voting.records import Records
 
 MakeShard = Callable[..., Shard]
 ANSWER = ("input-share", "input-share", "input-share", "answered")
@@ -186,6 +189,34 @@ def test_rows_are_drawn_by_public_facts_alone(make_shard: MakeShard) -> None:
     for name in ("features", "labels", "record_ids"):
         np.testing.assert_array_equal(getattr(drawn, name), getattr(again, name))
     assert (drawn.max_records, len(drawn), drawn.dimension) == (1000, 30, one.dimension)
+
+
+@pytest.mark.parametrize("method", ["knn", "reverse-knn", "ensemble"])
+def test_a_padded_agent_works_on_as_many_rows_whatever_it_holds_and_answers_the_same(
+    make_shard: MakeShard, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    batch = QueryBatch(make_shard("public", records=8, seed=99, public=True).features[:])
+    select, worked = Agent._records, []
+
+    def counted(self: Agent, task: Task) -> Records:
+        records = select(self, task)
+        worked.append(len(records))
+        return records
+
+    monkeypatch.setattr(Agent, "_records", counted)
+    for number, records in enumerate((60, 61, 64)):
+        shard = make_shard(f"own-{number}", records=records, max_records=64)
+        task = parse_task(
+            {
+                "name": "t", "classes": list(shard.classes), "method": method, "k": 3 if method != "ensemble" else 1,
+                "sigma_votes": 4.0, "delta": 1e-5, "max_queries": 100, "agents": 3,
+                "backbone_fingerprint": shard.fingerprint,
+            }
+        )  # fmt: skip
+        plain, padded = Agent("a", shard), Agent("a", shard, padding=padding_of(shard))
+        one, other = (agent.computed(task, batch, key=bytes(range(32)), seal=as_it_is) for agent in (plain, padded))
+        assert one.bodies == other.bodies
+    assert [sum(worked[at + 1 : at + 3]) for at in (0, 3, 6)] == [64, 64, 65]
 
 
 def test_a_shard_that_declares_no_bound_is_not_served_and_can_declare_one_once(

@@ -9,7 +9,7 @@ any earlier round takes part. Work that is late all the same leaves at the next 
 be late, and not by how much. A turn that computed nothing from records leaves at once.
 
 **What is left.** The chance that work over n records misses a plan for `max_records`, which depends on n. It is small
-because the plan covers `max_records` and more. Nothing pads the work itself.
+because the plan covers `max_records` and more. A site may pad the work itself (`padding_of`).
 
 References:
     Ratliff, Vadhan (2024), A framework for differential privacy against timing attacks.
@@ -231,6 +231,23 @@ class DrawnProbe:
         took = self._clock() - begun
         self._models.clear()
         return took + BYTE_S * sum(map(len, answer.bodies))
+
+
+def padding_of(shard: Shard, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> Agent:
+    """Return an agent over drawn rows, as many as records are missing from `max_records`: see Agent.
+
+    Its work and the agent's own are together that over `max_records` rows, however many records there are, but for
+    what the last tile of each costs. There is always a row, so that no number of records runs other operations.
+    """
+    assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
+    return Agent(
+        "padding",
+        shard.drawn(max(1, shard.max_records - len(shard))),
+        models=InMemoryModels(),
+        engine=here(engine),
+        memory_limit_bytes=memory_limit_bytes,
+        spends=_NothingSpent(),
+    )
 
 
 class _NothingSpent(LifetimeSpends):

@@ -40,7 +40,7 @@ from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import PolicyFile
-from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock
+from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock, padding_of
 from workers.agent.words import cause, said
 from workers.party.conversation import converse
 from workers.party.home import (
@@ -257,12 +257,15 @@ class _Records:
         check_served(shard)
         claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
+        limit = self._config.memory_limit_bytes
+        padding = padding_of(shard, engine=self._config.engine, memory_limit_bytes=limit) if self._config.pad else None
         return Agent(
             self._config.agent_id,
             shard,
             engine=self._config.engine,
             memory_limit_bytes=self._config.memory_limit_bytes,
             spends=self._spends,
+            padding=padding,
         )
 
     def _stamps(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

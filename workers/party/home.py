@@ -69,6 +69,7 @@ class AgentConfig(Settings):
             start whoever the coordinator is. Without it the coordinator alone stands against that.
         tick_s: T of the site's public clock, in seconds (workers.agent.public_clock); its default where absent. Never
             to be chosen by delays that were seen.
+        pad: work as long as over `max_records` records, however many there are.
     """
 
     agent_id: PartyId
@@ -79,6 +80,7 @@ class AgentConfig(Settings):
     ca_file: str | None = None
     witness_file: str | None = None
     tick_s: Annotated[float, Field(ge=0.01, le=60.0)] | None = None
+    pad: bool = False
 
 
 class TallierConfig(Settings):
