@@ -47,7 +47,7 @@ from feature_store.journal.engines import (
 from feature_store.journal.outages import translating
 from feature_store.journal.ownership import Ownership
 from feature_store.journal.storage import check_private, check_synced, create_private
-from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, OutputInUse, UnsafeStorage
+from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, OutputInUse, UnsafeStorage
 
 READER_FRESH_S = 1.0
 """How long a process that only reads a journal, while another one writes it, may answer with what it has read."""
@@ -213,9 +213,16 @@ class Database:
         try:
             yield
             cursor.execute("RELEASE SAVEPOINT attempt")
-        except BaseException:
-            cursor.execute("ROLLBACK TO SAVEPOINT attempt")
-            cursor.execute("RELEASE SAVEPOINT attempt")
+        except BaseException as error:
+            try:
+                cursor.execute("ROLLBACK TO SAVEPOINT attempt")
+                cursor.execute("RELEASE SAVEPOINT attempt")
+            except Exception:
+                # Where a disk is full SQLite undoes the whole transaction, and the error that says so ends it. No other
+                # error may be caught and the transaction go on: nothing would undo what follows.
+                if isinstance(error, LabelerError):
+                    raise
+                raise error from None
             self.undone += 1
             self._after_commit.clear()
             self._after_commit.update(before)

@@ -81,6 +81,8 @@ every epsilon >= 0: a `labeler.accounting.pair.Pair`, both numbers of which add 
 as so many blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends on
 delta_0, so delta_0 is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
 
+More than 400 lines, a third of them proof: the bound and what computes it are read together.
+
 The idea of conditioning on the other sums, and accounting that uses it, are in Koskela, Redberg, Wang (2024) and Chadha
 et al. (2024); the certificate by tangents and the price of void are this project's.
 

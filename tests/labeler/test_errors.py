@@ -6,13 +6,16 @@ import labeler.errors
 from labeler.errors import LabelerError
 
 ADORNED = {
+    "api.coordinator.long_prices",
     "api.client_http",
     "api.message_intake",
     "api.rate_limit",
     "feature_store.decode_process",
+    "workers.agent.durable_ledger",
     "workers.party.http",
 }
-"""Modules whose errors are errors of the tree that carry something beside it: what HTTP needs, which image it was."""
+"""Modules whose errors are errors of the tree that carry something beside it: what HTTP needs, which image it was,
+which of a site's bounds it is about."""
 
 
 def every_error(root: type[LabelerError] = LabelerError) -> list[type[LabelerError]]:

@@ -443,7 +443,7 @@ def test_who_costs_less_accuracy_under_the_stated_trust_adds_the_noise(
 
 def test_a_winners_lower_price_counts_for_the_agents() -> None:
     """With N = 5 and two colluding the agents' noise is larger, and still the winner is clearer at one price."""
-    stated = fields(agents=5, colluding_agents=2, max_queries=40)
+    stated = fields(agents=5, colluding_agents=2, max_queries=200)
     assert [one.by for one in noise_choices(stated, 1)] == ["talliers", "agents"]
     assert [one.by for one in noise_choices(stated | {"release": "winner"}, 1)] == ["agents", "talliers"]
 

@@ -27,7 +27,7 @@ BATCH, KEY = QueryBatch(PUBLIC), bytes(32)
 def records(tmp_path: Path) -> _Records:
     shard_of(tmp_path / "own", *records_of("any", 21))
     config = AgentConfig(agent_id="a", coordinator_url="http://127.0.0.1:1", shard="own", engine="numpy")
-    return _Records(tmp_path, config, cast(LifetimeSpends, None))
+    return _Records(tmp_path, config, cast(LifetimeSpends, None), journal="1" * 64)
 
 
 def delete_one(records: _Records) -> None:

@@ -76,7 +76,8 @@ def test_a_full_disk_is_told_to_who_sends_and_costs_a_running_job_time_only(
     [
         # It says that it cannot say now where it finds no room, and nothing where its journal finds that first.
         ("agent-1", "waiting for (agent-1, who cannot say now|1 of 2 agents to say whether they will: agent-1)"),
-        ("tallier-1", "waiting for talliers: 2 of 3 say that they hold the shares of agent-1, agent-2"),
+        # Which agents' shares the others hold is told to nobody before the round ends: it is when they answered.
+        ("tallier-1", "waiting for shares of 2 of 2 agents: agent-1, agent-2"),
     ],
 )
 def test_a_full_disk_at_a_site_is_waited_for_by_name_and_costs_time_only(

@@ -132,7 +132,9 @@ def test_an_index_that_depends_on_other_records_is_refused_with_the_reason(kind:
 def test_safe_and_unknown_names_are_told_apart() -> None:
     for name in ENGINES:
         refuse_unsafe(name)
-    with pytest.raises(InvalidSetting, match="engine 'annoyance' is unknown; choose one of auto, numpy, int16, torch"):
+    with pytest.raises(
+        InvalidSetting, match="engine 'annoyance' is unknown; choose one of auto, numpy, int16, faiss, torch"
+    ):
         build_index(FEATURES, IDS, engine="annoyance")
     with pytest.raises(InvalidSetting, match="must be a name"):
         build_index(FEATURES, IDS, engine=3)  # type: ignore[arg-type]

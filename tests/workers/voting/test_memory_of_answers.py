@@ -48,7 +48,7 @@ def peak_of(step: Callable[[], object]) -> float:
 def test_a_head_of_two_hundred_classes_needs_as_much_for_any_number_of_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ensemble, "MOST_ITERATIONS", 1)
+    monkeypatch.setattr(ensemble, "STEPS", 1)
     train_head(records(400, 8, 200), num_classes=200)  # what is loaded for it is no part of it
     small, large = (
         peak_of(lambda own=own: train_head(own, num_classes=200))
