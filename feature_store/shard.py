@@ -199,6 +199,18 @@ class Shard:
         manifest = self._manifest.model_copy(update={"records": records, "deleted": (), "job": "drawn"})
         return Shard(Path("drawn"), manifest, arrays)
 
+    def head(self, records: int) -> Shard:
+        """The first so many rows of a drawn shard, in memory."""
+        manifest = self._manifest.model_copy(update={"records": records})
+        arrays: dict[str, NDArray[Any] | None] = {
+            FEATURES_NAME: self.features,
+            "labels.npy": self.labels,
+            "record_ids.npy": self.record_ids,
+            "persons.npy": self.persons,
+            "image_digests.npy": self.image_digests,
+        }
+        return Shard(self.path, manifest, {name: one[:records] for name, one in arrays.items() if one is not None})
+
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""
         path = self.path / "thumbnails.parquet"

@@ -7,8 +7,8 @@ torch is imported only when the engine that needs it is asked for.
 engine on a device is never a matter of trust: it is met in a child process first. How much there is to do follows from
 public numbers alone: which engine answers must not tell how many records there are.
 
-FAISS is for whoever wants it (`engine_faiss`): it is asked two questions about every query, so that ties cost nothing
-of their own, and needs two to three times as long as int16.
+FAISS is for `labeler run` and benchmarks (`engine_faiss`): it is asked two questions about every query, and takes
+longer where a query ties with thousands of records, so agents of a service refuse it.
 """
 
 from __future__ import annotations

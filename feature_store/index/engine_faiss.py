@@ -1,4 +1,4 @@
-"""FAISS as an engine on the processor: exact, and no slower where queries tie.
+"""FAISS as an engine on the processor, for `labeler run` and benchmarks: exact, with ties settled by record id.
 
 Only this module and `bare` import faiss.
 
@@ -12,6 +12,7 @@ answers two other questions about every query, whether it ties or not:
 The second answer holds every record that may count, and a few more: the radius leaves room for rounding, which only
 vectors far longer than `quantize` makes them can meet. Their similarities are computed again, exactly, and compared as
 keys with all ids. Both questions are asked of tiles whose sizes are fixed, so that memory does not follow from ties.
+Time does: a query takes longer that ties with thousands of records, so agents of a service refuse this engine.
 """
 
 from __future__ import annotations

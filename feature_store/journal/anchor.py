@@ -45,6 +45,7 @@ class Anchor:
         self._sync_every_s = sync_every_s
         self._synced_at = -SYNC_EVERY_S
         self._parsed: tuple[bytes | None, Head | None] = (None, None)
+        self._accepted: bytes | None = None
 
     def read(self) -> Head | None:
         """What is remembered; None where there is no file.
@@ -68,6 +69,20 @@ class Anchor:
             f"{self.path.name} is damaged, so nobody can tell whether the journal is the newest copy. {WHAT_TO_DO}"
         )
 
+    def is_another(self) -> bool:
+        """Whether somebody else has written the file since this process wrote it, or found it right (`accept`).
+
+        Not where it is gone or cannot be read: then it cannot be told of a charge, and nothing is answered.
+        """
+        try:
+            return read_small(self.path, RECORD_BYTES) != self._accepted
+        except OSError:
+            return False
+
+    def accept(self, head: Head) -> None:
+        """What was read is of this ledger."""
+        self._accepted = _record(head)
+
     def remember(self, head: Head) -> None:
         """Write the head down; called after the commit that made it.
 
@@ -78,6 +93,7 @@ class Anchor:
             record = _record(head)
             self._write(record)
             self._parsed = (record, head)
+            self._accepted = record
         except OSError as error:
             raise Unavailable(
                 f"{self.path.name} cannot be written ({error.strerror}). The last step was kept in the journal; make "

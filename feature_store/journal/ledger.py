@@ -394,10 +394,15 @@ class Ledger:
         """Tell every anchor how far this ledger has come, where one of them could not be told when it did.
 
         Whoever repeats a step finds it done, and would go on though a witness knows nothing of it: so it asks here.
+        Two copies of a home may run at once and share a witness: the one that finds another's head there takes no part.
 
         Raises:
-            Unavailable: one cannot be written.
+            Unavailable: one cannot be read or written.
+            JournalBehind: another process wrote a head that is not in this ledger.
         """
+        for anchor in self._anchors:
+            if anchor.is_another():
+                self._check_anchor(anchor)
         if self._untold is None:
             return
         for anchor in self._anchors:
@@ -412,6 +417,7 @@ class Ledger:
         remembered = anchor.read()  # before the journal is: its owner may be writing both
         if remembered is not None:
             self.check_not_behind(remembered, witness=anchor.path.name)
+            anchor.accept(remembered)
             return
         head = self.head()
         if head.seq > 0:

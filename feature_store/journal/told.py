@@ -12,23 +12,24 @@ is asked for. One inside is news, and is kept here. It was told
     for a price     a yes, while as much is taken: of what is charged or set aside everybody knows that it was covered
     for nothing     a no; and a yes whose price was given back, while less than its amount is taken
 
-News for nothing is limited in 24 hours: `MOST` in all, whatever names a coordinator says, and `MOST_OF_ONE` of one
-name. A proposal that would be news is refused once as many stand above what is taken now. Whether it is refused follows
-from what was told and taken before, never from the bound, so that a refusal tells nothing.
+News for nothing is limited in 24 hours: `MOST_OF_ONE` of one name, and `MOST` in all, of each name at most
+`MOST_OF_ONE` counted. A proposal that would be news is refused once as many stand above what is taken now. Whether it
+is refused follows from what was told and taken before, never from the bound, so that a refusal tells nothing.
 
 **What is learnt in a day.** That amounts are beyond a bound, one name is told of at most `MOST_OF_ONE`, and all of
 `MOST`. That amounts are covered is told for nothing while no more than that stand above what is taken. A yes counts
 once its price is given back: whoever has n prices set aside at once may learn that n amounts are covered, and is told
-nothing new for a day after he gives them back.
+nothing new for a day after giving them back. These n are one amount's worth: the largest says it for all.
 
 **Why honest requesters are not refused.** A job of price p is news only if what is taken, and p, is beyond all that was
 covered. What was told for nothing and stands above what is taken then lies within p of it. Of jobs of one price that
 is one amount, however many are cancelled; of others, some that differ by less than p. And no requester closes a site:
-amounts that were covered are covered for all.
+amounts that were covered are covered for all, and one name counts as `MOST_OF_ONE` towards `MOST`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -112,8 +113,9 @@ class ToldAmounts:
             if not self._is_news(one, connection):
                 continue
             found = _ABOVE.all(connection, scale=one.scale, bound=one.bound, taken=one.taken, since=time_text(at - DAY))
-            own = sum(name == requester for (name,) in found)
-            if own >= MOST_OF_ONE or len(found) >= MOST:
+            of_each = Counter(name for (name,) in found)
+            own, everybody = of_each[requester], sum(min(MOST_OF_ONE, many) for many in of_each.values())
+            if own >= MOST_OF_ONE or everybody >= MOST:
                 whose, most = ("to one requester", MOST_OF_ONE) if own >= MOST_OF_ONE else ("to all", MOST)
                 raise PolicyRefusal(
                     f"the site says {whose} at most {most} times in 24 hours for nothing what its budget covers: by "

@@ -24,11 +24,12 @@ the larger goes on. For one bit the largest so far grows with x, so each differe
 The intersection of intervals is an interval. On it the opened class is the true winner. For a swap the same holds until
 a's and b's parts of the tournament meet, and for the step at which they meet. After that the largest so far falls and
 then grows with x. It can be too small only in the middle: void then splits the values at which c wins. But each part of
-them is longer than the range, more than 45 standard deviations (the range holds 12.5 standard deviations of every
-noise share on both sides; with one agent nobody else adds noise). So all but a mass of 2 Phi(-17) < `_FAR` meets only
-one of the parts, and there void is at an end again. Sums are shared modulo p: a sum near the talliers' random mask may
-be read as less by p. Modulo 2^64 this is either a jump out of every range, on one side of which a's own first
-comparison is void, or a step of +189, which keeps the order (`labeler.field`). A duel is compared as one shared
+them is longer than the range, more than 45 standard deviations (the range holds 12.5 standard deviations of every noise
+share on both sides; with one agent nobody else adds noise). So all but a mass of 2 Phi(-17) < `_FAR` lies in a window
+that holds no more than c, void and c, or one part and void at its end. The former are three stretches of the line, of
+which void counts no more than a class would (W_j >= W_0 below). Sums are shared modulo p: a sum near the talliers'
+random mask may be read as less by p. Modulo 2^64 this is either a jump out of every range, on one side of which a's own
+first comparison is void, or a step of +189, which keeps the order (`labeler.field`). A duel is compared as one shared
 difference, so that the same holds for it.
 
 So the line is cut into void, b, a, void for one bit and into void, b, c, a, void for a swap; stretches may be empty.

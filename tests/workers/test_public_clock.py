@@ -29,7 +29,7 @@ from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_o
 from tests.workers.test_agent_service import Site
 from workers.agent.agent import Agent, as_it_is
 from workers.agent.desk import AgentDesk
-from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, padding_of
+from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, Padding, PublicClock
 from workers.party.home import AgentConfig, create_agent_home
 from workers.voting.records import Records
 
@@ -196,11 +196,12 @@ def test_a_padded_agent_works_on_as_many_rows_whatever_it_holds_and_answers_the_
     make_shard: MakeShard, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     batch = QueryBatch(make_shard("public", records=8, seed=99, public=True).features[:])
-    select, worked = Agent._records, []
+    select, worked = Agent._records, dict[str, int]()
+    totals = []
 
     def counted(self: Agent, task: Task) -> Records:
         records = select(self, task)
-        worked.append(len(records))
+        worked[self.agent_id] = len(records)
         return records
 
     monkeypatch.setattr(Agent, "_records", counted)
@@ -213,10 +214,49 @@ def test_a_padded_agent_works_on_as_many_rows_whatever_it_holds_and_answers_the_
                 "backbone_fingerprint": shard.fingerprint,
             }
         )  # fmt: skip
-        plain, padded = Agent("a", shard), Agent("a", shard, padding=padding_of(shard))
+        plain, padded = Agent("a", shard), Agent("a", shard, padding=Padding(shard))
         one, other = (agent.computed(task, batch, key=bytes(range(32)), seal=as_it_is) for agent in (plain, padded))
         assert one.bodies == other.bodies
-    assert [sum(worked[at + 1 : at + 3]) for at in (0, 3, 6)] == [64, 64, 65]
+        totals.append(worked["a"] + worked["padding"])
+    assert totals == [64, 64, 65], "there is always a drawn row"
+
+
+@pytest.mark.parametrize("records", [10, 30, 60])
+def test_padding_counts_the_rows_that_a_task_lets_take_part(make_shard: MakeShard, records: int) -> None:
+    """A requester's cap would else be filled twice: by records, and by drawn rows."""
+    batch = QueryBatch(make_shard("public", records=8, seed=99, public=True).features[:])
+    shard = make_shard("own", records=records, max_records=64)
+    task = parse_task(
+        {
+            "name": "t", "classes": list(shard.classes), "method": "reverse-knn", "k": 3, "max_agent_records": 40,
+            "sigma_votes": 400.0, "delta": 1e-5, "max_queries": 100, "agents": 3,
+            "backbone_fingerprint": shard.fingerprint,
+        }
+    )  # fmt: skip
+    padding = Padding(shard)
+    padding(task, batch, records)
+    assert list(padding._agents) == [max(1, 40 - min(records, 40))]
+
+
+def test_work_that_is_late_tells_how_late_it_was_to_a_factor_of_two_alone() -> None:
+    at = [0.0]
+    clock = PublicClock(tick_s=0.1, estimate_s=lambda _: 0.0, started=lambda: 0.0, ticks=lambda: at[0])
+    turn = clock.begin(0.0)
+    turn.planned_s = 0.05
+    left = []
+    for passed in (0.0, 0.09, 0.11, 0.19, 0.21, 0.39, 0.41, 3.0):
+        at[0] = passed
+        left.append(round(passed + clock.left_s(turn), 9))
+    assert left == [0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 3.2]
+
+
+def test_a_plan_is_no_shorter_than_its_longest_rows_say_where_runs_are_short() -> None:
+    probe = DrawnProbe(lambda: None)  # type: ignore[arg-type, return-value]  # nothing is drawn
+    probe._agents = dict.fromkeys((16, 1024, 4096))  # type: ignore[assignment]  # their runs are given
+    for few, many in ((0.004, 0.004), (0.005, 0.004), (0.001, 0.004)):
+        took = {16: 0.001, 1024: few, 4096: many}
+        probe._once = lambda _, rows, took=took: took[rows]  # type: ignore[assignment, misc]
+        assert probe._timed(None, 40_960) >= 0.04  # type: ignore[arg-type]
 
 
 def test_a_shard_that_declares_no_bound_is_not_served_and_can_declare_one_once(

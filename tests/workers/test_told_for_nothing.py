@@ -74,7 +74,7 @@ class Searched(Site):
         if isinstance(found, Proposal):
             self.cancel(found)
             return "covered"
-        return "not covered" if "not enough is left" in found or "would take more" in found else "refused"
+        return "not covered" if "are left. Last spenders" in found or "would take more" in found else "refused"
 
 
 @pytest.fixture
@@ -103,6 +103,15 @@ def test_names_that_use_up_what_they_are_told_keep_only_themselves_from_more(sit
     assert site.told("mallory-0", queries=1000) == "covered", "what was told to one is no news"
     site.parts.clock.now += timedelta(days=1, seconds=1)
     assert site.told("mallory-0", queries=2000) == "covered"
+
+
+def test_one_name_that_holds_many_jobs_open_and_cancels_them_all_closes_the_site_to_nobody(site: Searched) -> None:
+    held = [site.ask("mallory", queries=1) for _ in range(told.MOST + 20)]
+    for one in held:
+        assert isinstance(one, Proposal)
+        site.cancel(one)
+    assert site.told("mallory", queries=1000) == "refused"
+    assert [site.told("ada", queries=queries) for queries in (100, 121, 500)] == ["covered"] * 3
 
 
 def test_whatever_names_a_coordinator_says_the_site_tells_no_more_in_all(site: Searched) -> None:

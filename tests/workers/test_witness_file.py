@@ -16,6 +16,7 @@ import pytest
 
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
+from feature_store.journal.charges import Charge
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
@@ -218,3 +219,24 @@ def test_a_witness_that_was_out_of_reach_is_told_at_the_next_start(tmp_path: Pat
         assert witness.read_bytes() != (tmp_path / "own.head").read_bytes()
         Ledger(database, clock=lambda: NOW, elsewhere=witness)
         assert witness.read_bytes() == (tmp_path / "own.head").read_bytes()
+
+
+def test_of_two_copies_that_run_at_once_one_takes_no_part(tmp_path: Path) -> None:
+    """Each would else write its own head over the other's, and both would answer from one budget."""
+    witness = tmp_path / "elsewhere" / "head"
+    witness.parent.mkdir()
+    homes = [tmp_path / "one", tmp_path / "other"]
+    homes[0].mkdir()
+    with closing(open_database(homes[0] / "journal.db", anchor=homes[0] / "anchor")) as database:
+        Ledger(database, clock=lambda: NOW, elsewhere=witness).open_account("agent:a", "instance", 1000)
+    shutil.copytree(*homes)
+    databases = [open_database(home / "journal.db", anchor=home / "anchor") for home in homes]
+    one, other = (Ledger(database, clock=lambda: NOW, elsewhere=witness) for database in databases)
+    one.reserve("first", [Charge("agent:a", "instance", 10)])
+    other.known_head()
+    for _ in range(2):
+        with pytest.raises(JournalBehind):
+            other.remember()
+    one.reserve("second", [Charge("agent:a", "instance", 10)])
+    for database in databases:
+        database.close()

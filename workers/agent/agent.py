@@ -25,7 +25,7 @@ from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.federated import check_model
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
-from labeler.randomness import KEY_BYTES, ByteSource, derive_key, keyed_source
+from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.tally import InputShare, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
@@ -94,8 +94,7 @@ class Agent:
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
         spends: what its images have spent on votes for life; without it no such task is answered.
 
-        padding: answers everything beside this one, and its answers are dropped: an agent over as many drawn rows as
-            records are missing from the shard's `max_records` (`workers.agent.public_clock.padding_of`).
+        padding: is called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit without room for one record.
@@ -112,7 +111,7 @@ class Agent:
         engine: str = "auto",
         memory_limit_bytes: int | None = None,
         spends: LifetimeSpends | None = None,
-        padding: Agent | None = None,
+        padding: Callable[[Task, QueryBatch, int], None] | None = None,
     ) -> None:
         self.agent_id = agent_id
         self._padding = padding
@@ -139,8 +138,6 @@ class Agent:
             self._neighbors.prepare(select_records(self._shard, records_per_person=prepared[1]))
         for task in before._models.tasks():
             ensemble_head(task, self._records(task), self._models)
-        if self._padding is not None and before._padding is not None:
-            self._padding.take_over(before._padding)
 
     @property
     def answering(self) -> threading.Lock:
@@ -150,8 +147,10 @@ class Agent:
     def forget_models(self) -> None:
         """Forget what was trained so far."""
         self._models.clear()
-        if self._padding is not None:
-            self._padding.forget_models()
+
+    def forget_index(self) -> None:
+        """Forget what was built to search."""
+        self._neighbors.forget()
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"
@@ -209,7 +208,7 @@ class Agent:
         with self._answering:
             answer = self._computed(task, batch, key, seal)
             if self._padding is not None:
-                self._padding.computed(task, batch, key=bytes(KEY_BYTES), seal=as_it_is)  # nothing of it is kept
+                self._padding(task, batch, len(self._records(task)))
             return answer
 
     def _computed(self, task: Task, batch: QueryBatch, key: bytes, seal: Seal) -> Answer:

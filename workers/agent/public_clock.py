@@ -5,11 +5,12 @@
 
 T is a setting of the site (`tick_s`). k is planned before the work begins: the least whole number of ticks that covers
 what has passed, and what the answers take over `max_records` drawn rows, with room (`ROOM`). Neither the records nor
-any earlier round takes part. Work that is late all the same leaves at the next multiple of k T, so that it is seen to
-be late, and not by how much. A turn that computed nothing from records leaves at once.
+any earlier round takes part. Work that is late all the same leaves at the next of 2 k T, 4 k T, 8 k T and so on, so
+that it is seen to be late, and by how much only to a factor of two. A turn that computed nothing from records leaves
+at once.
 
 **What is left.** The chance that work over n records misses a plan for `max_records`, which depends on n. It is small
-because the plan covers `max_records` and more. A site may pad the work itself (`padding_of`).
+because the plan covers `max_records` and more. A site may pad the work itself (`Padding`).
 
 References:
     Ratliff, Vadhan (2024), A framework for differential privacy against timing attacks.
@@ -22,6 +23,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -30,12 +32,16 @@ from numpy.typing import NDArray
 from feature_store.index.build import here
 from feature_store.journal.lifetimes import LifetimeSpends, Spent
 from feature_store.shard import Shard
+from labeler.batch import QueryBatch
 from labeler.errors import PrivacyRefusal
 from labeler.messages.rounds import Ask
+from labeler.randomness import KEY_BYTES
+from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is
 from workers.agent.desk_turn import DeskTurn
 from workers.agent.words import cause
 from workers.voting.model_store import InMemoryModels
+from workers.voting.ways import most_rows
 
 log = logging.getLogger("labeler.agent")
 
@@ -57,7 +63,11 @@ WARM_ROWS, FEW_ROWS, MANY_ROWS = 16, 1024, 4096
 SHORT_RUNS, SHORT_S = 5, 0.05
 """Runs over drawn rows are done again, up to so many, until they took so long together."""
 
+LONG_S: Final = 0.25
+"""From here on the difference of two runs is not mostly chance."""
+
 _MOST_TIMED: Final = 10_000
+_MOST_PADDED: Final = 4
 
 
 class PublicClock:
@@ -120,10 +130,10 @@ class PublicClock:
 
     def left_s(self, turn: DeskTurn) -> float:
         """Seconds until a turn that computes may leave, were its work done now: at start + k T, or, where that has
-        passed, at the next multiple of k T.
+        passed, at the next of 2 k T, 4 k T, 8 k T and so on.
         """
         hold_s, passed_s = self._hold_s(turn.planned_s or 0.0), self.ticks() - turn.started
-        return hold_s * max(1, math.ceil(passed_s / hold_s)) - passed_s
+        return math.ldexp(hold_s, max(0, math.ceil(math.log2(max(passed_s, hold_s) / hold_s)))) - passed_s
 
     def leaves_at(self, turn: DeskTurn, now: float) -> float:
         """When what a turn has come to may leave, in ticks.
@@ -211,21 +221,25 @@ class DrawnProbe:
         warm, *sizes = sorted(self._agents)
         self._once(ask, warm)
         sizes = sizes or [warm]
-        took = {rows: self._best(ask, rows) for rows in sizes}
+        took = {rows: self._usual(ask, rows) for rows in sizes}
         few, many = sizes[0], sizes[-1]
+        by_rows = took[many] * most / many
         if few == many:
-            return took[many] * most / many
-        return took[many] + max(0.0, took[many] - took[few]) / (many - few) * (most - many)
+            return by_rows
+        line = took[many] + max(0.0, took[many] - took[few]) / (many - few) * (most - many)
+        # The difference of two short times is mostly chance, and a line through them may be flat.
+        return max(line, by_rows) if took[many] < LONG_S else line
 
-    def _best(self, ask: Ask, rows: int) -> float:
-        """The shortest of a few runs where they are short: whatever else the machine does shall not count for good."""
+    def _usual(self, ask: Ask, rows: int) -> float:
+        """The median of a few runs where they are short: whatever else the machine does shall not count for good."""
         took = [self._once(ask, rows)]
         while len(took) < SHORT_RUNS and sum(took) < SHORT_S:
             took.append(self._once(ask, rows))
-        return min(took)
+        return median(took)
 
     def _once(self, ask: Ask, rows: int) -> float:
         self._models.clear()
+        self._agents[rows].forget_index()  # the site's own may have to be built, too
         begun = self._clock()
         answer = self._agents[rows].computed(ask.task, ask.batch, key=bytes(32), seal=as_it_is)
         took = self._clock() - begun
@@ -233,21 +247,46 @@ class DrawnProbe:
         return took + BYTE_S * sum(map(len, answer.bodies))
 
 
-def padding_of(shard: Shard, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> Agent:
-    """Return an agent over drawn rows, as many as records are missing from `max_records`: see Agent.
+class Padding:
+    """Answers everything a second time, over drawn rows, and drops it, so that work follows from `max_records`.
 
-    Its work and the agent's own are together that over `max_records` rows, however many records there are, but for
-    what the last tile of each costs. There is always a row, so that no number of records runs other operations.
+    An agent calls it with how many records it answers a task from. Of as many rows as a task lets take part
+    (`most_rows`), it works on those that the agent has no record for, and at least on one.
+
+    Args:
+        shard: whose public facts rows are drawn by; it declares `max_records`.
+        engine, memory_limit_bytes: see Agent.
     """
-    assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
-    return Agent(
-        "padding",
-        shard.drawn(max(1, shard.max_records - len(shard))),
-        models=InMemoryModels(),
-        engine=here(engine),
-        memory_limit_bytes=memory_limit_bytes,
-        spends=_NothingSpent(),
-    )
+
+    def __init__(self, shard: Shard, *, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
+        assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
+        self._drawn = shard.drawn(shard.max_records)
+        self._engine = here(engine)
+        self._memory_limit_bytes = memory_limit_bytes
+        self._agents: OrderedDict[int, Agent] = OrderedDict()
+
+    def __call__(self, task: Task, batch: QueryBatch, own: int) -> None:
+        """See the class.
+
+        Args:
+            own: records that the agent answers from.
+        """
+        most = min(len(self._drawn), most_rows(task, self._drawn.dimension) or len(self._drawn))
+        rows = max(1, most - min(own, most))
+        if rows not in self._agents:
+            self._agents[rows] = Agent(
+                "padding",
+                self._drawn.head(rows),
+                models=InMemoryModels(),
+                engine=self._engine,
+                memory_limit_bytes=self._memory_limit_bytes,
+                spends=_NothingSpent(),
+            )
+            if len(self._agents) > _MOST_PADDED:
+                self._agents.popitem(last=False)
+        agent = self._agents[rows]
+        agent.computed(task, batch, key=bytes(KEY_BYTES), seal=as_it_is)
+        agent.forget_models()
 
 
 class _NothingSpent(LifetimeSpends):

@@ -34,13 +34,13 @@ from feature_store.keys import PartyKeys
 from feature_store.manifest import MANIFEST_NAME
 from feature_store.shard import Shard
 from feature_store.shard_mark import MARK_NAME, claim
-from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal, Unavailable
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.policy import PolicyFile
-from workers.agent.public_clock import TICK_S, DrawnProbe, PublicClock, padding_of
+from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
 from workers.agent.words import cause, said
 from workers.party.conversation import converse
 from workers.party.home import (
@@ -154,7 +154,7 @@ def run_agent(
             clock=clock,
             public_clock=PublicClock(
                 tick_s=TICK_S if config.tick_s is None else config.tick_s,
-                estimate_s=probe.seconds,
+                estimate_s=lambda ask: (2 if config.pad else 1) * probe.seconds(ask),
                 started=lambda: link.polled_at,
                 ticks=ticks,
             ),
@@ -243,22 +243,26 @@ class _Records:
             agent.take_over(before)
             with before.answering:
                 agent.take_over(before)  # what was built while the first was
-                self._agent, self._problem = agent, None
-        except LabelerError as error:
-            log.error("the changed shard cannot be used", extra=said(error))
-            self._problem = error
+                self._agent, self._problem, self._stamp = agent, None, stamp
         except Exception as error:
-            log.error("the changed shard cannot be used", extra=cause(error))
-            self._problem = Unavailable("the agent's shard cannot be used now")
-        self._stamp = stamp
+            # Tried again at the next look: what passes by itself must not silence an agent until it is started again.
+            if self._problem is None:
+                log.error("the changed shard cannot be used; trying again", extra=cause(error))
+            unusable = Unavailable("the agent's shard cannot be used now")
+            self._problem = error if isinstance(error, LabelerError) else unusable
 
     def _open(self, *, verify: bool) -> Agent:
         shard = Shard.open(self._path, verify=verify)
         check_served(shard)
+        if self._config.engine == "faiss":
+            raise InvalidSetting(
+                "engine faiss takes longer where queries tie, and an agent's time must not tell that they do; use auto "
+                "(labeler run takes faiss, too)"
+            )
         claim(self._path, agent_id=self._config.agent_id, journal=self._journal)
         self._shard = shard
         limit = self._config.memory_limit_bytes
-        padding = padding_of(shard, engine=self._config.engine, memory_limit_bytes=limit) if self._config.pad else None
+        padding = Padding(shard, engine=self._config.engine, memory_limit_bytes=limit) if self._config.pad else None
         return Agent(
             self._config.agent_id,
             shard,

@@ -42,6 +42,10 @@ class NeighborVotes:
         """Build the index now, and not when the first batch has been paid for."""
         self._index_of(records)
 
+    def forget(self) -> None:
+        """Forget the index."""
+        self._index = None
+
     @property
     def prepared_for(self) -> Selection | None:
         """Of which selection of records there is an index; None where there is none."""

@@ -15,11 +15,11 @@ from labeler.randomness import ByteSource
 from labeler.task import Task
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
-from workers.voting.ensemble import check_head, ensemble_ballots
+from workers.voting.ensemble import check_head, ensemble_ballots, most_records
 from workers.voting.federated import step_ballots
 from workers.voting.model_store import ModelStore
 from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import Records
+from workers.voting.records import Records, most_trained
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,23 @@ WAYS: Final[Mapping[Method, Way]] = {
     "federated": lambda task, batch, records, means: step_ballots(task, batch, records, source=means.local_noise()),
 }
 """As many as `labeler.methods.METHODS`; a test looks."""
+
+
+def most_rows(task: Task, dimension: int) -> int | None:
+    """Return how many records take part in an agent's answer at most, by public facts; None for all of them.
+
+    Args:
+        dimension: numbers of a feature of its shard.
+    """
+    match task.method:
+        case "ensemble":
+            return most_records(dimension=dimension, num_classes=task.num_classes)
+        case "reverse-knn":
+            return task.max_agent_records
+        case "blind-average" | "aux-distill":
+            return most_trained(task)
+        case _:
+            return None
 
 
 def check_size(task: Task, dimension: int) -> None:
