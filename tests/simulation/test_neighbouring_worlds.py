@@ -28,7 +28,7 @@ from workers.studies.simulation import lives, soft_heads, ways
 from workers.studies.simulation.campaign import memory_folder, run_case
 from workers.studies.simulation.case import Case, case_of
 from workers.studies.simulation.contract import Outcome
-from workers.studies.simulation.homes import FINGERPRINT, RECORDS, VARIANTS, Templates, image_digests
+from workers.studies.simulation.homes import FINGERPRINT, MAX_RECORDS, RECORDS, VARIANTS, Templates, image_digests
 from workers.studies.simulation.parties import mark_records
 from workers.studies.simulation.subject import service
 from workers.studies.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, points
@@ -101,7 +101,7 @@ def other_records(target: Path, agent: str, world: str, *, way: Way) -> None:
         public=False,
         backbone={"kind": "pixels"},
         attributes=is_of_attributes,
-        max_records=4 * RECORDS,
+        max_records=MAX_RECORDS,
         site_key=site_key,
         random_bytes=seeded_source(f"ids {agent}".encode()).bytes,
     ) as writer:

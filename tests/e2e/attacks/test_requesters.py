@@ -207,7 +207,7 @@ def truncated_image() -> bytes:
     return whole.getvalue()[: len(whole.getvalue()) // 2]
 
 
-@pytest.mark.parametrize("of_each", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("of_each", [1, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_five_tokens_with_images_that_cannot_be_decoded_ask_no_site_and_close_none(
     attacked: Service, alice: Client, digit_features: np.ndarray, tmp_path: Path, of_each: int
 ) -> None:

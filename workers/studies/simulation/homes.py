@@ -44,6 +44,9 @@ _METHODS = ["knn", "reverse-knn", "federated", "ensemble", "blind-average", "aux
 _LIFE_EPSILON = 9.0
 """What sites set aside for votes for life: more than any task of them promises."""
 
+MAX_RECORDS = 100
+"""What every site declares, whatever world it is in."""
+
 VARIANTS = ("all", "one-less", "one-more")
 _LISTEN = "127.0.0.1:{port}"
 
@@ -314,7 +317,7 @@ def _make_shard(target: Path, name: str, variant: str, *, kind: str) -> None:
         public=False,
         backbone={"kind": "pixels"},
         attributes=is_of_attributes,
-        max_records=2 * RECORDS,
+        max_records=MAX_RECORDS,
         site_key=site_key,
         random_bytes=seeded_source(f"ids {name}".encode()).bytes,
     ) as writer:
