@@ -211,6 +211,7 @@ def accumulated(bits: int, *, at_once: int = 8) -> Product:
     return product
 
 
+@pytest.mark.long  # a minute and a half, bit by bit; that fakes pass the probe is looked at below
 def test_an_accumulator_of_24_bits_is_exact() -> None:
     assert probe(TorchEngine(product=accumulated(24))) is None
 
