@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from feature_store.cluster.driver import Driver
+from labeler.errors import Unavailable
 
 
 def needs_ray() -> None:
