@@ -53,9 +53,6 @@ def wait_until_gone(processes: set[int], *, patience_s: float = 30.0) -> set[int
     return left
 
 
-from labeler.errors import Unavailable
-
-
 @pytest.fixture(scope="module")
 def party_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("party")
