@@ -16,6 +16,8 @@ A shard is a folder:
 
 Rows of a private shard are in random order, so that a row number says nothing about the source's order. Its folder and
 files are their owner's alone; older ones become so when they are opened (feature_store.private_files).
+
+More than 400 lines: what a shard is, what is checked of it and how it changes are read together.
 """
 
 from __future__ import annotations
