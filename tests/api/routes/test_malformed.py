@@ -125,7 +125,9 @@ def test_what_can_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_answer
     sent = (MALFORMED | QUICK_ONLY)[name]
     assert is_refused(sent, say(service, sent + LAST)), "in one piece"
     if len(sent) < 1000:
-        assert is_refused(sent, say(service, sent + LAST, pieces=1)), "byte by byte"
+        # A byte that is sent behind the refusal may reset the connection before the refusal is read: then once more.
+        heard = (say(service, sent + LAST, pieces=1) for _ in range(5))
+        assert is_refused(sent, next((one for one in heard if one), b"")), "byte by byte"
 
 
 @pytest.mark.parametrize("name", ["a blank before a colon", "no host", "a length beside a coding"])
