@@ -333,7 +333,7 @@ def planned_by_the_records(patch: pytest.MonkeyPatch, office: Office) -> None:
     patch.setattr(DrawnProbe, "seconds", lambda *_: office.work_s(len(office.shard)))
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [60, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 @pytest.mark.parametrize(
     ("plant", "is_found"), [(nothing, False), (without_a_clock, True), (planned_by_the_records, True)]
 )
@@ -423,6 +423,7 @@ def test_a_process_that_waits_for_a_far_tick_stops_within_five_seconds_and_loses
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("has_clock", "is_found"), [(True, False), (False, True)])
 def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
     tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
