@@ -67,7 +67,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20261120)
 
 
-FIRST = ("e2e", "workers", "feature_store", "api", "labeler", "golden")
+FIRST = ("e2e", "workers", "benchmarks", "feature_store", "api", "labeler", "golden")
 """Files of these folders begin in this order: those of real processes wait most and last longest, so that what is left
 when one worker has nothing more to begin is short."""
 

@@ -9,5 +9,5 @@ winner      what winners alone reveal
 sampled     rounds in which everybody takes part at random (losses: their profile, by certified convolution)
 renyi       the papers' conversion and a better one, shown beside the exact value
 
-What federated f-DP costs is in `workers.studies.accounting`: no task has such rounds.
+What federated f-DP costs is in `benchmarks.accounting`: no task has such rounds.
 """

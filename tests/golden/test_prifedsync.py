@@ -11,7 +11,7 @@ import math
 
 import pytest
 
-from workers.studies.accounting.federated import LocalTraining
+from benchmarks.accounting.federated import LocalTraining
 
 # records, batch, sigma, iterations, rounds, printed mu
 TABLE_1 = [

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from benchmarks.learning.head_noise import paper_scores_share, solve_noise
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting, PrivacyRefusal, UnsafeGrid
 from labeler.local_heads import MOST_STEPS, LocalHeadTerms
 from labeler.randomness import seeded_source
-from workers.studies.learning.head_noise import paper_scores_share, solve_noise
 
 FALSE_ALARM = 1e-6
 DELTA = 2e-5

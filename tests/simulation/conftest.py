@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from workers.studies.simulation.campaign import Stage, memory_folder
-from workers.studies.simulation.subject import service
+from benchmarks.simulation.campaign import Stage, memory_folder
+from benchmarks.simulation.subject import service
 
 
 @pytest.fixture(scope="session")

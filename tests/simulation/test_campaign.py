@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.simulation import campaign
+from benchmarks.simulation.bench import rows_of
+from benchmarks.simulation.campaign import Report, read_seeds, replay_command, run_seeds
 from labeler.errors import BadData, InvalidSetting, Unavailable
 from workers.commands.catalogue import app
-from workers.studies.simulation import campaign
-from workers.studies.simulation.bench import rows_of
-from workers.studies.simulation.campaign import Report, read_seeds, replay_command, run_seeds
 
 
 def test_a_campaign_goes_on_behind_the_last_chunk(tmp_path: Path) -> None:

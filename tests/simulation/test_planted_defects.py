@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from api.coordinator import settlement
+from benchmarks.simulation.campaign import Stage
+from benchmarks.simulation.case import Case
 from feature_store.driving import storing
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.loading import Loader
@@ -45,8 +47,6 @@ from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.desk_charges import DeskCharges
 from workers.learning.private_heads import FittedHeads, PrivateHeads
-from workers.studies.simulation.campaign import Stage
-from workers.studies.simulation.case import Case
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.voting import aux_distill, blind_average, ensemble, lifetime, neighbors

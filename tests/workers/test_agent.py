@@ -15,6 +15,7 @@ import pytest
 
 import workers.voting.neighbors
 from api.coordinator.pricing import finite_levels
+from benchmarks.answering import AnsweringAgent
 from feature_store.erasable import KeysInMemory
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -38,7 +39,6 @@ from workers.agent.agent import Agent
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
-from workers.studies.answering import AnsweringAgent
 
 SECRET = seeded_source(b"agent under test").bytes(32)
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.answering import AnsweringAgent, RoundsInMemory
 from feature_store.erasable import KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -36,7 +37,6 @@ from tests.workers.test_agent_service import AGENT, Site, same
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
-from workers.studies.answering import AnsweringAgent, RoundsInMemory
 
 site = test_agent_service.site
 

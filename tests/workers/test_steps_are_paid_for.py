@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.answering import AnsweringAgent, RoundsInMemory
 from feature_store.driving.sending import batch_of
 from feature_store.erasable import KeysInMemory
 from feature_store.journal.agent_evidence import agent_facts
@@ -50,7 +51,6 @@ from workers.agent.agent import as_it_is, shares_of
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import AgentLedger, InMemoryLedger
 from workers.agent.policy import Policy
-from workers.studies.answering import AnsweringAgent, RoundsInMemory
 
 ROWS, STEPS = 5, 4
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -1,11 +1,15 @@
-"""The command `bench`: the one door from the product to `workers.studies`, opened when somebody runs it.
+"""The command `bench`: the one door from the product to `benchmarks`, opened when somebody runs it.
+
+Benchmarks are in a checkout of the project and not in the installed package.
 
 The names of benches and papers are written here a second time, so that `labeler --help` loads no study;
-tests/workers/studies/test_benches.py holds the two together.
+tests/benchmarks/test_benches.py holds the two together.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -51,7 +55,7 @@ BENCHES: Final = (
 )
 PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
 EXTRA: Final = frozenset({"dp_accounting"})
-"""Top-level modules of the extra `studies`."""
+"""Top-level modules of the extra `benchmarks`."""
 
 
 def bench(
@@ -74,7 +78,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a paper's table or measure speed. Papers need the extra `studies`.
+    """Reproduce a paper's table or measure speed. Runs in a checkout of the project.
 
     simulate runs schedules of crashes and loss; very many agents are the command `labeler simulate`, and bench scale.
 
@@ -89,7 +93,8 @@ def bench(
     `labeler bench simulate --seeds 0:2000 --resume schedules.json`
     """
     from workers.progress import progress_bars
-    from workers.studies import run_bench
+
+    run_bench = _benchmarks()
 
     check_folder(out)
     check_file(resume, "--resume")
@@ -112,7 +117,7 @@ def bench(
             raise
         raise InvalidSetting(
             f"bench {name} needs the package {missing.name}, which is not installed; add the extra: "
-            "pip install 'private-labeler[studies]'"
+            "pip install -e '.[benchmarks]'"
         ) from None
     if as_json:
         print_json(result)
@@ -120,6 +125,24 @@ def bench(
         _print_bench(result)
     if any(row["metric"] == "rules broken" and row["value"] for row in result["rows"]):
         raise typer.Exit(1)
+
+
+def _benchmarks() -> Callable[..., dict[str, Any]]:
+    """`benchmarks.run_bench` of the checkout that this program runs from.
+
+    Raises:
+        InvalidSetting: the program runs from an installed package, which holds no benchmarks.
+    """
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "benchmarks" / "__init__.py").is_file():
+        raise InvalidSetting(
+            "the installed package holds no benchmarks; clone the project and run make install, then "
+            ".venv/bin/labeler bench in the clone"
+        )
+    sys.path.insert(0, str(checkout))  # opacus installs a package of the same name
+    from benchmarks import run_bench
+
+    return run_bench
 
 
 def _print_bench(result: dict[str, Any]) -> None:

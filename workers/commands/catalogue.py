@@ -42,7 +42,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "predict": Entry(
         "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
     ),
-    "bench": Entry("bench", "Reproduce a paper's table or measure speed. Papers need the extra `studies`."),
+    "bench": Entry("bench", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
     "simulate": Entry(
         "simulate",
         "Simulate a round among very many agents: seconds, bytes per party, memory, and how many labels are right.",

@@ -13,6 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
+from benchmarks.answering import AnsweringAgent
+from benchmarks.one_round import run_round
 from feature_store.erasable import keys_in
 from feature_store.faults import FAULT_POINTS
 from feature_store.shard import Shard
@@ -23,8 +25,6 @@ from labeler.tally import round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running, wait_until
 from workers.agent.ledger import InMemoryLedger
-from workers.studies.answering import AnsweringAgent
-from workers.studies.one_round import run_round
 
 QUERIES = 6
 AGENTS = 3

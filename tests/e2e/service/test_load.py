@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from workers.studies import run_bench
+from benchmarks import run_bench
 
 
 @pytest.mark.long

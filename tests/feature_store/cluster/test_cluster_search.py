@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.rows import part_edges, rows_of
 from feature_store.cluster.search import ClusterIndex
@@ -26,7 +27,6 @@ from labeler.errors import InvalidSetting, Unavailable
 from labeler.planning import price
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
-from workers.studies.answering import AnsweringAgent
 
 CLASSES = ("healthy", "ill")
 ROWS, DIMENSION = 3000, 128

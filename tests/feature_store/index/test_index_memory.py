@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.search_memory import measure_search_memory
 from feature_store.index import build_index, nearest_by_definition
 from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.mapped import unmap_pages
 from feature_store.index.memory import MemoryBudget, check_memory_limit, rows_at_once
 from feature_store.index.split import SplitIndex
 from labeler.errors import InvalidSetting
-from workers.studies.search_memory import measure_search_memory
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 

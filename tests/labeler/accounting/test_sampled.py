@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
+from benchmarks.accounting.composition import poisson
 from labeler.accounting.events import SPILL
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 from labeler.accounting.losses import Order, composed
 from labeler.accounting.pair import Floats
 from labeler.accounting.sampled import IntegerSampled, sampled_epsilon, sampled_pair
 from labeler.errors import InvalidSetting
-from workers.studies.accounting.composition import poisson
 
 _SETTINGS = [
     (Fraction(1, 100), 1.0, 1000),

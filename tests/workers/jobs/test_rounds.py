@@ -13,6 +13,12 @@ import numpy as np
 import pytest
 
 import workers.jobs.preparation
+from benchmarks.simulation.campaign import memory_folder
+from benchmarks.simulation.case import Case, JobPlan, Rates
+from benchmarks.simulation.homes import Shape, Template, Templates
+from benchmarks.simulation.subject import service
+from benchmarks.simulation.ways import questions
+from benchmarks.simulation.world import World
 from feature_store.driving.storing import Storer
 from feature_store.durable import replace_file
 from feature_store.faults import listening
@@ -39,12 +45,6 @@ from workers.jobs.rounds import run_rounds
 from workers.jobs.run_journal import ACCOUNT, Order, open_run_journal
 from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import silent
-from workers.studies.simulation.campaign import memory_folder
-from workers.studies.simulation.case import Case, JobPlan, Rates
-from workers.studies.simulation.homes import Shape, Template, Templates
-from workers.studies.simulation.subject import service
-from workers.studies.simulation.ways import questions
-from workers.studies.simulation.world import World
 
 SIZES = (2, 1)
 

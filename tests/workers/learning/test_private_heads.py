@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
+from benchmarks.learning.head_noise import solve_noise
 from labeler.errors import InvalidSetting
 from labeler.local_heads import LocalHeadTerms
 from labeler.randomness import ByteSource, os_source, seeded_source
 from workers.learning.private_heads import PrivateHeads, fit_heads
 from workers.learning.public_map import PublicMap, plain_map
-from workers.studies.learning.head_noise import solve_noise
 
 CLASSES, STORED, NEGATIVES = 4, 12, 40
 FALSE_ALARM = 1e-6

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.answering import AnsweringAgent
+from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
@@ -23,8 +25,6 @@ from workers.agent.ledger import InMemoryLedger
 from workers.simulated.ballots import SIMULATED, ballots_of, group_size
 from workers.simulated.federation import NOBODY, Federation
 from workers.simulated.sums import name_of, sum_group, total_of, traffic_of
-from workers.studies.answering import AnsweringAgent
-from workers.studies.plain_tallier import Tallier, agree_on_contributors
 from workers.voting.model_store import InMemoryModels
 from workers.voting.neighbors import NeighborVotes
 from workers.voting.records import Records

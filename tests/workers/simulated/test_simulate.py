@@ -85,7 +85,7 @@ def test_the_exponent_is_one_where_twice_the_agents_take_twice_as_long() -> None
 
 
 def test_a_shard_of_one_s_own_is_dealt_without_what_was_deleted(tmp_path: Path) -> None:
-    from workers.studies.speed import write_synthetic_shard
+    from benchmarks.speed import write_synthetic_shard
 
     write_synthetic_shard(tmp_path / "s", records=60, dimension=8, seed=0)
     shard = Shard.open(tmp_path / "s")

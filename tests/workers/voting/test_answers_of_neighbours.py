@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import labeler.noise
+from benchmarks.answering import AnsweringAgent
 from feature_store.erasable import KeysInMemory
 from feature_store.index.memory import rows_at_once
 from feature_store.journal.agent_memory import AgentMemory
@@ -50,7 +51,6 @@ from tests.workers.journal_store import ChargingLedger, JournalStore
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
-from workers.studies.answering import AnsweringAgent
 from workers.voting.blind_average import weight_ballots
 from workers.voting.model_store import InMemoryModels
 from workers.voting.neighbors import NeighborVotes

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.index import build
 from feature_store.index.engine import Engine
 from feature_store.shard import Shard
@@ -16,7 +17,6 @@ from labeler.errors import BudgetExceeded, InvalidSetting
 from labeler.task import Task, parse_task
 from tests.feature_store.index.fake_devices import FakeDevice
 from workers.agent.ledger import InMemoryLedger
-from workers.studies.answering import AnsweringAgent
 
 
 class NotingLedger(InMemoryLedger):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.manifest import MANIFEST_NAME, Manifest, write_manifest
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
@@ -21,7 +22,6 @@ from labeler.methods.blind_average import weight_sum
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.embedder.shards import embed_images
-from workers.studies.answering import AnsweringAgent
 
 DIMENSION, CLASSES = 4, ("ill", "well")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.durable import replace_file
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
@@ -26,7 +27,6 @@ from workers.agent.ledger import InMemoryLedger
 from workers.cli import main
 from workers.homes.new import make_agent_home
 from workers.party.home import AGENT_FILE, read_agent_config, settings_toml
-from workers.studies.answering import AnsweringAgent
 from workers.voting.own_loss import own_losses
 from workers.voting.records import select_records
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows, select_queries
 from feature_store.shard import Shard
@@ -24,7 +25,6 @@ from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
-from workers.studies.answering import AnsweringAgent
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
 PUBLIC = quantize(np.random.default_rng(2).normal(size=(80, DIMENSION)) + 3)

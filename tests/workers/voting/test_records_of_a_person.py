@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
@@ -24,7 +25,6 @@ from labeler.randomness import seeded_source
 from labeler.task import StatedLevel, Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.private_heads import fit_heads
-from workers.studies.answering import AnsweringAgent
 from workers.voting.records import first_of_each_person, select_records
 
 CLASSES = ("cat", "dog", "eel")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.answering import AnsweringAgent
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from labeler.accounting.events import IntegerSum
@@ -23,7 +24,6 @@ from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
-from workers.studies.answering import AnsweringAgent
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots
 from workers.voting.ensemble import LARGEST_WEIGHT, ensemble_ballots, predict, train_head

@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from benchmarks.plain_tallier import Tallier
 from labeler.errors import ProtocolViolation
 from labeler.field import PrimeField
 from labeler.randomness import os_source
@@ -26,7 +27,6 @@ from labeler.tally import AggregateShare, InputShare, Round
 from labeler.wellformed import NONCE_BYTES, BallotShare, split_ballots
 from labeler.winner import WinnerTerms
 from tests.workers.winner.conftest import Words
-from workers.studies.plain_tallier import Tallier
 from workers.winner.correlations import Width
 from workers.winner.engine import WinnerJob, WinnerOrder
 from workers.winner.session import SecureEngine

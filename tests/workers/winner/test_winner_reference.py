@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.winner_reference import ReferenceEngine, reference_winners
 from labeler.errors import ProtocolViolation, Unavailable
 from tests.workers.winner.conftest import run_three, shares_of
-from workers.studies.winner_reference import ReferenceEngine, reference_winners
 from workers.winner.engine import WinnerJob
 
 MakeJobs = Callable[..., list[WinnerJob]]

@@ -1,0 +1,131 @@
+"""Fitting agents' models to the requester's images: domain-adversarial training (DANN), all agents at once.
+
+Agents' records and the public images may look different (digits of one post office and of another). A second head
+tries to tell from a model's features which of the two an image is from, and the features are trained to make that
+impossible: the gradient of the second head's loss reaches them with its sign turned, times a strength that grows from
+0 to 1. What is left in the features tells digits apart and not their origin.
+
+**Privacy.** Public images cost nothing to read. An agent's model is still a function of its own records, its own seed
+and public data, so what one record or one agent can change of the votes, and with it the price, is as without
+adaptation.
+
+References:
+    Ganin, Ustinova, Ajakan, Germain, Larochelle, Laviolette, Marchand, Lempitsky 2016, "Domain-adversarial training of
+    neural networks", equations 9 to 18 and section 5.2.2 (schedule of the strength).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from benchmarks.learning.jitter import moved
+from benchmarks.learning.networks import small_convnet
+from benchmarks.learning.together import Parameters, Training, batches, optimize, stream
+from workers.progress import ProgressCallback, silent
+
+
+class DomainAdversarial(nn.Module):
+    """A classifier with a second head that guesses where an image is from.
+
+    Args:
+        features: from inputs to features of shape (n, width).
+        classifier: from features to logits of the classes.
+        width: of the features.
+        hidden: width of the domain head's hidden layer.
+    """
+
+    def __init__(self, features: nn.Module, classifier: nn.Module, *, width: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = classifier
+        self.domain = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, inputs: Tensor, strength: float | None = None) -> Any:
+        """Logits of the classes; with a strength also, behind the reversal of gradients, logits of being public."""
+        features = self.features(inputs)
+        logits = self.classifier(features)
+        return logits if strength is None else (logits, self.domain(reversed_gradient(features, strength)).squeeze(-1))
+
+
+def adversarial_convnet(num_classes: int = 10) -> DomainAdversarial:
+    """`small_convnet` with a domain head on its hidden layer."""
+    layers = list(cast(nn.Sequential, small_convnet(num_classes)))
+    head = cast(nn.Linear, layers.pop())
+    return DomainAdversarial(nn.Sequential(*layers), head, width=head.in_features)
+
+
+def reversed_gradient(values: Tensor, strength: float) -> Tensor:
+    """The same values; gradients pass them multiplied by -strength (Ganin et al. 2016, equation 17)."""
+    return (1 + strength) * values.detach() - strength * values
+
+
+def strength_at(progress: float) -> float:
+    """lambda_p = 2 / (1 + exp(-10 p)) - 1 at the share p of training that is done: 0 at first, while features form."""
+    return 2 / (1 + math.exp(-10 * progress)) - 1
+
+
+def adapt_together(
+    module: DomainAdversarial,
+    parameters: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    public: Tensor,
+    *,
+    training: Training,
+    seeds: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    largest_strength: float = 1.0,
+    progress: ProgressCallback = silent,
+) -> Parameters:
+    """Train N models, each on its own records and, without their labels, on the same public images.
+
+    Every step shows each agent as many public images as records, in an order of its own. The loss of an agent is its
+    cross-entropy on its records plus the domain head's logistic loss, on both halves.
+
+    Args:
+        module: as of `initial_parameters` with `adversarial_convnet`.
+        parameters: starting weights; left as they are.
+        inputs: float, shape (N, n, ...): every agent's records, the first `sizes[i]` of which count.
+        labels: int64, shape (N, n).
+        public: float, shape (m, ...): the requester's images.
+        training: how.
+        seeds: one per agent.
+        sizes: records of each agent, from 1 to n; n for all if absent.
+        largest_strength: what the schedule of the reversed gradient is multiplied by; 0 adapts nothing.
+        progress: told how many steps are done.
+
+    Returns:
+        Trained parameters.
+
+    Raises:
+        InvalidSetting: shapes that do not fit each other, an agent without records, no public image.
+    """
+    count = len(labels)
+    shown = batches(training, [stream(seed, 1) for seed in seeds], [len(public)] * count, inputs.shape[1])
+
+    def loss(weights: Parameters, own: Tensor, wanted: Tensor, done: float) -> Tensor:
+        rows, numbers = next(shown)
+        others = public[rows]
+        if training.jitter is not None:
+            others = moved(others.flatten(0, 1), numbers.flatten(0, 1), training.jitter).reshape(others.shape)
+        strength = largest_strength * strength_at(done)
+        both = torch.cat([own, others], dim=1)
+        logits, domain = vmap(lambda weight, batch: functional_call(module, weight, (batch, strength)))(weights, both)
+        half = own.shape[1]
+        is_public = torch.zeros_like(domain)
+        is_public[:, half:] = 1.0
+        classes = functional.cross_entropy(logits[:, :half].flatten(0, 1), wanted.flatten(0, 1), reduction="sum")
+        origin = functional.binary_cross_entropy_with_logits(domain, is_public, reduction="sum")
+        total: Tensor = classes / half + origin / domain.shape[1]
+        return total
+
+    return optimize(
+        parameters, inputs, labels, loss=loss, training=training, seeds=seeds, sizes=sizes, progress=progress
+    )

@@ -1,0 +1,344 @@
+"""Federated averaging, with and without privacy for whole agents: the papers' FedAvg and DP-FedAvg.
+
+    the global model --> every sampled agent runs SGD on its own records --> its update, theta_i - theta
+                     --> (DP: clipped to S, summed privately) --> the mean update moves the global model --> again
+
+**DP-FedAvg, agent level (zero-out).** Agent i's vector in a round is Delta_i min(1, S/|Delta_i|), all parameters in
+one vector, or zero if its coin says so; its norm is at most S. Replacing everything an agent ever sends by zero changes
+one summand of each round, by at most S when sampled: the `SampledSum` at level "agent" with largest_norm S is the price
+of all rounds together, whatever the agents do locally and however the server uses what was opened. The server divides
+by the public expected number of agents, q N: dividing by the number really sampled would make it known. In double
+precision the clipped norm stays below S because the factor is lowered by 2^-40; an update that is not finite becomes
+zero, which is again a matter of that agent alone.
+
+What the server does with the sums is post-processing: momentum, and averaging the models of the last rounds, which
+takes out noise for nothing.
+
+References: McMahan et al. 2017 (FedAvg); McMahan et al. 2018, algorithm 1, flat clipping and the estimator with the
+expected denominator (DP-FedAvg); Geyer et al. 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.learning.gradients import flatten, unflatten
+from benchmarks.learning.together import Parameters, Training, apply_together, batches, of_each
+from benchmarks.private_sum import private_sum
+from benchmarks.sampled_sum import SampledSum, poisson_sample
+from labeler.errors import InvalidSetting
+from labeler.randomness import ByteSource
+from workers.progress import ProgressCallback, silent
+
+SourceOf = Callable[[str], ByteSource]
+"""Gives a secret source for each purpose ("round 3, noise of agent 7"); the same purpose is never asked for twice."""
+
+_SHRINK = 1 - 2.0**-40
+_GROUP = 25
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What a sampled agent does between receiving the global model and sending its update: plain SGD.
+
+    Attributes:
+        iterations: E, steps of SGD, over its own records in random order, again and again if need be.
+        batch_size: records per step.
+        learning_rate: in the first round.
+        last_learning_rate: in the last round; in between it falls geometrically.
+    """
+
+    iterations: int = 20
+    batch_size: int = 30
+    learning_rate: float = 0.1
+    last_learning_rate: float | None = None
+
+    def rate(self, number: int, rounds: int) -> float:
+        """The learning rate of round `number` of `rounds`, counted from 0."""
+        last = self.learning_rate if self.last_learning_rate is None else self.last_learning_rate
+        share: float = (last / self.learning_rate) ** (number / max(1, rounds - 1))
+        return self.learning_rate * share
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """How the server moves the global model by the mean update of a round.
+
+    Attributes:
+        learning_rate: 1 adds the mean update as it is.
+        momentum: of the heavy-ball method, in [0, 1).
+        averaged: share of the rounds, the last ones, whose models are averaged into the result, in [0, 1]; 0 returns
+            the last model.
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    averaged: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.learning_rate < math.inf and 0 <= self.momentum < 1 and 0 <= self.averaged <= 1):
+            raise InvalidSetting(f"a server step needs a positive rate, momentum in [0, 1), averaged in [0, 1]: {self}")
+
+
+@dataclass
+class Descent:
+    """The server's model along the rounds; everything here has been opened already."""
+
+    step: ServerStep
+    rounds: int
+    position: NDArray[np.float64]
+    _velocity: NDArray[np.float64] = field(init=False)
+    _sum: NDArray[np.float64] = field(init=False)
+    _moves: int = 0
+    _summed: int = 0
+
+    def __post_init__(self) -> None:
+        self._velocity, self._sum = np.zeros_like(self.position), np.zeros_like(self.position)
+
+    def move(self, update: NDArray[np.float64]) -> None:
+        """Take the mean update of one round."""
+        self._velocity = self.step.momentum * self._velocity + update
+        self.position = self.position + self.step.learning_rate * self._velocity
+        self._moves += 1
+        if self._moves > self.rounds * (1 - self.step.averaged):
+            self._sum += self.position
+            self._summed += 1
+
+    @property
+    def result(self) -> NDArray[np.float64]:
+        """The model that is returned."""
+        return self._sum / self._summed if self._summed else self.position
+
+
+class LocalUpdates(Protocol):
+    """How sampled agents turn the global model into updates, where it is not plain SGD.
+
+    An agent's update may depend on the global model, its own records, its own seed and public data, and on nothing
+    else; then the price is as without it.
+    """
+
+    def __call__(
+        self,
+        params: Parameters,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        sizes: Sequence[int],
+        done: float,
+        seeds: Sequence[int],
+    ) -> Tensor:
+        """As `local_updates`; `done` is the share of the rounds that are over."""
+        ...
+
+
+def local_updates(
+    module: nn.Module,
+    params: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    sizes: Sequence[int],
+    training: LocalTraining,
+    learning_rate: float,
+    seeds: Sequence[int],
+) -> Tensor:
+    """How far each of some agents moves the global model on its own records; secret.
+
+    Args:
+        module: the network.
+        params: the global model, no leading axis.
+        inputs: of those agents, float32, shape (agents, records, ...), the first `sizes[i]` of which count.
+        labels: int64, shape (agents, records).
+        sizes: records of each.
+        training: iterations and batch size.
+        learning_rate: of this round.
+        seeds: one per agent, of the order of its records.
+
+    Returns:
+        theta_i - theta, float64, shape (agents, D).
+    """
+    start = flatten(params).double()
+    per_epoch = math.ceil(inputs.shape[1] / training.batch_size)
+    schedule = Training(epochs=math.ceil(training.iterations / per_epoch), batch_size=training.batch_size)
+    updates = []
+    for first in range(0, len(inputs), _GROUP):
+        part = slice(first, first + _GROUP)
+        own, own_labels = inputs[part], labels[part]
+        moving = {
+            name: value.detach().expand(len(own), *value.shape).clone().requires_grad_()
+            for name, value in params.items()
+        }
+        weights = list(moving.values())
+        steps = batches(schedule, seeds[part], sizes[part], own.shape[1])
+        for rows, _ in islice(steps, training.iterations):
+            logits = apply_together(module, moving, of_each(own, rows))
+            wanted = of_each(own_labels, rows).flatten()
+            # The mean over an agent's batch, the sum over agents: every agent's gradient is its own.
+            loss = functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum") / rows.shape[1]
+            gradients = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                torch._foreach_add_(weights, gradients, alpha=-learning_rate)
+        updates.append(flatten({name: value.detach() for name, value in moving.items()}, leading=1).double() - start)
+    return torch.cat(updates)
+
+
+def clipped(updates: Tensor, clip_norm: float) -> Tensor:
+    """Each row scaled to a norm of at most S; rows that are not finite become zero. Float64, same shape."""
+    updates = updates.double()
+    squared = updates.square().sum(-1, keepdim=True)
+    factors = (clip_norm / squared.sqrt().clamp_min(1e-300)).clamp_max(1.0) * _SHRINK
+    return torch.where(squared.isfinite(), updates * factors, 0.0)
+
+
+def fed_avg(
+    module: nn.Module,
+    params: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    sizes: Sequence[int],
+    rounds: int,
+    probability: float,
+    training: LocalTraining,
+    local: LocalUpdates | None = None,
+    server: ServerStep | None = None,
+    source_of: SourceOf,
+    progress: ProgressCallback = silent,
+) -> Parameters:
+    """FedAvg: no privacy. Each round's mean is over the agents sampled, each counting the same.
+
+    Args:
+        module: the network, without buffers.
+        params: where to start, no leading axis.
+        inputs: all agents' records, float32, shape (N, records, ...).
+        labels: int64, shape (N, records).
+        sizes: records of each agent.
+        rounds: T.
+        probability: of an agent to be sampled in a round.
+        training: of the agents, by SGD.
+        local: what agents do in place of `training`, if given.
+        server: how the model moves.
+        source_of: of coins and orders.
+        progress: told how many rounds are done.
+
+    Returns:
+        The global model.
+    """
+    descent = Descent(server or ServerStep(), rounds, flatten(params).double().numpy())
+    for number in range(rounds):
+        chosen = np.flatnonzero(poisson_sample(source_of(f"round {number}, coins"), len(inputs), probability))
+        updates = _updates_of(
+            chosen, module, params, inputs, labels, sizes=sizes, training=training, local=local, descent=descent,
+            number=number, source_of=source_of,
+        )  # fmt: skip
+        descent.move(updates.mean(0).numpy() if len(chosen) else np.zeros_like(descent.position))
+        progress("FedAvg", number + 1, rounds)
+    return _model(descent.result, params)
+
+
+def dp_fed_avg(
+    module: nn.Module,
+    params: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    sizes: Sequence[int],
+    plan: SampledSum,
+    training: LocalTraining,
+    local: LocalUpdates | None = None,
+    server: ServerStep | None = None,
+    source_of: SourceOf,
+    talliers: int = 2,
+    progress: ProgressCallback = silent,
+) -> Parameters:
+    """DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
+
+    Args:
+        module, params, inputs, labels, sizes, training, local, server, progress: as for `fed_avg`.
+        plan: rounds, probability and noise. Its spec's largest_norm is the clipping norm S; its level is "agent".
+        source_of: secret sources of coins, noise, shares and orders. In production each agent has its own.
+        talliers: 2 or 3.
+
+    Returns:
+        The global model.
+
+    Raises:
+        InvalidSetting: the plan is for another level, number of agents or of parameters.
+    """
+    spec = plan.spec
+    start = flatten(params).double().numpy()
+    if plan.level != "agent" or spec.dimension != start.size or spec.agents != len(inputs):
+        raise InvalidSetting(
+            f"the plan is for {spec.agents} agents and {spec.dimension} parameters at {plan.level} level, found "
+            f"{len(inputs)} agents and {start.size} parameters; DP-FedAvg is private at agent level"
+        )
+    descent = Descent(server or ServerStep(), plan.rounds, start)
+    nothing = np.zeros(spec.dimension)
+    for number in range(plan.rounds):
+        coins = source_of(f"round {number}, coins")
+        chosen = np.flatnonzero(poisson_sample(coins, spec.agents, plan.sampling_probability))
+        updates = _updates_of(
+            chosen, module, params, inputs, labels, sizes=sizes, training=training, local=local, descent=descent,
+            number=number, source_of=source_of,
+        )  # fmt: skip
+        of_agent = dict(zip(chosen.tolist(), clipped(updates, spec.largest_norm).numpy(), strict=True))
+        total = private_sum(
+            spec,
+            (of_agent.get(agent, nothing) for agent in range(spec.agents)),
+            sources=(source_of(f"round {number}, noise of agent {agent}") for agent in range(spec.agents)),
+            talliers=talliers,
+        )
+        descent.move(total / (plan.sampling_probability * spec.agents))
+        progress("DP-FedAvg", number + 1, plan.rounds)
+    return _model(descent.result, params)
+
+
+def _updates_of(
+    chosen: NDArray[np.int64],
+    module: nn.Module,
+    params: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    sizes: Sequence[int],
+    training: LocalTraining,
+    local: LocalUpdates | None,
+    descent: Descent,
+    number: int,
+    source_of: SourceOf,
+) -> Tensor:
+    if not len(chosen):
+        return torch.zeros((0, descent.position.size), dtype=torch.float64)
+    rows = torch.from_numpy(chosen)
+    words = source_of(f"round {number}, orders").uint64(len(inputs))
+    seeds = [int(words[agent] >> np.uint64(2)) for agent in chosen]
+    own_sizes = [sizes[agent] for agent in chosen]
+    model = _model(descent.position, params)
+    if local is not None:
+        return local(
+            model, inputs[rows], labels[rows], sizes=own_sizes, done=number / max(1, descent.rounds), seeds=seeds
+        )
+    return local_updates(
+        module,
+        model,
+        inputs[rows],
+        labels[rows],
+        sizes=own_sizes,
+        training=training,
+        learning_rate=training.rate(number, descent.rounds),
+        seeds=seeds,
+    )
+
+
+def _model(position: NDArray[np.float64], like: Parameters) -> Parameters:
+    return unflatten(torch.from_numpy(position).float(), like)

@@ -1,0 +1,244 @@
+"""Many models of one architecture, each trained on its own agent's records, all in the same steps.
+
+Parameters carry a leading axis over agents, and one step of all agents is one forward and one backward pass of the
+whole batch (`torch.func.functional_call` under `vmap`, which turns N convolutions into one grouped one). The loss is a
+sum of one term per agent and the optimiser works element by element, so no agent's model depends on another's.
+
+That independence is what the price of the votes rests on (`labeler.methods`: leaving one agent out changes nobody
+else's ballot). It is why each agent has a seed of its own for order and augmentation: training agent i together with
+others gives the model that training it alone gives, up to rounding. Outside simulations each agent trains at its own
+site, alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional
+
+from benchmarks.learning.jitter import NUMBERS, Jitter, moved
+from labeler.errors import InvalidSetting
+from workers.progress import ProgressCallback, silent
+
+Parameters = dict[str, Tensor]
+"""Named weights of N models: each of shape (N, ...)."""
+
+Model = TypeVar("Model", bound=nn.Module)
+
+Loss = Callable[[Parameters, Tensor, Tensor, float], Tensor]
+
+_BLOCK_ANSWERS = 2000
+"""Models times inputs answered at once: more would leave the processor's caches."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every agent trains.
+
+    Attributes:
+        epochs: passes over the largest agent's records.
+        batch_size: records per step and agent.
+        learning_rate: of Adam at the start; it falls to zero along a cosine.
+        weight_decay: of AdamW.
+        jitter: how far images are moved in each pass; None shows them as they are.
+    """
+
+    epochs: int = 20
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    weight_decay: float = 1e-3
+    jitter: Jitter | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or self.batch_size < 1:
+            raise InvalidSetting(f"training needs 0 or more epochs and batches of 1 or more records, found {self}")
+        if not (0 < self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf):
+            raise InvalidSetting(f"the learning rate must be positive and weight decay not negative, found {self}")
+
+
+def initial_parameters(factory: Callable[[], Model], num_models: int, *, seed: int) -> tuple[Model, Parameters]:
+    """N models with starting weights of their own, and a module that says how to apply them.
+
+    Args:
+        factory: makes one model from torch's global generator, which is left as it was.
+        num_models: N.
+        seed: of the starting weights.
+
+    Returns:
+        One of the modules (its own weights are not used) and the stacked parameters.
+    """
+    if num_models < 1:
+        raise InvalidSetting(f"at least one model is needed, found {num_models}")
+    models = []
+    with torch.random.fork_rng(devices=[]):
+        for number in range(num_models):
+            torch.manual_seed(stream(seed, number))
+            models.append(factory())
+    parameters, buffers = stack_module_state(models)
+    if buffers:
+        raise InvalidSetting(f"a module trained together has no buffers such as running means, found {sorted(buffers)}")
+    return models[0], {name: value.detach() for name, value in parameters.items()}
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, reduction="sum")
+
+
+def train_together(
+    module: nn.Module,
+    parameters: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    training: Training,
+    seeds: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] = _cross_entropy,
+    progress: ProgressCallback = silent,
+) -> Parameters:
+    """Train N models, each on its own records, by AdamW.
+
+    All agents take equally many steps: one with fewer records than the largest passes over them more often, in an order
+    drawn anew each time.
+
+    Args:
+        module: as of `initial_parameters`.
+        parameters: starting weights; left as they are.
+        inputs: float, shape (N, n, ...): every agent's records, the first `sizes[i]` of which count.
+        labels: int64, shape (N, n); or class probabilities, float, shape (N, n, num_classes).
+        training: how.
+        seeds: one per agent, of its order and of its jitter.
+        sizes: records of each agent, from 1 to n; n for all if absent.
+        criterion: sum over rows of the loss, from logits and labels; the cross-entropy if absent.
+        progress: told how many steps are done.
+
+    Returns:
+        Trained parameters.
+
+    Raises:
+        InvalidSetting: shapes that do not fit each other, or an agent without records.
+    """
+
+    def loss(weights: Parameters, shown: Tensor, wanted: Tensor, _done: float) -> Tensor:
+        logits = apply_together(module, weights, shown)
+        # The mean over an agent's batch, the sum over agents: every agent's gradient is its own.
+        return criterion(logits.flatten(0, 1), wanted.flatten(0, 1)) / shown.shape[1]
+
+    return optimize(
+        parameters, inputs, labels, loss=loss, training=training, seeds=seeds, sizes=sizes, progress=progress
+    )
+
+
+def optimize(
+    parameters: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    loss: Loss,
+    training: Training,
+    seeds: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    progress: ProgressCallback = silent,
+) -> Parameters:
+    """The loop of `train_together` with any loss that is a sum of one term per agent; arguments and errors as there.
+
+    Args:
+        loss: of (parameters, inputs and labels of one batch of every agent, share of the training that is done).
+    """
+    sizes = _check(parameters, inputs, labels, seeds, sizes)
+    trained = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    weights = list(trained.values())
+    optimizer = torch.optim.AdamW(weights, lr=training.learning_rate, weight_decay=training.weight_decay, foreach=True)
+    per_epoch = math.ceil(inputs.shape[1] / training.batch_size)
+    total = training.epochs * per_epoch
+    for step, (rows, numbers) in enumerate(batches(training, seeds, sizes, inputs.shape[1])):
+        for group in optimizer.param_groups:
+            group["lr"] = training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / total))
+        shown, wanted = of_each(inputs, rows), of_each(labels, rows)
+        if training.jitter is not None:
+            shown = moved(shown.flatten(0, 1), numbers.flatten(0, 1), training.jitter).reshape(shown.shape)
+        gradients = torch.autograd.grad(loss(trained, shown, wanted, step / total), weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        if step % per_epoch == per_epoch - 1:
+            progress("Agents train", step + 1, total)
+    return {name: value.detach() for name, value in trained.items()}
+
+
+def predict_together(module: nn.Module, parameters: Parameters, inputs: Tensor) -> Tensor:
+    """What N models say about the same inputs.
+
+    Args:
+        module: as of `initial_parameters`.
+        parameters: of N models.
+        inputs: float, shape (n, ...).
+
+    Returns:
+        Logits, float, shape (N, n, num_classes).
+    """
+    apply = vmap(lambda weights, shown: functional_call(module, weights, (shown,)), in_dims=(0, None))
+    block = max(1, _BLOCK_ANSWERS // len(next(iter(parameters.values()))))
+    with torch.no_grad():
+        return torch.cat([apply(parameters, shown) for shown in torch.split(inputs, block)], dim=1)
+
+
+def apply_together(module: nn.Module, parameters: Parameters, inputs: Tensor) -> Tensor:
+    """N models, each applied to its own inputs of shape (N, batch, ...): logits of shape (N, batch, num_classes)."""
+    logits: Tensor = vmap(lambda weights, shown: functional_call(module, weights, (shown,)))(parameters, inputs)
+    return logits
+
+
+def of_each(values: Tensor, rows: Tensor) -> Tensor:
+    """Each agent's chosen rows: values (N, n, ...) and rows (N, batch) give (N, batch, ...)."""
+    return values[torch.arange(len(rows))[:, None], rows]
+
+
+def batches(
+    training: Training, seeds: Sequence[int], sizes: Sequence[int], longest: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every step's rows, int64 of shape (N, batch), and numbers for the jitter, (N, batch, NUMBERS) in [-1, 1].
+
+    An agent's rows and numbers come from its own seed and its own size, whoever else trains.
+    """
+    generators = [torch.Generator().manual_seed(stream(seed, 0)) for seed in seeds]
+    for _ in range(training.epochs):
+        orders = [_passes(size, longest, generator) for size, generator in zip(sizes, generators, strict=True)]
+        numbers = [torch.rand((longest, NUMBERS), generator=generator) * 2 - 1 for generator in generators]
+        yield from zip(
+            torch.split(torch.stack(orders), training.batch_size, dim=1),
+            torch.split(torch.stack(numbers), training.batch_size, dim=1),
+            strict=True,
+        )
+
+
+def _passes(size: int, longest: int, generator: torch.Generator) -> Tensor:
+    orders = [torch.randperm(size, generator=generator) for _ in range(math.ceil(longest / size))]
+    return torch.cat(orders)[:longest]
+
+
+def _check(
+    parameters: Parameters, inputs: Tensor, labels: Tensor, seeds: Sequence[int], sizes: Sequence[int] | None
+) -> Sequence[int]:
+    num_models = len(next(iter(parameters.values())))
+    if inputs.shape[:2] != labels.shape[:2] or inputs.shape[0] != num_models or len(seeds) != num_models:
+        raise InvalidSetting(
+            f"{num_models} models need as many seeds, inputs of shape (models, records, ...) and labels of shape "
+            f"(models, records); found {len(seeds)} seeds, {tuple(inputs.shape)} and {tuple(labels.shape)}"
+        )
+    sizes = [inputs.shape[1]] * num_models if sizes is None else sizes
+    if len(sizes) != num_models or min(sizes) < 1 or max(sizes) > inputs.shape[1]:
+        raise InvalidSetting(f"every agent has from 1 to {inputs.shape[1]} records, found sizes {list(sizes)}")
+    return sizes
+
+
+def stream(*words: int) -> int:
+    """A seed for torch's generators that differs for every sequence of words."""
+    return int(np.random.SeedSequence(list(words)).generate_state(1, np.uint64)[0] >> 1)

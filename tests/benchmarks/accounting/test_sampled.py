@@ -1,0 +1,217 @@
+"""The bound for hidden Poisson sampling: closed form, another accountant of dp-accounting, exact enumeration, Renyi."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.rdp import rdp_privacy_accountant
+from numpy.typing import NDArray
+
+from benchmarks.accounting.sampled import SampledRounds, _renyi, epsilon_bound, noise_multiplier_of, renyi_epsilon
+from labeler.accounting import integer
+from labeler.accounting.events import IntegerSum
+from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.accounting.sampled import sampled_epsilon
+from labeler.errors import InvalidSetting, PrivacyRefusal
+
+Law = NDArray[np.float64]
+
+
+def _event(
+    noise_multiplier: float, *, sensitivity: int = 4000, coordinates: int = 1000, level="instance"
+) -> IntegerSum:
+    share = sensitivity * noise_multiplier / math.sqrt(10)
+    return IntegerSum(sensitivity**2, sensitivity, 1, share, 10, 1000, level)
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "rounds", "delta"), [(5.0, 50, 1e-3), (2.0, 3, 1e-5), (30.0, 400, 1e-4), (40.0, 2000, 1e-9)]
+)
+def test_without_sampling_it_is_the_closed_form(noise_multiplier: float, rounds: int, delta: float) -> None:
+    exact = epsilon_of_delta(delta, math.sqrt(rounds) / noise_multiplier)
+    bound = epsilon_bound(SampledRounds(_event(noise_multiplier), 1.0, rounds), delta)
+    assert exact <= bound <= exact * (1 + 2e-3)
+
+
+def test_without_sampling_it_is_never_below_the_bound_for_one_integer_event_by_more_than_rounding() -> None:
+    event = _event(3.0)
+    alone = integer.epsilon_bound(event, 1e-4)
+    assert epsilon_bound(SampledRounds(event, 1.0, 1), 1e-4) == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "probability", "rounds", "delta"),
+    [
+        (1.0, 0.05, 100, 1e-3),
+        (2.0, 0.2, 200, 1e-3),
+        (0.8, 0.05, 50, 1e-3),
+        (1.0, 0.02, 1000, 1e-5),
+        (8.0, 0.5, 300, 1e-4),
+    ],
+)
+def test_two_accountants_of_dp_accounting_agree(noise_multiplier, probability, rounds, delta) -> None:
+    """PLD directly is the same number; Renyi divergences are an upper bound that loses something."""
+    bound = epsilon_bound(SampledRounds(_event(noise_multiplier), probability, rounds), delta)
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise_multiplier)), rounds
+    )
+    direct = pld_privacy_accountant.PLDAccountant(value_discretization_interval=2e-4).compose(event).get_epsilon(delta)
+    renyi = rdp_privacy_accountant.RdpAccountant().compose(event).get_epsilon(delta)
+    assert bound == pytest.approx(direct, rel=1e-3)
+    assert bound <= renyi
+    paper = renyi_epsilon(noise_multiplier, delta, sampling_probability=probability, rounds=rounds)
+    assert bound <= renyi <= paper * (1 + 1e-9)
+
+
+def test_renyi_orders_are_those_of_dp_accounting() -> None:
+    for probability in (0.05, 1.0):
+        event = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(1.3))
+        for order in (2, 7, 40):
+            accountant = rdp_privacy_accountant.RdpAccountant(orders=[order]).compose(event, 9)
+            expected = float(accountant._rdp[0])
+            assert 9 * _renyi(order, probability, 1.3) == pytest.approx(expected, rel=1e-9)
+
+
+def _discrete_gaussian(sigma: float, reach: int) -> Law:
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("sigma", "shift"), [(6.0, 5), (12.0, 10)])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_it_bounds_the_integer_mechanism_itself_by_enumeration(probability, sigma, shift, rounds) -> None:
+    """Exact hockey-stick divergence, both ways, of one and two rounds of sums of two discrete Gaussian shares."""
+    share = _discrete_gaussian(sigma, math.ceil(9 * sigma))
+    law = np.convolve(share, share)
+    absent = np.pad(law, (0, shift))
+    present = (1 - probability) * absent + probability * np.pad(law, (shift, 0))
+    if rounds == 2:
+        absent, present = np.outer(absent, absent).ravel(), np.outer(present, present).ravel()
+    delta = 1e-3
+    event = IntegerSum(shift**2, shift, 1, sigma, 2, 1)
+    epsilon = epsilon_bound(SampledRounds(event, probability, rounds), delta)
+    spent = max(np.maximum(p - math.exp(epsilon) * q, 0).sum() for p, q in ((absent, present), (present, absent)))
+    below = max(np.maximum(p - math.exp(0.9 * epsilon) * q, 0).sum() for p, q in ((absent, present), (present, absent)))
+    assert spent <= delta < below
+
+
+def test_coarse_noise_and_failing_rounds_are_paid_for_or_refused() -> None:
+    event = _event(2.0)
+    price = epsilon_bound(SampledRounds(event, 0.1, 100), 1e-5)
+    assert epsilon_bound(SampledRounds(event, 0.1, 100, failure_probability=1e-16), 1e-5) == price
+    assert epsilon_bound(SampledRounds(event, 0.1, 100, failure_probability=1e-9), 1e-5) == math.inf
+    assert epsilon_bound(SampledRounds(event, 0.1, 100), 1e-5, total_variation=1e-15) == math.inf
+    # Shares of half a grid unit: their sum is far from one discrete Gaussian.
+    coarse = IntegerSum(1, 1, 1, 0.5, 100, 1)
+    assert epsilon_bound(SampledRounds(coarse, 0.1, 10), 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "probability", "rounds"), [(2.7, 1e-3, 0.5, 60), (1.0, 1e-4, 1.0, 30)])
+def test_the_noise_multiplier_of_a_budget_costs_that_budget(epsilon, delta, probability, rounds) -> None:
+    multiplier = noise_multiplier_of(epsilon, delta, sampling_probability=probability, rounds=rounds)
+    price = epsilon_bound(SampledRounds(_event(multiplier), probability, rounds), delta)
+    assert epsilon * (1 - 2e-3) <= price <= epsilon
+
+
+def test_what_is_not_covered_is_refused() -> None:
+    event = _event(2.0)
+    for probability, rounds in ((0.0, 5), (1.5, 5), (math.nan, 5), (0.5, 0), (0.5, 2.0)):
+        with pytest.raises(InvalidSetting):
+            SampledRounds(event, probability, rounds)
+    with pytest.raises(InvalidSetting):
+        SampledRounds(event, 0.5, 5, failure_probability=-1e-9)
+    with pytest.raises(PrivacyRefusal):
+        SampledRounds("event", 0.5, 5)
+    with pytest.raises(InvalidSetting):
+        epsilon_bound(SampledRounds(event, 0.5, 5), 0.0)
+    with pytest.raises(InvalidSetting):
+        noise_multiplier_of(math.inf, 1e-3, sampling_probability=0.5, rounds=3)
+
+
+def coarse(shares: int, rounds: int, *, failure_probability: float = 0.0, share: float = 0.8) -> SampledRounds:
+    """Rounds on a grid so coarse that the sum of shares is visibly no discrete Gaussian."""
+    return SampledRounds(IntegerSum(1, 1, 1, share, shares, 7), 0.25, rounds, failure_probability)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5])
+def test_the_errors_of_all_rounds_are_added_and_paid_for(delta: float) -> None:
+    """The module's formula, term by term: tau and kappa per coordinate and round, in delta and twice in epsilon."""
+    rounds = coarse(12, 3)
+    kappa = 2 * sum(math.exp(-6 * math.pi**2 * j**2) for j in range(1, 9))
+    tau = 10 * 11 * math.exp(-((math.pi * 0.8) ** 2))
+    error = 3 * 7 * (tau + 2 * kappa)
+    assert error > 1.0
+    left = delta * (1 - 1e-6) * math.exp(-error)
+    exact = sampled_epsilon(1 / rounds.noise_multiplier, Fraction(1, 4), 3, left) + 2 * error
+    assert epsilon_bound(rounds, delta, total_variation=0.0) == pytest.approx(exact * (1 + 1e-6), rel=1e-9)
+
+
+def test_smoothing_is_paid_for_in_every_round_and_coordinate() -> None:
+    """One share, so no tau: what is left of the difference to a perfect Gaussian is twice kappa, everywhere."""
+    few, many = coarse(1, 1, share=3.0), coarse(1, 1, share=3.0)
+    event = IntegerSum(1, 1, 1, 3.0, 1, 10**24)
+    error = 1e24 * integer.smoothing_error()
+    assert 0.01 < error < 1.0
+    loss = epsilon_bound(SampledRounds(event, 0.25, 1), 1e-3, total_variation=0.0)
+    assert loss > epsilon_bound(few, 1e-3, total_variation=0.0) + 1.9 * error
+    assert epsilon_bound(few, 1e-3) == epsilon_bound(many, 1e-3)
+
+
+def test_what_may_fail_is_weighed_against_what_is_set_aside() -> None:
+    """(1 + e^epsilon) times all that may fail is at most a millionth of delta; a little more proves nothing."""
+    delta = 1e-3
+    epsilon = epsilon_bound(coarse(2, 7, share=9.0), delta, total_variation=0.0)
+    room = 1e-6 * delta / (1 + math.exp(epsilon / (1 + 1e-6)))
+    for failure, variation, fits in (
+        (room / 7, 0.0, True),
+        (1.0001 * room / 7, 0.0, False),
+        (0.0, room / (2 * 7 * 7), True),
+        (0.0, 1.0001 * room / (2 * 7 * 7), False),
+        (0.5 * room / 7, 0.5 * room / (2 * 7 * 7), True),
+        (0.5 * room / 7, 0.502 * room / (2 * 7 * 7), False),
+    ):
+        rounds = coarse(2, 7, failure_probability=failure * 0.99999, share=9.0)
+        found = epsilon_bound(rounds, delta, total_variation=variation * 0.99999)
+        assert found == (pytest.approx(epsilon, rel=1e-12) if fits else math.inf), (failure, variation)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.0, 2.0])
+def test_a_failure_that_is_no_probability_is_refused(bad: float) -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        coarse(12, 3, failure_probability=bad)
+    assert str(refusal.value) == f"failure_probability must be in [0, 1), found {bad}"
+
+
+def test_what_is_refused_is_said_word_for_word() -> None:
+    said = {
+        "delta must be strictly between 0 and 1, found 1.0": lambda: epsilon_bound(coarse(12, 3), 1.0),
+        "sampling_probability must be in (0, 1], found 0.0": lambda: SampledRounds(_event(3.0), 0.0, 1),
+        "rounds must be a whole number of at least 1, found 0": lambda: SampledRounds(_event(3.0), 0.5, 0),
+        "sampling is proved for an IntegerSum, found int": lambda: SampledRounds(3, 0.5, 1),  # type: ignore[arg-type]
+        "epsilon must be positive and finite, found inf": lambda: noise_multiplier_of(
+            math.inf, 1e-5, sampling_probability=0.1, rounds=3
+        ),
+        "epsilon must be positive and finite, found 0.0": lambda: noise_multiplier_of(
+            0.0, 1e-5, sampling_probability=0.1, rounds=3
+        ),
+    }
+    for sentence, step in said.items():
+        with pytest.raises((InvalidSetting, PrivacyRefusal)) as refusal:
+            step()
+        assert str(refusal.value) == sentence
+
+
+@pytest.mark.parametrize(("multiplier", "rounds", "delta"), [(4.0, 5, 1e-5), (20.0, 100, 1e-3), (1.0, 1, 1e-9)])
+def test_without_sampling_renyi_is_the_least_of_its_lines(multiplier: float, rounds: int, delta: float) -> None:
+    """alpha T / (2 z^2) + log(1 / delta) / (alpha - 1), over the whole orders that are tried."""
+    orders = np.array([*range(2, 64), *range(64, 513, 8)])
+    lines = orders * rounds / (2 * multiplier**2) - math.log(delta) / (orders - 1)
+    found = renyi_epsilon(multiplier, delta, sampling_probability=1.0, rounds=rounds)
+    assert found == pytest.approx(float(lines.min()), rel=1e-12)
+    assert 0 < lines.argmin() < len(orders) - 1

@@ -1,0 +1,132 @@
+"""Tables of papers: cells are kept and read back, made again when their code changed, drawn and written as files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks import run_bench
+from benchmarks.data_sets import cache_folder
+from benchmarks.papers import PAPERS, runner
+from benchmarks.papers.chart import draw_chart
+from benchmarks.papers.runner import Cell, run_cells
+from benchmarks.rows import BenchRow
+from labeler.errors import InvalidSetting
+
+ON_CIFAR_10 = ("fedauxfdp", "dp-helmet")
+"""Tables over features of the whole of CIFAR-10; their own tests run the same cells on small made-up features."""
+
+CODE = "benchmarks.papers.partitions"
+
+
+def row(value: float, **fields: object) -> BenchRow:
+    return BenchRow("digits", "a method", "accuracy, %", value, **fields)  # type: ignore[arg-type]
+
+
+def counted(ran: list[str], key: str) -> Cell:
+    def run(progress: object) -> list[BenchRow]:
+        ran.append(key)
+        return [row(float(len(key)), epsilon=1.5, settings={"key": key})]
+
+    return Cell(key, run)
+
+
+def test_an_interrupted_table_goes_on_with_the_cells_that_are_missing(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def stop(progress: object) -> list[BenchRow]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells("p", [counted(ran, "one"), Cell("two", stop)], code=CODE, keep=tmp_path)
+    rows = run_cells("p", [counted(ran, "one"), counted(ran, "three")], code=CODE, keep=tmp_path)
+    assert ran == ["one", "three"]
+    assert [one.settings["key"] for one in rows] == ["one", "three"]
+    assert all(one.seconds is not None and one.epsilon == 1.5 for one in rows)
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
+    ran: list[str] = []
+    for _ in range(2):
+        run_cells("p", [counted(ran, "one")], code=CODE)
+    assert ran == ["one", "one"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cell_is_measured_again_when_code_it_rests_on_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    run_cells("p", [counted(ran, "one")], code=CODE, keep=tmp_path)
+    monkeypatch.setattr(runner, "_code_digest", lambda _: "of other code")
+    run_cells("p", [counted(ran, "one")], code=CODE, keep=tmp_path)
+    assert ran == ["one", "one"]
+
+
+def test_the_code_of_a_table_is_its_module_and_all_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the tree: touching a module that is imported indirectly changes the digest, another one does not."""
+    for name, text in {
+        "benchmarks/papers/runner.py": "",
+        "workers/table.py": "from labeler.noise import sample\n",
+        "labeler/noise.py": "import labeler.grid\n",
+        "labeler/grid.py": "S = 1\n",
+        "labeler/other.py": "S = 1\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(runner, "__file__", str(tmp_path / "benchmarks/papers/runner.py"))
+    digest = runner._code_digest.__wrapped__
+    before = digest("workers.table")
+    (tmp_path / "labeler/other.py").write_text("S = 2\n")
+    assert digest("workers.table") == before
+    (tmp_path / "labeler/grid.py").write_text("S = 2\n")
+    assert digest("workers.table") != before
+
+
+def test_progress_tells_how_many_cells_are_done() -> None:
+    told: list[tuple[str, int, int]] = []
+    run_cells("p", [counted([], "one")], code=CODE, progress=lambda *step: told.append(step))
+    assert told == [("p", 0, 1), ("p", 1, 1)]
+
+
+def test_the_chart_shows_what_was_reached_under_a_finite_epsilon(tmp_path: Path) -> None:
+    rows = [row(80.0 + value, epsilon=value, sd=1.0) for value in (0.5, 1.0, 4.0)] + [row(97.0)]
+    assert draw_chart(rows, tmp_path / "chart.png")
+    with Image.open(tmp_path / "chart.png") as image:
+        assert min(image.size) > 400
+    assert not draw_chart([row(97.0), BenchRow("x", "y", "seconds", 3.0, epsilon=1.0)], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="choose ae-dpfl, federated, prifedsync, fedauxfdp, dp-helmet"):
+        run_bench("papers", "pate", data=tmp_path)
+    with pytest.raises(InvalidSetting, match="has no parts"):
+        run_bench("speed", "ae-dpfl")
+    with pytest.raises(InvalidSetting, match="there is no folder"):
+        run_bench("papers", data=tmp_path / "nowhere")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_quick_version_of_every_table_runs_on_real_data(data_root: Path, tmp_path: Path, paper: str) -> None:
+    if paper in ON_CIFAR_10 and len(list(cache_folder().glob("*/cifar10-*/manifest.json"))) < 2:
+        pytest.skip("features of CIFAR-10, ten minutes of work, are not computed yet; its tables do it once")
+    document = run_bench("papers", paper, data=data_root, out=tmp_path)
+    written = json.loads((tmp_path / f"{paper}.json").read_text())
+    assert written["rows"] == document["rows"]
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    accuracies = [one for one in document["rows"] if "accuracy" in one["metric"]]
+    assert all(0 <= one["value"] <= 100 for one in accuracies)
+    assert all(one["delta"] and one["level"] for one in document["rows"] if one["epsilon"] is not None)
+    assert any(one["reference"] for one in document["rows"])
+    for picture in tmp_path.glob("*.png"):
+        with Image.open(picture) as image:
+            image.verify()
