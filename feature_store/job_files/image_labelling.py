@@ -43,7 +43,7 @@ from feature_store.own_process import bound_process
 from feature_store.room import is_full
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError
-from labeler.jobs import StudentKind
+from labeler.rounds.effects import StudentKind
 
 CPU_S: Final = 1800
 ROOM_BYTES: Final = 2**30

@@ -27,7 +27,7 @@ from feature_store.students.answers import NoisyAnswers
 
 STANDS_OUT = 10.0
 """Votes of a class, in deviations of one count's noise, from which on more than the steadiest student is worth its
-noise: that from which on more than two questions for each class are asked (labeler.asking)."""
+noise: that from which on more than two questions for each class are asked (labeler.expectation)."""
 
 Spread = Callable[[str, str], float]
 """Standard error of the difference of two students' errors."""

@@ -17,8 +17,8 @@ from feature_store.students.answers import NoisyAnswers
 from feature_store.students.calibration import asked_posterior, majority_share, sharpened, vote_agreement
 from feature_store.students.rehearsal import temperatures
 from feature_store.students.student import Learners, Student, assignment_of, fit_student
-from labeler.jobs import StudentKind
 from labeler.methods import METHODS
+from labeler.rounds.effects import StudentKind
 
 
 @dataclass(frozen=True, eq=False)

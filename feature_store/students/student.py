@@ -26,7 +26,7 @@ from feature_store.students.projection import Projection, unit_rows
 from feature_store.students.prototypes import PrototypeLearner, Prototypes
 from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import STUDENT_KINDS, StudentKind
+from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
 Simple = Prototypes | Matched | Averaged | LinearProbe | Spreading
 Model = Simple | Blended[Simple]
