@@ -98,12 +98,6 @@ def _service(data: Path | None, full: bool, progress: ProgressCallback) -> list[
     return bench_service(data=data, full=full, progress=progress)
 
 
-def _coordinators(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
-    from benchmarks.coordinators import bench_coordinators
-
-    return bench_coordinators(data=data, full=full, progress=progress)
-
-
 def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from benchmarks.attacks import bench_attacks
 
@@ -242,7 +236,6 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "start": _start,
     "ledger": _ledger,
     "service": _service,
-    "coordinators": _coordinators,
     "attacks": _attacks,
     "audit": _audit,
     "ray": _ray,
