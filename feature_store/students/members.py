@@ -1,7 +1,5 @@
 """The four models that students are made of: prototypes, matched components, spreading and linear discriminants.
 
-More than 400 lines: each model stands beside the learner that fits it and the argument for it.
-
 Every learner prepares the public images once and then learns from any number of releases about them. `learn` takes the
 release and, of each public image, the answer that stands for it. All of it is post-processing of public features and
 of what was released: nothing is charged.
