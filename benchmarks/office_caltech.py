@@ -42,7 +42,7 @@ from labeler.errors import InvalidSetting
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
-from labeler.rounds.effects import AskedStrategy, StudentKind
+from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
@@ -88,7 +88,7 @@ class Setting:
     count: int | None
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
-    student: StudentKind = "auto"
+    student: str = "planned"
     strategy: AskedStrategy = "clustered"
 
     @property

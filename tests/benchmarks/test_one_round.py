@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from benchmarks.answering import AnsweringAgent
 from benchmarks.one_round import run_round
-from benchmarks.winner_reference import reference_winners
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import ProtocolViolation, QuorumNotReached
@@ -21,6 +20,7 @@ from labeler.sharing import split
 from labeler.tally import BallotShare, InputShare
 from labeler.task import Task, parse_task
 from labeler.winner import WinnerTerms
+from tests.oracles.winner_reference import reference_winners
 from workers.agent.ledger import InMemoryLedger
 
 QUERIES = 9
