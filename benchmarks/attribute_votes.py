@@ -37,13 +37,15 @@ from feature_store.query_selection import select_queries
 from feature_store.students.attributes import label_attributes
 from labeler.batch import QueryBatch
 from labeler.contribution import contribution
+from labeler.methods.terms import RunnerContext
 from labeler.planning import price
-from labeler.randomness import seeded_source
+from labeler.randomness import os_source, seeded_source
+from labeler.records import ModelStore, Records
 from labeler.solving import solve_sigma
 from labeler.task import Level, Task, parse_task
+from workers.learning.learner import Trainer
 from workers.progress import ProgressCallback, silent
-from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import Records
+from workers.voting import NeighborIndexes
 
 ATTRIBUTES: Final[dict[str, tuple[int, ...]]] = {
     **{f"is {digit}": (digit,) for digit in range(10)},
@@ -106,7 +108,8 @@ class World:
         batch = QueryBatch(questions)
         for number, part in enumerate(self.parts):
             own = Records(self.features[part], part, self.has[part], version=str(number))
-            ballots = NeighborVotes(dimension=self.features.shape[1]).knn(task, batch, own)
+            indexes = NeighborIndexes(dimension=self.features.shape[1])
+            ballots = task.traits.ballots(task, batch, own, RunnerContext(indexes, ModelStore(), os_source, Trainer()))
             sums += contribution(ballots, task, source=seeded_source(f"{task.digest} {self.seed} {number}".encode()))
         read = label_attributes(
             sums / task.scale,

@@ -5,7 +5,7 @@
 Three agents hold photographs of all topics (`benchmarks.life_data`); ten requesters ask five times each, in a
 random order. Of a topic's public images 70 % are the requester's, clustered into QUESTIONS questions, and 30 % score
 the student, another split for each job. Every job goes the way of the product: ballots and spends of
-`workers.voting.lifetime`, spends kept in a journal on disk, integer noise, the student that reads counts.
+`workers.voting`, spends kept in a journal on disk, integer noise, the student that reads counts.
 
 Compared on the same splits and questions:
 
@@ -54,14 +54,15 @@ from labeler.accounting.lifetime import set_aside_nano
 from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.contribution import contribution
+from labeler.methods.terms import RunnerContext
 from labeler.planning import price
-from labeler.randomness import seeded_source
+from labeler.randomness import os_source, seeded_source
+from labeler.records import ModelStore
 from labeler.setting import Life
 from labeler.task import Task, parse_task
+from workers.learning.learner import Trainer
 from workers.progress import ProgressCallback, silent
-from workers.voting.lifetime import lifetime_ballots
-from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import select_records
+from workers.voting import NeighborIndexes, lifetime_ballots, select_records
 
 EPSILON, DELTA = 1.0, 1e-5
 JOBS_EACH = 5
@@ -246,7 +247,9 @@ def _answered(
                     kept.add(f"{number:064}", cast, connection=connection)
             else:
                 records = select_records(shard, records_per_person=None)
-                ballots = NeighborVotes(dimension=shard.dimension, engine="numpy").reverse_knn(task, batch, records)
+                indexes = NeighborIndexes(dimension=shard.dimension, engine="numpy")
+                context = RunnerContext(indexes, ModelStore(), os_source, Trainer())
+                ballots = task.traits.ballots(task, batch, records, context)
             source = seeded_source(f"{name} {votes} {vote_nano} agent {agent}".encode())
             total += contribution(ballots, task, source=source)
         columns = list(found.topics[job.topic])

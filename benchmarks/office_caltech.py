@@ -39,7 +39,7 @@ from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
-from labeler.methods import METHODS, Method, ReleaseKind
+from labeler.methods import METHODS, MethodName, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.rounds.effects import AskedStrategy
@@ -83,7 +83,7 @@ class Setting:
         strategy: how clusters are found.
     """
 
-    method: Method
+    method: MethodName
     k: int
     count: int | None
     release: ReleaseKind = "histogram"

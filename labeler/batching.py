@@ -48,7 +48,7 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
     """
     if queries < 1 or batch_queries < 1:
         raise InvalidSetting(f"a job has at least 1 query per round, found {min(queries, batch_queries)}")
-    if task.traits.asked_at_once:
+    if task.traits.single_round:
         each, rest = divmod(queries, task.steps)
         return (each,) * task.steps if each and not rest else (queries,)
     words = words_per_query(task.winner_terms, num_classes=task.num_classes, agents=task.agents)
@@ -82,7 +82,7 @@ def check_round_fits(task: Task, queries: int) -> None:
         InvalidTask: the one round of such a job has more than `MAX_ROUND_ENTRIES` entries.
     """
     entries = queries // task.steps * task.num_classes
-    if task.traits.asked_at_once and entries > MAX_ROUND_ENTRIES:
+    if task.traits.single_round and entries > MAX_ROUND_ENTRIES:
         raise InvalidTask(
             f"a {task.method} job is asked in one round, and {queries // task.steps} queries of "
             f"{task.num_classes} classes are "

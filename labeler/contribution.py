@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.ball import project
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
+from labeler.methods.reverse_knn import project
 from labeler.methods.sensitivity import bounded_numbers, most_votes_in_a_sum, most_votes_per_cell
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource
@@ -91,7 +91,8 @@ def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 
 
 def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """Checked counts as grid units: drawn onto the ball where the task has one (labeler.ball), clipped where it clips.
+    """Checked counts as grid units: drawn onto the ball where the task has one (labeler.methods.reverse_knn), clipped
+    where it clips.
 
     Args:
         ballots: int64 counts that `check_ballots` accepts: the whole batch, shape (num_queries, num_classes).

@@ -18,9 +18,9 @@ nothing but D and the public terms decides the weights. Where a public bound on 
 which halves the sensitivity: see "With a public denominator".
 
 **Sensitivity: 2L / (n lambda)**, one record added, removed or *replaced*, for every number of steps. By facts 1 and 2
-of `labeler.convex`, one record moves a gradient by at most 2L/n, and a step moves no two points further apart than by
-the factor 1 - a lambda; a projection onto a convex set moves no two points apart. With w, w' the weights on
-neighbouring sets after t steps and d_t their distance, d_0 = 0:
+of `labeler.methods.blind_average`, one record moves a gradient by at most 2L/n, and a step moves no two points further
+apart than by the factor 1 - a lambda; a projection onto a convex set moves no two points apart. With w, w' the weights
+on neighbouring sets after t steps and d_t their distance, d_0 = 0:
 
     d_{t+1} <= |T(w) - T(w')| + |T(w') - T'(w')| <= (1 - a lambda) d_t + a 2L/n,   hence   d_t <= 2L / (n lambda).
 

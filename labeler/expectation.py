@@ -120,7 +120,7 @@ def _expect(task: Task, asked: int, records: int | None) -> Expectation:
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")
     if task.attributes_per_record is not None:
         return Expectation(None, None, NOTHING_OF_ATTRIBUTES)
-    assumed = assumed_records(task, records) if traits.records_choose else None
+    assumed = assumed_records(task, records) if traits.is_reverse else None
     low = _right(task, asked, assumed, share=UNLIKE, pooled=False, sigma=task.total_sigma_votes)
     high = _right(task, asked, assumed, share=ALIKE, pooled=True, sigma=task.total_sigma_votes)
     warning = ""
@@ -137,7 +137,7 @@ def assumed_records(task: Task, records: int | None = None) -> int:
 
 def votes_per_question(task: Task, queries: int, records: int | None) -> float:
     """M: how many votes meet in one question; of all agents, who all answer."""
-    if task.traits.records_choose:
+    if task.traits.is_reverse:
         cast = (records or 0) * min(task.k, queries) / queries
         if task.ballot_radius is None:
             return cast
@@ -261,7 +261,7 @@ def questions_for(task: Task, *, public_images: int | None = None, records: int 
     """
     classes = task.num_classes
     wanted = 2 * classes
-    if task.traits.records_choose:
+    if task.traits.is_reverse:
         rho = assumed_records(task, records) * task.k / classes / task.total_sigma_votes
         wanted = classes if rho < FEW else round(2 * classes * max(1.0, math.sqrt(rho / _TWICE)))
     return wanted if public_images is None else min(wanted, max(classes, public_images // FEWEST_IMAGES))

@@ -54,7 +54,7 @@ of winners (`labeler.accounting.winner`) needs an answer to be a threshold on th
 size the counts that answer a class are an arc of the field, which may begin and end within the count's reach, so that
 the answer is two thresholds at once; and no range check mends it: only who sees the sums can tell that one is out of
 range, and nobody does. So winners of such a task are charged as the sums they are read from
-(`labeler.methods.winners`).
+(`labeler.methods.sensitivity`).
 
 References: PRIVACY section 12; Dwork, Kenthapadi, McSherry, Mironov, Naor 2006 (noise by the parties that compute).
 

@@ -58,7 +58,7 @@ from labeler.accounting.integer import epsilon_bound, papers_epsilon
 from labeler.accounting.lifetime import vote_nano
 from labeler.budget import say_epsilon
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.methods import METHODS, Method
+from labeler.methods import METHODS, MethodName
 from labeler.methods.sensitivity import integer_event, one_record_in_words, summed_votes
 from labeler.noise import NoiseBy, sampler_distance
 from labeler.task import Level, StatedLevel, Task
@@ -69,7 +69,7 @@ def resolve_colluding_agents(
     *,
     agents: int,
     max_dropouts: int = 0,
-    method: Method = "knn",
+    method: MethodName = "knn",
     dishonest_talliers: int | None = None,
 ) -> int:
     """The number of colluding agents of a new task: what was said, else 1 where there are two agents or more.
@@ -406,7 +406,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
 
     Returns:
         The price. Winners cost less than the histogram they are read from where that is proved
-        (`labeler.methods.winners`).
+        (`labeler.methods.sensitivity`).
 
     Raises:
         InvalidSetting: queries is not between 1 and `task.max_queries`.

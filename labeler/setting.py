@@ -110,7 +110,8 @@ class Training(PlainNumbers):
         regularisation: lambda of the mean loss + lambda/2 |weights|^2.
         clip_norm: c; features are cut to this L2 norm, whatever a record holds.
         learner: blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing:
-            sums of records by class along the axes (labeler.class_means). What says how to train means nothing for it.
+            sums of records by class along the axes (labeler.methods.blind_average). What says how to train means
+            nothing for it.
         radius: blind-average: R, the most that the weights may be long; of "means" its sums, in records, and then
             WIDE_RADIUS where it is not given.
         iterations: blind-average: gradient steps.

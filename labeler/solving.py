@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
-from labeler.methods import Method, ReleaseKind
+from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
 from labeler.noise import TALLIERS, NoiseBy
 from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
@@ -113,7 +113,7 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
     asked = task.max_queries if queries is None else queries
     if not task.traits.has_k:
         raise InvalidSetting(f"method {task.method} has no k, because no neighbours vote")
-    if not task.traits.records_choose and level == "instance":
+    if not task.traits.is_reverse and level == "instance":
         raise InvalidSetting(
             f"k does not change the instance-level price of {task.method}: one record moves one vote per query "
             "whatever k is. Solve for sigma or queries, or choose the agent level"
@@ -122,7 +122,7 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
     def of(k: int) -> PrivacyStatement:
         return statement(_changed(task, k=k), level, asked)
 
-    most = min(MOST_NEIGHBORS, asked) if task.traits.records_choose else MOST_NEIGHBORS
+    most = min(MOST_NEIGHBORS, asked) if task.traits.is_reverse else MOST_NEIGHBORS
     return _largest(of, most, task, epsilon, level, "k")
 
 
@@ -311,7 +311,7 @@ class WantedTask(PlainNumbers):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
-    method: Method = "knn"
+    method: MethodName = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma | None = None
     epsilon: PositiveFinite | None = None

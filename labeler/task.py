@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
+from labeler.methods import METHODS, Method, MethodName, ReleaseKind
 from labeler.methods.sensitivity import most_votes_in_a_sum
 from labeler.noise import (
     DEFAULT_SHARE_SIGMA_GRID,
@@ -96,7 +96,7 @@ class Task(PlainNumbers):
     Attributes:
         name: for people; part of the digest.
         classes: public list of class names, in label order. Never read off private data.
-        method: how an agent votes (see labeler.ballots).
+        method: how an agent votes (see labeler.methods).
         k: neighbours that vote: records per query (knn), or queries per record (reverse-knn). Public,
             the same for every agent; 1 for every other method.
         sigma_votes: standard deviation of the noise on one coordinate of the sum that nobody can
@@ -114,14 +114,14 @@ class Task(PlainNumbers):
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
         ballot_radius: R, in votes: each agent draws its whole ballot, centred, onto a ball of this radius
-            (labeler.ball). Only for reverse-knn, and only for a finite agent-level price, which asks for far less noise
-            than `max_agent_records` does. Public.
+            (labeler.methods.reverse_knn). Only for reverse-knn, and only for a finite agent-level price, which asks for
+            far less noise than `max_agent_records` does. Public.
         records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
             record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
             whose records they hold can answer.
         attributes_per_record: tau: classes are attributes, of which a record may have any number, and it votes for the
-            first so many of those that it has, in the order of `classes` (labeler.ballots.attribute_ballots). Public;
-            None where each record is of exactly one class.
+            first so many of those that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
+            Public; None where each record is of exactly one class.
         life: reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough,
             and the task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
@@ -138,7 +138,7 @@ class Task(PlainNumbers):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
-    method: Annotated[Method, BeforeValidator(_method_by_any_name)] = "knn"
+    method: Annotated[MethodName, BeforeValidator(_method_by_any_name)] = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
@@ -175,7 +175,7 @@ class Task(PlainNumbers):
                 f"release must be {' or '.join(self.traits.releases)} for method {self.method}: its sums are no counts "
                 "of votes, so that the largest of a row is not what was asked for"
             )
-        if self.traits.is_priced_by_training != (self.training is not None):
+        if ("training" in self.traits.takes) != (self.training is not None):
             raise ValueError(
                 f"training must {'' if self.training is None else 'not '}be given for method {self.method}: it says "
                 "how agents fit models whose change with one record the price is for"
@@ -186,16 +186,16 @@ class Task(PlainNumbers):
                 f"{NEGATIVES_EVERY}th query; found {self.training.dimension}"
             )
         self._check_sampled()
-        if self.training is not None and self.training.axes is not None and not self.traits.asks_for_a_model:
+        if self.training is not None and self.training.axes is not None and "training.axes" not in self.traits.takes:
             raise ValueError(
-                f"training.axes only means something for method blind-average or federated, found {self.method}"
+                f"training.axes only means something for method {_methods_that_take('training.axes')}, "
+                f"found {self.method}"
             )
         if self.grid_scale is not None and not self.traits.counts:
             raise ValueError(f"grid_scale follows from the other fields for method {self.method}; leave it out")
-        if self.max_agent_records is not None and not self.traits.records_choose:
-            raise ValueError("max_agent_records only means something for method reverse-knn")
-        if self.ballot_radius is not None and not self.traits.records_choose:
-            raise ValueError("ballot_radius only means something for method reverse-knn")
+        for name in ("max_agent_records", "ballot_radius"):
+            if getattr(self, name) is not None and name not in self.traits.takes:
+                raise ValueError(f"{name} only means something for method {_methods_that_take(name)}")
         if self.life is not None:
             self._check_life()
         if self.attributes_per_record is not None:
@@ -240,11 +240,11 @@ class Task(PlainNumbers):
             )
 
     def _check_attributes(self) -> None:
-        if not self.traits.may_have_attributes:
-            able = [name for name, traits in METHODS.items() if traits.may_have_attributes]
+        if "attributes_per_record" not in self.traits.takes:
             raise ValueError(
-                f"attributes_per_record only means something for method {' or '.join(able)}: of {self.method} nobody "
-                "has stated what a record with several attributes changes, and how its sums are read"
+                f"attributes_per_record only means something for method {_methods_that_take('attributes_per_record')}: "
+                f"of {self.method} nobody has stated what a record with several attributes changes, and how its sums "
+                "are read"
             )
         if self.release != "histogram":
             raise ValueError(
@@ -273,10 +273,11 @@ class Task(PlainNumbers):
             )
 
     def _check_life(self) -> None:
-        if not self.traits.records_choose:
+        if "life" not in self.traits.takes:
             raise ValueError(
-                f"life only means something for method reverse-knn: with {self.method} a record that has spent its "
-                "budget and falls silent lets another vote in its place, so that what others do tells about it"
+                f"life only means something for method {_methods_that_take('life')}: with {self.method} a record that "
+                "has spent its budget and falls silent lets another vote in its place, so that what others do tells "
+                "about it"
             )
         if self.a_record_may_be_replaced:
             raise ValueError(
@@ -313,7 +314,7 @@ class Task(PlainNumbers):
         return self.max_agent_records is not None or self.records_per_person is not None
 
     @property
-    def traits(self) -> MethodTraits:
+    def traits(self) -> Method:
         """What is publicly known of the way in which agents answer."""
         return METHODS[self.method]
 
@@ -428,7 +429,7 @@ class Task(PlainNumbers):
         # Where talliers add the noise, each agent's part of the room has so many shares of it, rounded up.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
         room = MAX_WINNER_WIDTH // self.agents
-        if self.traits.records_choose:
+        if self.traits.is_reverse:
             # Half of the range is for votes: then an agent's cell is clipped at no less than 25 of its noise shares.
             votes = self._signs
             largest = min(
@@ -444,7 +445,7 @@ class Task(PlainNumbers):
 
     def _check_winner_fits(self, scale: int, per_share: float) -> None:
         # Counts of reverse-knn are clipped at what fits; at one vote at the least.
-        is_clipped = self.traits.records_choose
+        is_clipped = self.traits.is_reverse
         votes = self._signs if is_clipped else self.k
         width = self.agents * votes * scale + self.noise_parties * 2 * noise_reach(per_share * scale)
         if width > MAX_WINNER_WIDTH:
@@ -486,7 +487,7 @@ class Task(PlainNumbers):
         (labeler.methods.reverse_knn), but accuracy where it is reached: two classes that both have more votes of one
         agent get equally many of it.
         """
-        if self.release != "winner" or not self.traits.records_choose:
+        if self.release != "winner" or not self.traits.is_reverse:
             return None
         # Of the room of one agent; where talliers add the noise, as `_default_scale` divides it.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
@@ -510,7 +511,7 @@ class Task(PlainNumbers):
             scale=self.scale,
             lowest=-self.agents * (self._signs - 1) * most_votes * self.scale - self.noise_parties * self.noise_reach,
             highest=self.agents * most_votes * self.scale + self.noise_parties * self.noise_reach,
-            row_total=self.k if self.traits.rows_have_a_total else None,
+            row_total=None if self.traits.row_total is None else self.traits.row_total(self),
             threshold=None if self.abstain_below is None else self.abstain_below * self.scale,
         )
 
@@ -546,6 +547,10 @@ class Task(PlainNumbers):
                 del fields[later]
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(b"labeler-task/1\n" + canonical.encode()).hexdigest()
+
+
+def _methods_that_take(field: str) -> str:
+    return " or ".join(name for name, method in METHODS.items() if field in method.takes)
 
 
 def _largest_scale(room: int, votes: int, per_share: float, shares: int) -> int:

@@ -117,9 +117,9 @@ def test_a_page_of_the_mathematics_names_tests_that_are_there(page: Path) -> Non
 
 
 def test_every_method_has_a_page_with_mechanism_sensitivity_accountant_and_oracle() -> None:
-    from labeler.methods import METHOD_NAMES
+    from labeler.methods import METHODS
 
-    for method in METHOD_NAMES:
+    for method in METHODS:
         text = (DOCS / "math" / f"{method}.md").read_text()
         for word in ("**Mechanism.**", "**One record", "**One agent", "**Accountant:**", "**Oracles:**"):
             assert word in text, (method, word)

@@ -13,7 +13,7 @@ from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting
 from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
-from labeler.methods import Method, ReleaseKind
+from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.sensitivity import unit_in_words
 from labeler.planning import price, resolve_colluding_agents
 from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
@@ -34,7 +34,7 @@ class PlanRequest:
     it is resolved as for a new task.
     """
 
-    method: Method
+    method: MethodName
     k: int
     queries: int
     sigma: float | None

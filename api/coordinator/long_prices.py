@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from api.rate_limit import Slots
 from labeler.errors import Unavailable
-from labeler.methods import METHODS, Method, ReleaseKind
+from labeler.methods import METHODS, MethodName, ReleaseKind
 from labeler.task import Task
 
 EACH: Final = 12
@@ -102,7 +102,7 @@ class LongPrices:
         self._line.shutdown(wait=False, cancel_futures=True)
 
 
-def takes_long(method: Method, release: ReleaseKind) -> bool:
+def takes_long(method: MethodName, release: ReleaseKind) -> bool:
     """Whether the price of such a task is found by a certified computation, not in closed form."""
     return release == "winner" or METHODS[method].is_sampled
 

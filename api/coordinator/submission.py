@@ -216,7 +216,7 @@ def _order(
             f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), or "
             "make a larger task"
         )
-    if task.traits.asked_at_once and num_queries != task.max_queries:
+    if task.traits.single_round and num_queries != task.max_queries:
         raise InvalidTask(
             f"a {task.method} task is asked all its {task.max_queries} queries at once, because its price is for all "
             f"of them together; this job has {num_queries}. Make a task with max_queries = {num_queries}, or choose "

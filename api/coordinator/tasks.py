@@ -71,7 +71,7 @@ def describe_task(
     }
     if request.life is not None:
         decided["life"] = _life(request.life, config, request.delta)
-    if METHODS[request.method].records_choose and request.k > request.max_queries:
+    if METHODS[request.method].is_reverse and request.k > request.max_queries:
         raise InvalidTask(f"k is {request.k} queries per record, but max_queries is only {request.max_queries}")
     task = request.settled(decided, agents=len(agents))
     if task.traits.is_sampled:

@@ -23,8 +23,8 @@ from benchmarks.private_sum import private_sum
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
-from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting
+from labeler.methods.blind_average import LinearTerms
 from labeler.noise import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
 from labeler.randomness import ByteSource
 from labeler.task import Level

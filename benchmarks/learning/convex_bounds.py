@@ -1,6 +1,7 @@
 """Bounds on how far records, users and groups move linear models: the papers', and closed forms to compare with.
 
-What is charged is `labeler.convex.LinearTerms.sensitivity`, which is proved about the steps that are really made.
+What is charged is `labeler.methods.blind_average.LinearTerms.sensitivity`, which is proved about the steps that are
+really made.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-from labeler.convex import LinearTerms, check_count, check_positive
 from labeler.errors import InvalidSetting
+from labeler.methods.blind_average import LinearTerms, check_count, check_positive
 
 NeighboringUsers = Literal["replace", "zero-out"]
 

@@ -4,8 +4,9 @@
 
 Client i answers a public image x with S f_i(x) g_i(x) in whole numbers, f its certainty in [0, 1] and g its class
 probabilities. The answers travel as secret shares, so nobody sees a single client's; only the sum is opened. No noise
-is added here: the heads were released under local noise before (`labeler.local_heads`), and everything on this page
-is post-processing of them. The sum of a row is the sum of certainties, as every g sums to one: it need not be sent.
+is added here: the heads were released under local noise before (`labeler.methods.aux_distill`), and everything on this
+page is post-processing of them. The sum of a row is the sum of certainties, as every g sums to one: it need not be
+sent.
 """
 
 from __future__ import annotations

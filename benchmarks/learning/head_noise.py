@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting
-from labeler.local_heads import LocalHeadTerms
+from labeler.methods.aux_distill import LocalHeadTerms
 
 
 def paper_scores_share(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.ballots import one_hot_ballots
 from labeler.errors import BadData, InvalidSetting
+from labeler.methods.ensemble import one_hot_ballots
 
 
 def group_ballots(

@@ -18,8 +18,8 @@ line, the svm of a user is the mean of its signed records, and the average of al
 whoever holds which: the condition of the paper's theorem 14, as a number. "a bound is kept": every user has at most
 RECORDS, as a public fact, so that one that leaves lets nobody in, and moves a model half as far (`labeler.descent`);
 the same learner, the same models, half the noise. The softmax is cut to a short norm, which
-shortens its gradients (fact 4 of `labeler.convex`). "large models" has the lambda that serves one trusted place best at
-an epsilon of 1 and above.
+shortens its gradients (fact 4 of `labeler.methods.blind_average`). "large models" has the lambda that serves one
+trusted place best at an epsilon of 1 and above.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from benchmarks.rows import BenchRow
 from feature_store.students.projection import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
-from labeler.convex import Learner, LinearTerms
+from labeler.methods.blind_average import Learner, LinearTerms
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 from labeler.task import Level

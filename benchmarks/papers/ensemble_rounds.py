@@ -31,10 +31,10 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
-from labeler.ballots import one_hot_ballots
 from labeler.batch import QueryBatch
 from labeler.contribution import input_shares
-from labeler.methods import Method, ReleaseKind
+from labeler.methods import MethodName, ReleaseKind
+from labeler.methods.ensemble import one_hot_ballots
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.release import Release, open_histogram, open_winner
@@ -43,7 +43,7 @@ from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 
-METHOD: Method = "ensemble"
+METHOD: MethodName = "ensemble"
 DELTA = 1e-3
 ACCURACY = "test accuracy, %"
 LABELS = "labels of public images right, %"

@@ -15,8 +15,8 @@ principal axes of these, under a lambda of 0.1. Certainty heads, which are fitte
 centred in both.
 
 **A bound is kept.** Every client holds at most its 2,000 records, as a public fact, so that one that leaves lets nobody
-in: half the noise (`labeler.local_heads`). Clients hold exactly as many, so that the heads are the same, and only the
-noise differs.
+in: half the noise (`labeler.methods.aux_distill`). Clients hold exactly as many, so that the heads are the same, and
+only the noise differs.
 
 **What to expect.** Seen as in the paper, clients of one class ruin an average of heads and a mean of answers, and
 certainty saves them: the order of table 2. Centred, no method is ruined and all end within a few points of each
@@ -44,7 +44,7 @@ from benchmarks.learning.head_noise import paper_scores_share, solve_noise
 from benchmarks.papers.partitions import dirichlet_partition
 from benchmarks.papers.runner import Cell
 from benchmarks.rows import BenchRow
-from labeler.local_heads import LocalHeadTerms
+from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import seeded_source
 from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_heads
 from workers.learning.public_map import PublicMap, fit_public_map, plain_map

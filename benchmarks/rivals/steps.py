@@ -26,15 +26,15 @@ from benchmarks.rows import BenchRow
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows
 from labeler.errors import InvalidSetting
-from labeler.linear_model import PublicAxes, model_before, released_model
+from labeler.linear_model import model_before, released_model
 from labeler.methods.blind_average import model_terms, weight_sum
 from labeler.methods.federated import step_sum, step_terms
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
+from labeler.records import PublicAxes, Rows
 from labeler.release import Release
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
-from workers.learning.blocks import Rows
 from workers.learning.class_means import class_sums
 from workers.learning.linear import train_rows
 from workers.learning.sampled_steps import rows_on_grid, sampled_gradients

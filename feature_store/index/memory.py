@@ -26,13 +26,10 @@ from feature_store.index.engine import DeviceFault, Engine
 from feature_store.index.engine_numpy import NumpyEngine
 from feature_store.index.records import BYTES_PER_RECORD
 from labeler.errors import InvalidSetting
+from labeler.records import UNDECLARED_RECORDS as UNDECLARED_RECORDS
 
 DEFAULT_SCRATCH_BYTES: Final = 512 << 20
 """Working memory of one search when no limit is set."""
-
-UNDECLARED_RECORDS: Final = 1 << 16
-"""Stands for the number of records wherever nobody declared a bound on it: engines, tiles, threads and devices are
-those that are right for so many."""
 
 GATHER_BYTES: Final = 1 << 18
 """Records are converted to float32 this many bytes at a time."""

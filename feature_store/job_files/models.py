@@ -27,10 +27,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from feature_store.named_files import read_named
-from labeler.class_means import MeanTerms
-from labeler.convex import LinearTerms
 from labeler.errors import BadData
-from labeler.federated import StepTerms
+from labeler.methods.blind_average import LinearTerms, MeanTerms
+from labeler.methods.federated import StepTerms
 from labeler.setting import Training
 
 _MOST_BYTES: Final = 2**30

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting, NotReady
-from labeler.methods import METHODS, Method
+from labeler.methods import METHODS, MethodName
 from labeler.task import Task
 
 NOTHING_ANSWERED = (
@@ -56,7 +56,7 @@ class NoisyAnswers:
     noisy_votes: NDArray[np.float64] | None = None
     k: int = 1
     agents: int = 1
-    method: Method = "reverse-knn"
+    method: MethodName = "reverse-knn"
     assignment: NDArray[np.integer] | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +120,8 @@ class NoisyAnswers:
 
 
 def uncentred(noisy_votes: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
-    """Votes of ballots on a ball (`labeler.ball`) with their mean put back, as far as the release tells it.
+    """Votes of ballots on a ball (`labeler.methods.reverse_knn`) with their mean put back, as far as the release tells
+    it.
 
     A question whose M votes are all for one class has, centred, squares that sum to M^2 (1 - 1/C). Noise adds
     C sigma^2, which is taken off; the mean over questions gives one M, and M/C is added to every sum, so that classes
@@ -176,7 +177,7 @@ def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:
     if answers.noisy_votes is None:
         soft[answered] = np.eye(num_classes)[answers.labels[answered]]
         return soft
-    most = answers.k * answers.agents if not METHODS[answers.method].records_choose else math.inf
+    most = answers.k * answers.agents if not METHODS[answers.method].is_reverse else math.inf
     votes = denoise(answers.noisy_votes[answered], answers.total_sigma_votes, most_votes=most)
     columns = votes.sum(axis=0)
     votes = votes / np.maximum(columns, max(_LEAST_CLASS_SHARE * columns.mean(), np.finfo(float).tiny))

@@ -8,10 +8,10 @@ a quarter of the votes land anywhere, as where private images are of another kin
 simulated throughout: nothing is charged.
 
 **Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centred
-ballot (`labeler.ball`) the radius R says nothing: votes and noise shrink together, and every agent counts alike.
-Above it noise grows and votes do not. At instance level the noise is worth the more the larger R is. So R is half of
-the length that a ballot has in rehearsal: as large as it may be and still, in all likelihood, below the length of
-every agent's.
+ballot (`labeler.methods.reverse_knn`) the radius R says nothing: votes and noise shrink together, and every agent
+counts alike. Above it noise grows and votes do not. At instance level the noise is worth the more the larger R is. So R
+is half of the length that a ballot has in rehearsal: as large as it may be and still, in all likelihood, below the
+length of every agent's.
 
 In rehearsal an agent holds public images, drawn at random, and the natural groups of the public images, as many as
 there are classes, are their classes. Real records lie less well in groups, which makes ballots a little shorter: the
@@ -31,9 +31,9 @@ from feature_store.index.build import build_index
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
-from labeler.ballots import reverse_knn_ballots
 from labeler.errors import InvalidSetting
 from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question
+from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.task import Task
 
 REHEARSALS: Final = 3
@@ -85,11 +85,11 @@ def _rehearse(
     """The share of images that a student puts into their own group."""
     cells = np.zeros((len(questions), task.num_classes))
     np.add.at(cells, (questions.assignment, groups), 1.0)
-    assumed = assumed_records(task, records) if task.traits.records_choose else None
+    assumed = assumed_records(task, records) if task.traits.is_reverse else None
     each = votes_per_question(task, len(questions), assumed)
     sizes = np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
     # Where records choose, more of them meet where more images lie; else each question gets its votes.
-    votes = each * (cells / sizes) * (sizes / sizes.mean() if task.traits.records_choose else 1.0)
+    votes = each * (cells / sizes) * (sizes / sizes.mean() if task.traits.is_reverse else 1.0)
     smeared = share * votes + (1 - share) * votes.sum(axis=1, keepdims=True) / task.num_classes
     noisy = rng.poisson(smeared) + rng.normal(0.0, task.total_sigma_votes, smeared.shape)
     answers = NoisyAnswers.of(

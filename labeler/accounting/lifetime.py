@@ -98,7 +98,7 @@ def vote_nano(task: Setting) -> int:
 def job_nano(task: Setting) -> int:
     """The most that one job of a task can take of any record's B: k votes, or as many as there are queries.
 
-    Public: it follows from the task alone. A job is one round (`MethodTraits.asked_at_once`).
+    Public: it follows from the task alone. A job is one round (`Method.single_round`).
     """
     return min(task.k, task.max_queries) * vote_nano(task)
 

@@ -37,7 +37,7 @@ from labeler.evidence.document import (
 )
 from labeler.methods import METHODS
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
-from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits
+from labeler.methods.terms import BoundedNumbers, CountedVotes, Method
 from labeler.planning import METHOD, METHOD_OF_SAMPLES, PrivacyStatement, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task
@@ -207,7 +207,7 @@ def task_of(facts: TaskFacts) -> Task | None:
     return task if task.digest == facts.digest else None
 
 
-def proof_of(method: str, traits: MethodTraits) -> str:
+def proof_of(method: str, traits: Method) -> str:
     """Where the sensitivity of a method is stated and proved: the function whose docstring is the proof.
 
     Raises:
@@ -221,7 +221,7 @@ def proof_of(method: str, traits: MethodTraits) -> str:
     raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
 
 
-def source_of(traits: MethodTraits) -> str:
+def source_of(traits: Method) -> str:
     """The paper of a method, as the first line of its module names it."""
     stated = traits.stated
     function = stated.squared if isinstance(stated, CountedVotes) else None if stated is None else stated.answer_sum

@@ -1,42 +1,43 @@
-"""The ways in which agents answer: a module each, with its traits, its sensitivity and the proof of it.
+"""The ways in which agents answer: a module each, with its sensitivity, the proof of it, and how an agent answers.
 
-    terms           what a module has to say: traits, and what is proved
+    terms           what a module has to say
     sensitivity     what prices are made of: asks a task's method, refuses one that proves nothing
     knn, reverse_knn, ensemble, blind_average, aux_distill, federated
 
-Whoever adds a method writes such a module, the module of `workers.voting` that finds its answers, and a row here. Other
-modules ask the traits, and not a method's name.
+Whoever adds a method writes such a module, a page docs/math/NAME.md, and a row in `METHODS`. Nobody else names methods.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from difflib import get_close_matches
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, WithJsonSchema
 
 from labeler.methods import aux_distill, blind_average, ensemble, federated, knn, reverse_knn
-from labeler.methods.terms import BoundedNumbers, CountedVotes, MethodTraits, ReleaseKind
+from labeler.methods.terms import Method, ReleaseKind
 
-Method = Literal["knn", "reverse-knn", "ensemble", "blind-average", "aux-distill", "federated"]
-"""How agents answer; see METHODS."""
-
-METHODS: Final[dict[Method, MethodTraits]] = {
-    "knn": knn.TRAITS,
-    "reverse-knn": reverse_knn.TRAITS,
-    "ensemble": ensemble.TRAITS,
-    "blind-average": blind_average.TRAITS,
-    "aux-distill": aux_distill.TRAITS,
-    "federated": federated.TRAITS,
+METHODS: Final[dict[str, Method]] = {
+    "knn": knn.METHOD,
+    "reverse-knn": reverse_knn.METHOD,
+    "ensemble": ensemble.METHOD,
+    "blind-average": blind_average.METHOD,
+    "aux-distill": aux_distill.METHOD,
+    "federated": federated.METHOD,
 }
-"""Every way to answer, by the name a task gives it."""
+"""Every way to answer, by the name a task gives it, in the order of introduction."""
 
-METHOD_NAMES: Final[tuple[Method, ...]] = tuple(METHODS)
-"""For help and refusals, in the order of introduction."""
 
-__all__ = [
-    "METHODS",
-    "METHOD_NAMES",
-    "BoundedNumbers",
-    "CountedVotes",
-    "Method",
-    "MethodTraits",
-    "ReleaseKind",
-]
+def _known(name: str) -> str:
+    if name not in METHODS:
+        near = get_close_matches(name.lower().replace("_", "-"), METHODS, n=1)
+        raise ValueError(
+            f"Input should be one of {', '.join(METHODS)}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(METHODS)})]
+"""A name in METHODS, as models of pydantic read it."""
+
+__all__ = ["METHODS", "Method", "MethodName", "ReleaseKind"]

@@ -4,26 +4,104 @@ A model travels the way of votes: asked about are the unit vectors of feature sp
 model are its weights. The unit of `Task.sigma_votes` is what one record can change, so that sigma is the noise
 multiplier and the instance-level price is 1/sigma-GDP up to rounding, whatever the learner is.
 
-How the weights are found: `labeler.convex`, `labeler.descent`, `workers.voting.blind_average`. With the learner "means"
-they are sums of records by class, along public axes: `labeler.class_means`.
+How the weights are found: `labeler.descent`, `workers.learning.linear`. With the learner "means"
+they are sums of records by class, along public axes: `labeler.methods.blind_average`.
+
+How far one record can move a regularised linear model, with proofs: the sensitivities of model release.
+
+Throughout, features have norm at most c, the loss of a record z at weights w has a gradient of norm at most L, is
+smooth with constant b, and
+
+    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n),
+
+with a public n, "the least number of records": dividing by n where there are fewer makes F total, so that nobody has
+to be refused, or be seen to be refused, for the size of a private set.
+
+**Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
+one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
+records: L/n. So one bound serves both neighbouring relations, at every size. (Where the sum is always divided by n, one
+record added or removed changes it by L/n; which needs a public bound on |D|: `labeler.descent`, "With a public
+denominator".)
+
+**Fact 2, a gradient step is a contraction.** For 0 < a <= 2/(b + 2 lambda) the step T(w) = w - a grad F(w) satisfies
+|T(w) - T(v)| <= (1 - a lambda) |w - v|. Proof: F - (lambda/2)|.|^2 is convex and b-smooth, so its gradient g is
+co-coercive: <g(w) - g(v), w - v> >= |g(w) - g(v)|^2 / b. With T(w) - T(v) = (1 - a lambda)(w - v) - a (g(w) - g(v)),
+the squared norm is at most (1 - a lambda)^2 |w - v|^2 - a (2 (1 - a lambda)/b - a) |g(w) - g(v)|^2, whose last term
+is not positive when a (b + 2 lambda) <= 2.
+
+**Fact 3, the losses.** Softmax: the gradient is (p - e_y) x^T, and |p - e_y|^2 = (1 - p_y)^2 + sum_{j != y} p_j^2 <=
+2 (1 - p_y)^2, so L = sqrt(2) c for every number of classes; its Hessian in the scores, diag(p) - p p^T, has no
+eigenvalue above 1/2 (Gershgorin: p_i (1 - p_i) + p_i (1 - p_i) <= 1/2), so b = c^2/2. Huberised hinge of one class: a
+slope in [-1, 0] that changes at a rate of at most 1/(2h), so L = c, b = c^2/(2h). Logistic, one column of weights: a
+slope in [-1, 1] that changes at a rate of at most 1/4, so L = c, b = c^2/4. All K classes at once, as one
+vector of squared norm sum |w_k|^2: L = sqrt(K) c, attained where every margin is violated, and the same b, as the
+classes do not meet.
+
+**Fact 4, a short softmax model has short gradients.** If |w| <= R, two scores of a row differ by at most
+g = sqrt(2) R c, as |w_i - w_j| <= sqrt(2) R. So 1 - p_y <= q = (K-1)/(K-1 + e^-g), every p_j <= m = 1/(1 + (K-1) e^-g),
+and with sum_{j != y} p_j^2 <= (1 - p_y) min(1 - p_y, m) the gradient has norm at most L = c sqrt(q^2 + q min(q, m)):
+sqrt(1 - 1/K) c at R = 0, which is exact, and never more than sqrt(2) c.
+
+Class means as a model: how far one record moves an agent's sums along public axes, with the proof.
+
+    record (x, y)  --public axes-->  phi(x), |phi| <= 1  -->  g(x, y) = phi(x) tensor e_y
+    agent: u = sum of g over its records, drawn onto the ball of radius R  -->  one `VectorSum`  -->  class means
+
+Nothing is trained and nothing is divided by a private count: what is opened is the noisy sum. Whoever reads it brings
+the sum of each class to one length and names the class of the largest cosine (`labeler.linear_model`); that is
+post-processing, as are the labels and the student refined on public images from them.
+
+**Fact 1, g depends on its record alone, to the last bit.** A (x - m) is a row of whole numbers, exact in any order
+(`labeler.linear_model`). Its squares are added one axis after the other, number by number, so that neither the order
+nor the size of a block of rows enters (`workers.learning.class_means`); the root and the division are correctly
+rounded. Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
+
+**Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes: the sum of squares is off by at most (k + 1) 2^-53 of itself, the root
+by half of that and its own rounding, the division by one more; cutting towards zero lengthens nothing.
+
+**Fact 3, one record added or removed moves u by g**: by at most 1, whatever the others are and however many. Replaced,
+which is what a cap on the records of a person may do, by g - g': at most 2, attained by opposite rows of one class.
+
+**Fact 4, the ball moves no two vectors further apart**: it is convex, and the nearest point of a convex set is a
+1-Lipschitz function. In double precision the vector that leaves is within R (D + 10) 2^-53 of that point, D its
+numbers: reading whole numbers as doubles turns and lengthens u by 2^-53 of itself, which the ball makes 2 * 2^-53 R at
+most; a norm of D numbers is off by (D + 3) 2^-53 of itself; a quotient and a product. So
+
+    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 where a cap may replace,
+
+and never more than two vectors of the ball are apart. **Agent level**: a vector of norm at most R becomes zero, and
+where every site keeps at most `max_records`, R is at most that. **Person level**: `labeler.methods.sensitivity`.
+
+At instance level the radius moves no price; it bounds what an agent that lies can do, and what a whole agent costs. The
+ball shortens the sum of an agent with more than R records that agree, and never turns it.
+
+References:
+    Wahdany et al. 2025 (DPPL-Mean) sum records as they are, Mehta et al. 2023 divide by a covariance; both are measured
+    in docs/math/rivals.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import kept_bound, training_of
-from labeler.methods.terms import BoundedNumbers, MethodTraits
+from labeler.descent import Descent
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.methods.sensitivity import kept_bound, most_trained, training_of
+from labeler.methods.terms import BoundedNumbers, Method
+from labeler.records import axes_of
 from labeler.setting import Setting, Training
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labeler.class_means import MeanTerms
-    from labeler.convex import LinearTerms
+    from labeler.batch import QueryBatch
+    from labeler.methods.terms import RunnerContext
     from labeler.noise import VectorSum
+    from labeler.records import Records
+    from labeler.task import Task
 
 
 def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
@@ -32,7 +110,6 @@ def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
     Raises:
         InvalidSetting: as for `linear_terms`.
     """
-    from labeler.class_means import MeanTerms
 
     training = training_of(setting)
     if training.learner != "means" or training.axes is None:
@@ -54,7 +131,6 @@ def linear_terms(setting: Setting) -> LinearTerms:
         InvalidSetting: the rows are not those of the public axes, the model has more weights than rounding is bounded
             for, or terms are out of bounds.
     """
-    from labeler.convex import LinearTerms
 
     training = training_of(setting)
     if training.learner == "means":
@@ -123,12 +199,290 @@ def check_weights(numbers: NDArray[np.int64], setting: Setting) -> None:
     )
 
 
-TRAITS: Final = MethodTraits(
+Learner = Literal["softmax", "svm"]
+
+HUBER_WIDTH = 0.1
+"""h: the hinge is rounded for margins in (1 - h, 1 + h). The value of Kirschte et al."""
+
+
+def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> float:
+    """L of fact 4: the longest gradient of a softmax loss at weights of norm at most R; sqrt(2) c for large R.
+
+    Args:
+        clip_norm: c, norm of a row.
+        radius: R, of the whole model.
+        num_classes: K.
+    """
+    check_positive(clip_norm=clip_norm, radius=radius)
+    _check_classes(num_classes)
+    shrink = (num_classes - 1) * math.exp(-math.sqrt(2) * radius * clip_norm)
+    wrong, likeliest = (num_classes - 1) / (num_classes - 1 + shrink / (num_classes - 1)), 1 / (1 + shrink)
+    return clip_norm * math.sqrt(wrong**2 + wrong * min(wrong, likeliest))
+
+
+@dataclass(frozen=True)
+class LinearTerms:
+    """A linear learner as a mechanism: everything public that its weights, and their sensitivity, depend on.
+
+    Rows x become [x', s], x' = x cut to norm r, s = c/10 and r^2 + s^2 = c^2: their norm is at most c (`bias_feature`,
+    `feature_norm`). From w = 0, `iterations` times,
+
+        w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
+
+    (with `max_records`, F_D always divided by n, and a = 2 / (b max_records/n + 2 lambda)) on all records at once,
+    where project cuts the whole model (softmax) or the model of each class (svm) to norm R.
+    This is the projected SGD of Kirschte et al. with the whole local set as its batch: no record has a place in an
+    order, so nothing but D and these terms decides the weights, and how many steps are made does not depend on D.
+    (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
+    here.)
+
+    **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
+    classes of the svm), converged or not, one record added, removed or replaced: `labeler.descent` has the proof, and
+    says what rounding adds. It is the bound of the exact minimiser, and never larger than the paper's
+    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regulariser that does not happen. It is
+    attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
+
+    **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
+    same module's proof; for tasks in which no cap makes one record replace another.
+
+    **User level**: |w| <= min(R, r L/lambda) for softmax, min(sqrt(K) R, r L/lambda) for the svm; r = max_records / n,
+    1 without that bound.
+
+    Attributes:
+        learner: "softmax", multinomial logistic regression; "svm", a huberised hinge, one class against the rest.
+        num_classes: K, from the task, never from labels.
+        regularisation: lambda.
+        clip_norm: c.
+        radius: R, of the whole softmax model, or of each class of the svm.
+        iterations: how many steps.
+        min_records: n; a user with fewer records takes part as above, with a smaller model.
+        max_records: n_max, the most records a user may have, as a public fact; None where there is none.
+
+    Raises:
+        InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
+
+    References:
+        Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10.
+    """
+
+    learner: Learner
+    num_classes: int
+    regularisation: float
+    clip_norm: float
+    radius: float
+    iterations: int
+    min_records: int
+    max_records: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.learner not in get_args(Learner):
+            raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
+        check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
+        check_count(iterations=self.iterations, min_records=self.min_records)
+        if self.max_records is not None:
+            check_count(max_records=self.max_records)
+        _check_classes(self.num_classes)
+        _ = self.descent  # Refuses numbers for which double precision proves nothing.
+
+    @property
+    def bias_feature(self) -> float:
+        """s: the constant that carries the intercept; the last feature, and so the last row of weights."""
+        return self.clip_norm / 10
+
+    @property
+    def feature_norm(self) -> float:
+        """r: what the norm of a record's own features is cut to."""
+        return math.sqrt(self.clip_norm**2 - self.bias_feature**2)
+
+    @property
+    def lipschitz(self) -> float:
+        """L of the whole model at every point that descent can reach, facts 3 and 4."""
+        if self.learner == "svm":
+            return math.sqrt(self.num_classes) * self.clip_norm
+        # Descent with gradients of norm sqrt(2) c stays within r sqrt(2) c / lambda, wherever R is.
+        crowding = 1.0 if self.max_records is None else self.max_records / self.min_records
+        reached = min(self.radius, crowding * math.sqrt(2) * self.clip_norm / self.regularisation)
+        return softmax_lipschitz(clip_norm=self.clip_norm, radius=reached, num_classes=self.num_classes)
+
+    @property
+    def smoothness(self) -> float:
+        """b, of the loss without the regulariser, fact 3."""
+        return self.clip_norm**2 / (2 if self.learner == "softmax" else 2 * HUBER_WIDTH)
+
+    @property
+    def descent(self) -> Descent:
+        """The training as a mechanism."""
+        return Descent(
+            lipschitz=self.lipschitz,
+            smoothness=self.smoothness,
+            regularisation=self.regularisation,
+            least=self.min_records,
+            columns=self.num_classes,
+            iterations=self.iterations,
+            radius=self.radius,
+            balls=1 if self.learner == "softmax" else self.num_classes,
+            most=self.max_records,
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """a, the longest step that fact 2 allows."""
+        return self.descent.learning_rate
+
+    @property
+    def largest_norm(self) -> float:
+        """Bound on the norm of the whole model, rounding included; the agent-level sensitivity."""
+        return self.descent.largest_norm
+
+    @property
+    def sensitivity(self) -> float:
+        """Bound on the distance of the weights of one user on neighbouring sets, instance level, rounding included.
+
+        One record added, removed or, without `max_records`, replaced; for every number, also below `min_records`.
+        """
+        return self.descent.sensitivity
+
+    @property
+    def rounding_margin(self) -> float:
+        """Share of the bound that covers double precision."""
+        return self.descent.rounding_margin
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
+
+
+def _check_classes(num_classes: int) -> None:
+    check_count(num_classes=num_classes)
+    if num_classes < 2:
+        raise InvalidSetting("a classifier tells at least two classes apart, found num_classes 1")
+
+
+def check_count(**values: int) -> None:
+    for name, value in values.items():
+        if type(value) is not int or value < 1:
+            raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")
+
+
+FINE = 2**30
+"""Whole numbers per 1 of a coordinate of phi: fewer than 2^33 records add up within 64 bits."""
+
+
+def ball_rounding(radius: float, numbers: int) -> float:
+    """How far a vector that was drawn onto a ball in double precision may be from the exact one; fact 4."""
+    return radius * (numbers + 10) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class MeanTerms:
+    """Class sums as a mechanism; see the module.
+
+    Attributes:
+        num_classes: K, from the task, never from labels.
+        axes: k, public axes that features are looked at along.
+        radius: R, the most that an agent's sums may be long, records.
+        max_records: the most records an agent may have, as a public fact; None where there is none.
+        may_replace: whether a cap may let one record replace another.
+
+    Raises:
+        InvalidSetting: a value is out of bounds.
+    """
+
+    num_classes: int
+    axes: int
+    radius: float
+    max_records: int | None = None
+    may_replace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2 or self.axes < 1 or not 0 < self.radius < math.inf:
+            raise InvalidSetting("class means have at least two classes, one axis and a positive finite radius")
+        if self.max_records is not None and self.max_records < 1:
+            raise InvalidSetting(f"max_records must be at least 1, found {self.max_records}")
+
+    @property
+    def numbers(self) -> int:
+        """D: one row of K per axis, and one that stays zero, for the centre that is asked about."""
+        return (self.axes + 1) * self.num_classes
+
+    @property
+    def feature_norm(self) -> float:
+        """What a mapped row is cut to when it is scored: it is no longer."""
+        return 1.0
+
+    @property
+    def bias_feature(self) -> float:
+        """There is no intercept."""
+        return 0.0
+
+    @property
+    def reach(self) -> float:
+        """R: what an agent's sums are drawn to."""
+        return self.radius if self.max_records is None else min(self.radius, float(self.max_records))
+
+    @property
+    def largest_norm(self) -> float:
+        """Bound on the norm of an agent's vector, rounding included; the agent-level sensitivity."""
+        return self.reach + ball_rounding(self.reach, self.numbers)
+
+    @property
+    def sensitivity(self) -> float:
+        """Bound on the distance of one agent's vectors on neighbouring sets, instance level, rounding included."""
+        one = (2 if self.may_replace else 1) * (1 + (self.axes + 4) * 2.0**-52)
+        return min(one + 2 * ball_rounding(self.reach, self.numbers), 2 * self.largest_norm)
+
+
+def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
+    """The agent's weights on the grid, in units of their sensitivity, shape (rows asked about, num_classes).
+
+    Trained once per batch and version of the records.
+    """
+
+    def train() -> NDArray[np.int64]:
+        terms, axes = model_terms(task), axes_of(task, batch.features)
+        if not isinstance(terms, MeanTerms):
+            weights = context.learner.weights(records.trainable(most_trained(task)), terms=terms, axes=axes)
+        elif axes is None:
+            raise InvalidSetting("class means are along public axes, and the task has none")
+        else:
+            # Of all records: where no bound is kept none are cut, since a cut would let one record replace another.
+            weights = context.learner.class_sums(records.trainable(kept_bound(task)), terms=terms, axes=axes)
+        return weight_sum(task).quantize(weights / terms.sensitivity)
+
+    answer = context.models.once(records.version, f"blind-average {task.digest} {batch.digest}", train)
+    return answer.reshape(len(batch), task.num_classes)
+
+
+def check_dimension(task: Task, dimension: int) -> None:
+    """Refuse a model whose rows are not those that features of so many numbers have.
+
+    Raises:
+        PrivacyRefusal: they are not.
+    """
+    axes = training_of(task).axes
+    if axes is not None and axes > dimension:
+        raise PrivacyRefusal(
+            f"the task looks along {axes} axes (training.axes) at features that have {dimension} numbers"
+        )
+    if axes is None and task.rows != dimension + 1:
+        raise PrivacyRefusal(
+            f"a {task.method} task over features of dimension {dimension} has one row more than that, found "
+            f"{task.rows}; make a task with max_queries = {(dimension + 1) * task.steps}"
+        )
+
+
+METHOD: Final = Method(
     "DP-Helmet",
     "the weights of a linear model trained on its records",
     sums="weights",
-    asked_at_once=True,
-    counts=False,
-    asks_for_a_model=True,
+    ballots=ballots,
     stated=BoundedNumbers(weight_sum, longest_weights_grid, check_weights),
+    takes=frozenset({"training", "training.axes"}),
+    single_round=True,
+    asks_for_a_model=True,
+    check_room=check_dimension,
+    most_rows=lambda task, _: most_trained(task),
+    is_attacked=True,
 )

@@ -1,15 +1,29 @@
 """AE-DPFL (Zhu et al. 2021, Algorithm 2): an agent trains a model on its records, which casts one vote per query.
 
 Whatever the learner is, and whatever it learns, the proof is about one vote per query alone. How it is cast:
-`labeler.ballots.one_hot_ballots`, `workers.voting.ensemble`.
+`one_hot_ballots`, `workers.learning.heads`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import TYPE_CHECKING, Final
 
-from labeler.methods.terms import CountedVotes, MethodTraits
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.descent import MOST_RECORDS
+from labeler.errors import PrivacyRefusal
+from labeler.methods.knn import knn_ballots
+from labeler.methods.terms import CountedVotes, Method
+from labeler.records import ModelStore
 from labeler.setting import Setting, StatedLevel
+
+if TYPE_CHECKING:
+    from labeler.batch import QueryBatch
+    from labeler.methods.terms import Learner, RunnerContext
+    from labeler.records import Records
+    from labeler.task import Task
 
 
 def squared(setting: Setting, level: StatedLevel, queries: int) -> int:  # noqa: ARG001  # as every method's
@@ -35,9 +49,85 @@ def per_cell(setting: Setting) -> int:  # noqa: ARG001  # as every method's
     return 1
 
 
-TRAITS: Final = MethodTraits(
+def one_hot_ballots(predictions: NDArray[np.integer], *, num_classes: int) -> NDArray[np.int64]:
+    """Cast one vote per query, for the class a locally trained model predicts (AE-DPFL; Zhu et al. 2021, Algorithm 2).
+
+    One record may change the model and with it any prediction, so per query one vote may move: two
+    coordinates by one (squared L2 at most 2).
+
+    Args:
+        predictions: shape (num_queries,), the predicted class; -1 casts no vote.
+        num_classes: C, the number of classes of the task.
+
+    Returns:
+        Votes, int64, shape (num_queries, num_classes); each row sums to at most 1.
+
+    Raises:
+        InvalidSetting: a prediction is not a class of the task.
+    """
+    return knn_ballots(predictions[:, None], num_classes=num_classes)
+
+
+MOST_NUMBERS = 2**24
+"""In double precision, of features and of what training makes of them: 128 MiB, and a minute or two on one core."""
+
+MOST_HEAD = 2**21
+"""Weights of a head, at most: 1,000 classes of a backbone with 2,048 numbers."""
+
+MOST_SQUARE = 2**25
+"""Numbers of X^T X, at most: features of 5,791 numbers. Training holds a few copies."""
+
+_COPIES_OF_SCORES = 4
+"""That training makes for each record: scores, their exponentials, the truth and the gradient by each of them."""
+
+
+def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
+    """One vote per query, for the class that the agent's own head predicts; the lowest among equals."""
+    head = head_of(task, records, models=context.models, learner=context.learner)
+    return one_hot_ballots(context.learner.predictions(head, batch.features), num_classes=task.num_classes)
+
+
+def head_of(task: Task, records: Records, *, models: ModelStore, learner: Learner) -> NDArray[np.int64]:
+    """The agent's head for a task, as it is kept, or trained now."""
+
+    def train() -> NDArray[np.int64]:
+        most = most_records(dimension=records.all_features.shape[1], num_classes=task.num_classes)
+        return learner.head(records.trainable(most), num_classes=task.num_classes)
+
+    return models.once(records.version, f"ensemble {task.digest}", train, task=task)
+
+
+def most_records(*, dimension: int, num_classes: int) -> int:
+    """How many records a head is trained on at most: public, so that memory tells nothing of how many there are."""
+    return max(1, min(MOST_RECORDS, MOST_NUMBERS // (dimension + _COPIES_OF_SCORES * num_classes)))
+
+
+def check_head(task: Task, dimension: int) -> None:
+    """Refuse a task whose head would have more weights than a site has room for; before the charge, of public facts.
+
+    Raises:
+        PrivacyRefusal: it would.
+    """
+    weights = (dimension + 1) * task.num_classes
+    if weights > MOST_HEAD:
+        raise PrivacyRefusal(
+            f"a head of {task.num_classes} classes over features of {dimension} numbers has {weights} weights, and a "
+            f"site trains at most {MOST_HEAD}; ask about fewer classes, use a backbone of fewer numbers, or method knn"
+        )
+    if (dimension + 1) ** 2 > MOST_SQUARE:
+        raise PrivacyRefusal(
+            f"a site trains heads over features of at most {math.isqrt(MOST_SQUARE) - 1} numbers, found {dimension}; "
+            "use a backbone of fewer numbers, or method knn"
+        )
+
+
+METHOD: Final = Method(
     "AE-DPFL",
     "one vote per question, of a model trained on its records",
-    rows_have_a_total=True,
+    ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
+    row_total=lambda setting: setting.k,
+    check_room=check_head,
+    most_rows=lambda task, dimension: most_records(dimension=dimension, num_classes=task.num_classes),
+    is_attacked=True,
 )

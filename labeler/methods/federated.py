@@ -3,9 +3,9 @@
 Each step is over a secret sample of what agents hold.
 
 A model travels the way of votes, as for blind-average: the rows asked about are the unit vectors of feature space, or
-public axes, and beside them the public model as the steps before have made it (`labeler.federated`). Each step is one
-round. The unit of `Task.sigma_votes` is the clip: what one record (`unit = "record"`) or one agent (`unit = "agent"`)
-can change in the sum of one step, so that sigma is the noise multiplier of the papers.
+public axes, and beside them the public model as the steps before have made it (`labeler.methods.federated`). Each step
+is one round. The unit of `Task.sigma_votes` is the clip: what one record (`unit = "record"`) or one agent (`unit =
+"agent"`) can change in the sum of one step, so that sigma is the noise multiplier of the papers.
 
 **What T steps cost.** Write D2 for the clip in grid units, rounding included (`labeler.noise`), v for the variance
 that the h honest shares add, q for the rate.
@@ -28,31 +28,73 @@ asked the first of a task's steps, in whatever order they come, is charged for a
 (`labeler.batching.round_charges`). A job that fails after its first step stays charged for all of them.
 
 **PriFedSync** (Zheng et al. 2021) trains a model of its own at every agent beside the one that is shared. What an agent
-keeps is not released and costs nothing: `labeler.local_heads` and a site's own shell are the place for it.
+keeps is not released and costs nothing: `labeler.methods.aux_distill` and a site's own shell are the place for it.
 
 References:
     Abadi et al. 2016. McMahan, Ramage, Talwar, Zhang 2018 (DP-FedAvg). Mironov, Talwar, Zhang 2019.
     Zhu, Dong, Wang 2022.
+
+Training in steps over secret samples: what an agent answers in one step.
+
+    theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1)
+
+With unit "record" (DP-FedSGD) each record of an agent takes part in a step with chance q, by a coin of its own; the
+agent sums the gradients of those that do, each cut to norm c, draws the sum onto the ball of radius R c, and answers
+with it in units of c. With unit "agent" (DP-FedAvg) the agent tosses one coin, makes its local steps from theta_t in
+any case, and answers with the change of the model cut to norm c, or with zero. An agent always answers: a zero vector
+gets its noise as any other does.
+
+**The coins** are words of the round's own key (`workers.agent.agent`), compared with floor(q 2^64): each record's
+chance is that number over 2^64, at most q, and no coin hangs on another record. A price for q holds for less. The key
+is drawn with the charge and erased with the round, and the answer is stored before a byte of it leaves: there is one
+sample for a round, or none, and nobody but the agent can ever know it. The model is part of the round's digest
+(`labeler.batch.QueryBatch`): asked again from another one, a step is another round, with coins and noise of its own,
+and one more of the T that were paid for.
+
+**Fact 1, the gradient of a record is a function of the record and theta alone, to the last bit, and at most c long.**
+A row z = (phi(x), 1) is cut to whole UNIT-ths number by number; theta is whole THETA_UNIT-ths, no column of it longer
+than LONGEST_COLUMN. Every partial sum of z theta is then a whole number below
+sqrt(2) UNIT LONGEST_COLUMN THETA_UNIT < 2^53: exact in double precision in any order and any block. What makes scores a
+vector d = p - e_y is a fixed sequence of operations on single numbers, each correctly rounded
+(`workers.learning.sampled_steps`); that it resembles a softmax matters to nobody's privacy. d is shortened to c / |z|
+and cut towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c
+is taken covers the few roundings of the two norms.
+
+**Fact 2, one record added or removed moves the sum by its own gradient or not at all**: sums of whole numbers are
+exact, and the samples of the others do not know of it. So by at most c; the ball moves no two vectors further apart (it
+is convex). Reading whole numbers as doubles and the ball's own rounding are off by R (D + 10) 2^-53 at most, as in
+`labeler.methods.blind_average`, fact 4: they are in `sensitivity`.
+
+**Fact 3, with unit "agent"** the answer is zero or a vector of norm at most c, which becomes zero where the agent goes.
+Whatever a record changes, both vectors lie in one ball: at most 2 c apart.
+
+What follows from what steps have opened is post-processing (`labeler.linear_model`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from labeler.errors import InvalidSetting
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
+from labeler.methods.blind_average import ball_rounding, check_dimension
 from labeler.methods.sensitivity import training_of
-from labeler.methods.terms import BoundedNumbers, MethodTraits
+from labeler.methods.terms import BoundedNumbers, Method
+from labeler.records import axes_of
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from labeler.accounting.events import IntegerSum
-    from labeler.federated import StepTerms
+    from labeler.batch import QueryBatch
+    from labeler.methods.terms import Learner, RunnerContext
     from labeler.noise import VectorSum
+    from labeler.records import Records
+    from labeler.task import Task
 
 
 def step_terms(setting: Setting) -> StepTerms:
@@ -62,7 +104,6 @@ def step_terms(setting: Setting) -> StepTerms:
         InvalidSetting: the rows are not those of the public axes, or too many.
     """
     from labeler.descent import MOST_WEIGHTS
-    from labeler.federated import StepTerms
 
     training = training_of(setting)
     if training.sampled is None:
@@ -91,8 +132,8 @@ def step_sum(setting: Setting) -> VectorSum:
     """The sum of one step, in units of `StepTerms.sensitivity`; of all steps `all_steps` is the event.
 
     An agent's contribution is the sum of its drawn records' clipped gradients on a ball, or its clipped update or zero,
-    over `StepTerms.sensitivity`, where it is proved what its unit can change (labeler.federated, facts 1 to 3). Noise
-    shares come from every agent, or from the talliers. How T such sums over secret samples compose: this module.
+    over `StepTerms.sensitivity`, where it is proved what its unit can change (labeler.methods.federated, facts 1 to 3).
+    Noise shares come from every agent, or from the talliers. How T such sums over secret samples compose: this module.
     """
     from labeler.noise import VectorSum
 
@@ -160,13 +201,158 @@ def check_step(numbers: NDArray[np.int64], setting: Setting) -> None:
     step_sum(setting).check(numbers, sentence)
 
 
-TRAITS: Final = MethodTraits(
+UNIT: Final = 2**20
+"""Whole numbers per 1 of a coordinate of a row, and of a slope."""
+
+THETA_UNIT: Final = 2**16
+"""Whole numbers per 1 of a coordinate of the public model."""
+
+LONGEST_COLUMN: Final = 2.0**15
+"""The most that the weights of one class may be long."""
+
+MARGIN: Final = 2.0**-40
+"""Relative, for the rounding of two norms and a quotient (Fact 1)."""
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """One step as a mechanism; see the module.
+
+    Attributes:
+        num_classes: K.
+        rows: rows of the model: one per number of a row, and one for the constant.
+        clip: c.
+        unit: whose part is clipped and sampled.
+        radius: R, the most that an agent's sum may be long, in clips; with unit "agent" it is 1.
+        rate: q, exactly.
+
+    Raises:
+        InvalidSetting: a value is out of bounds.
+    """
+
+    num_classes: int
+    rows: int
+    clip: float
+    unit: Literal["record", "agent"]
+    radius: float
+    rate: Fraction
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 2 or self.rows < 2 or not 0 < self.clip < math.inf:
+            raise InvalidSetting("a step has at least two classes and rows, and clips at a positive finite norm")
+        if not 0 < self.rate <= 1 or not self.radius >= 1:
+            raise InvalidSetting(f"a step samples at a rate up to 1 into a ball of at least 1 clip, found {self}")
+
+    @property
+    def numbers(self) -> int:
+        """D."""
+        return self.rows * self.num_classes
+
+    @property
+    def feature_norm(self) -> float:
+        """What rows are cut to, but for their constant."""
+        return 1.0
+
+    @property
+    def bias_feature(self) -> float:
+        """The constant beside a row."""
+        return 1.0
+
+    @property
+    def reach(self) -> float:
+        """R, in clips."""
+        return self.radius if self.unit == "record" else 1.0
+
+    @property
+    def largest_norm(self) -> float:
+        """Bound on an agent's vector in clips, rounding included: what one agent changes."""
+        return self.reach + ball_rounding(self.reach, self.numbers)
+
+    @property
+    def sensitivity(self) -> float:
+        """By how much the presence of the unit that is sampled moves an agent's vector, in clips, rounding included."""
+        return min(1 + MARGIN + 2 * ball_rounding(self.reach, self.numbers), 2 * self.largest_norm)
+
+    @property
+    def threshold(self) -> int:
+        """Of 2^64: below it a coin says yes."""
+        return math.floor(self.rate * 2**64)
+
+
+def on_grid(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A model as it is asked about: no column too long, and whole THETA_UNIT-ths, cut towards zero."""
+    squares = np.zeros(theta.shape[1])
+    for row in theta:
+        squares += row * row
+    lengths = np.sqrt(squares) * (1 + MARGIN)
+    # A little shorter than the longest, so that a model that was shortened is not shortened again.
+    factors = np.where(lengths > LONGEST_COLUMN, LONGEST_COLUMN * (1 - 2.0**-20) / np.maximum(lengths, 1.0), 1.0)
+    shorter = theta * factors
+    return np.asarray(np.trunc(shorter * THETA_UNIT) / THETA_UNIT)
+
+
+def check_model(theta: NDArray[np.float64], task: Task) -> None:
+    """Refuse what is no public model of a task.
+
+    Raises:
+        BadData: another shape, a number that is not finite or not on the grid, or a column that is too long.
+    """
+    if theta.dtype != np.float64 or theta.shape != (task.rows, task.num_classes) or not np.isfinite(theta).all():
+        raise BadData(f"the public model of a step has shape ({task.rows}, {task.num_classes}), finite float64")
+    if np.abs(theta).max() > LONGEST_COLUMN or not np.array_equal(on_grid(theta), theta):
+        raise BadData("the public model of a step is not on its grid, or too long")
+
+
+def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
+    """What an agent adds to one step, on the grid, in units of what its unit can change; shape (rows, num_classes).
+
+    Of all its records, since a cut would let one record replace another.
+
+    Raises:
+        InvalidSetting: no public model.
+        BadData: it is not one of this task.
+    """
+    if batch.model is None:
+        raise InvalidSetting("a step of sampled training is asked with the public model that it begins from")
+    # Said before the charge by `check_questions`, and again here, of public numbers alone: beyond its grid a model
+    # could make one record's scores infinite, and with them the sum.
+    check_model(batch.model, task)
+    terms = step_terms(task)
+    vector = context.learner.step(
+        records.trainable(None),
+        batch.model,
+        terms=terms,
+        axes=axes_of(task, batch.features),
+        training=training_of(task),
+        source=context.local_noise(),
+    )
+    return step_sum(task).quantize(vector / terms.sensitivity).reshape(len(batch), task.num_classes)
+
+
+def check_questions(task: Task, batch: QueryBatch, _: Learner) -> None:
+    """Refuse a batch that is no step of the task.
+
+    Raises:
+        PrivacyRefusal: not all rows of one step, or no model.
+        BadData: the model is not one of this task.
+    """
+    if batch.model is None or batch.first_query % task.rows:
+        raise PrivacyRefusal(
+            "a step of sampled training asks about all rows of its model, with the public model that it begins from"
+        )
+    check_model(batch.model, task)
+
+
+METHOD: Final = Method(
     "DP-FedSGD, DP-FedAvg",
     "in each step, the clipped gradients of a secret sample of its records, or its clipped update",
     sums="clipped gradients",
-    asked_at_once=True,
-    counts=False,
-    asks_for_a_model=True,
-    is_sampled=True,
+    ballots=ballots,
     stated=BoundedNumbers(step_sum, longest_step_grid, check_step, all_steps),
+    takes=frozenset({"training", "training.axes", "training.sampled"}),
+    single_round=True,
+    asks_for_a_model=True,
+    check_room=check_dimension,
+    check_questions=check_questions,
+    is_attacked=True,
 )

@@ -1,19 +1,30 @@
 """kNN-DPFL (Zhu et al. 2021): every query asks the agent's k records nearest to it for their labels.
 
-How the votes are cast, and that they are a function of exact similarities: `labeler.ballots.knn_ballots`,
+How the votes are cast, and that they are a function of exact similarities: `labeler.methods.knn.knn_ballots`,
 `workers.voting.neighbors`. What follows is about those ballots and about no others.
 
 Where classes are attributes, of which a record may have any number, a record votes for t of them at most
-(`labeler.ballots.attribute_ballots`). One class per record is t = 1.
+(`labeler.methods.knn.attribute_ballots`). One class per record is t = 1.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import records_of_a_person
-from labeler.methods.terms import CountedVotes, MethodTraits
+from labeler.methods.terms import CountedVotes, Method, check_labels
 from labeler.setting import Setting, StatedLevel
+
+if TYPE_CHECKING:
+    from labeler.batch import QueryBatch
+    from labeler.methods.terms import RunnerContext
+    from labeler.records import Records
+    from labeler.task import Task
 
 
 def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
@@ -74,11 +85,104 @@ def per_cell(setting: Setting) -> int:
     return setting.k
 
 
-TRAITS: Final = MethodTraits(
+def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> NDArray[np.int64]:
+    """Count the labels of each query's nearest records (kNN-DPFL; Zhu et al. 2021, Algorithm 3).
+
+    One record of an agent moves at most one vote per query. Order the records of an agent by
+    (similarity to the query, record id): a total order in which two records' places do not depend on
+    any third. Without the record r, the first k of it are those with r, less r if r was among them,
+    plus the one that follows the k-th. So at most one neighbour is swapped for another: two
+    coordinates change by one vote each, or none if their labels agree (L1 at most 2, squared L2 at
+    most 2). Replacing r by r' also changes at most one member of the first k. An agent with fewer
+    than k records votes with what it has: then one coordinate changes by one.
+
+    Args:
+        neighbor_labels: shape (num_queries, k), the class of each neighbour; -1 where there are
+            fewer than k records.
+        num_classes: C, the number of classes of the task.
+
+    Returns:
+        Votes, int64, shape (num_queries, num_classes); each row sums to at most k.
+
+    Raises:
+        InvalidSetting: a label is not a class of the task.
+    """
+    check_labels(neighbor_labels, num_classes, least=-1)
+    num_queries = neighbor_labels.shape[0]
+    # One bin more than there are classes collects the missing neighbours, without a mask over the matrix.
+    slots = num_classes + 1
+    cells = neighbor_labels.astype(np.int64)
+    cells[cells < 0] = num_classes
+    cells += np.arange(num_queries, dtype=np.int64)[:, None] * slots
+    votes = np.bincount(cells.ravel(), minlength=num_queries * slots).reshape(num_queries, slots)
+    return np.ascontiguousarray(votes[:, :num_classes])
+
+
+def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[np.int64]:
+    """Count the attributes of each query's nearest records, of each record the first `most` that it has.
+
+    What one record votes for is a function of its own attributes and of their public order: those it has, cut at
+    `most` (tau-clipping: Zhu et al. 2020, "Private-kNN"; of records, not of models, so that it holds for each). Which
+    records are the first k does not depend on it. `labeler.methods.knn` proves what follows.
+
+    Args:
+        neighbors: shape (num_queries, k, num_attributes), 1 where a neighbour has an attribute and 0 where not.
+        most: tau, at least 1: public, and the same for every agent.
+
+    Returns:
+        Votes, int64, shape (num_queries, num_attributes): at most k each, at most k tau in a row.
+
+    Raises:
+        InvalidSetting: something else than 0 and 1, or tau below 1.
+    """
+    if most < 1:
+        raise InvalidSetting(f"a record votes for at least one attribute, found {most}")
+    if neighbors.size and (neighbors.min() < 0 or neighbors.max() > 1):
+        raise InvalidSetting("a record has each attribute or has it not: 1 or 0")
+    has = neighbors.astype(np.int32)
+    kept = np.where(np.cumsum(has, axis=2) <= most, has, 0)
+    return np.asarray(kept.sum(axis=1), dtype=np.int64)
+
+
+NEIGHBORS_AT_ONCE = 2**21
+"""Neighbours found in one step: some 40 MiB, however many a task asks for."""
+
+
+def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
+    """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
+    votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+    k = records.neighbors(task.k)
+    index = context.indexes.of_records(records)
+    most = task.attributes_per_record
+    each = 1 if most is None else task.num_classes
+    # Row -1, the last one, is no class, or has no attribute.
+    nobody = np.full((1, *records.all_labels.shape[1:]), -1 if most is None else 0, dtype=np.int16)
+    all_labels = np.concatenate([records.all_labels, nobody])
+    for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k * each)):
+        rows = index.search(batch.features[block], k).rows
+        # What a record votes for hangs on that record alone, so parts of the neighbours add up.
+        for part in _blocks(k, NEIGHBORS_AT_ONCE // each):
+            labels = all_labels[rows[:, part]]
+            votes[block] += (
+                knn_ballots(labels, num_classes=task.num_classes)
+                if most is None
+                else attribute_ballots(labels, most=most)
+            )
+    return votes
+
+
+def _blocks(count: int, most: int) -> Iterator[slice]:
+    """Slices that cover `count` rows, each at least 1 and else at most `most` rows long."""
+    step = max(1, most)
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+METHOD: Final = Method(
     "kNN-DPFL",
     "the labels of its k records nearest to each question",
-    rows_have_a_total=True,
-    has_k=True,
-    may_have_attributes=True,
+    ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
+    takes=frozenset({"k", "attributes_per_record"}),
+    row_total=lambda setting: setting.k,
+    is_attacked=True,
 )

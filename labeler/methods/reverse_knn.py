@@ -2,17 +2,66 @@
 
 In kNN-DPFL every query may draw on the same record, so a job of Q queries costs 2 Q. Queries are public: if every
 record looks for its nearest query instead, where it votes depends on that record alone, and it votes k times in the
-whole job. How the votes are cast: `labeler.ballots.reverse_knn_ballots`, `workers.voting.neighbors`.
+whole job. How the votes are cast: `reverse_knn_ballots`.
+
+Ballots on a ball: what one agent contributes is made no longer than a public radius, in whole numbers.
+
+A cap on how many records vote (`max_agent_records`) bounds an agent by the worst that n records could do: all in one
+place, n^2 k. Real ballots are spread over many questions and far shorter. So an agent takes its whole batch b, the
+counts of Q questions and C classes as one vector, leaves out what says nothing about classes, the mean of each
+question, and draws the rest onto the ball of radius R around zero, R votes and public:
+
+    v = C b - (sum of the question's counts)        C times the centred ballot, in whole numbers,
+
+    p(b) = trunc(S v / C)                           where sum v^2 <= C^2 R^2,
+    p(b) = trunc(S R v / |v|)                       elsewhere, entry by entry, on the grid of S units per vote,
+
+trunc leaving the fraction out, towards zero. Comparison and truncation are of whole numbers: for x >= 0 floor(sqrt(x))
+is isqrt(floor(x)), so that trunc(S R v_i / |v|) is isqrt((S R v_i)^2 // sum v^2) with the sign of v_i, exactly. No
+record is left out and none takes another's place. The class with most votes of a question stays it, and C - 1 of C
+numbers at a pure question would else carry the mean: centred ballots are shorter, and more votes fit into the ball.
+
+**Agent level.** |p(b)| <= S R whatever the records are: truncation makes no entry larger. An agent that votes for
+nothing contributes 0. So the square of the change is at most S^2 R^2.
+
+**One record, one person.** Let b and b' be ballots of neighbouring data sets, |b - b'|^2 <= D2^2 (`labeler.methods.
+reverse_knn`). Centring is an orthogonal projection, and the point of a closed convex set next to a point moves no
+further than the point does: before truncation the two are at most S |b - b'| apart, whichever of them is in the ball.
+|trunc(x) - trunc(y)| is below |x - y| + 1 (at most |x - y| where signs differ), so by the triangle inequality over all
+Q C entries
+
+    |p(b) - p(b')| <= S D2 + sqrt(Q C)        grid units, and always at most 2 S R.
+
+Every entry may change, where without the ball only the record's own did: one by a whole number below S D2 + 1, so by at
+most ceil(S D2) <= S ceil(D2).
+
+**Winner.** Entries of p(b) lie between -S R and S R, so that every sum fits its field where R does; where it does not,
+they are cut at public numbers afterwards, which moves no two vectors further apart (`labeler.contribution.on_grid`).
+
+References:
+    Bauschke, Combettes 2017, Convex Analysis and Monotone Operator Theory in Hilbert Spaces, Proposition 4.16.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Final
+from math import isqrt
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.methods.knn import NEIGHBORS_AT_ONCE
 from labeler.methods.sensitivity import records_of_a_person
-from labeler.methods.terms import CountedVotes, MethodTraits
+from labeler.methods.terms import CountedVotes, Method, check_labels
+from labeler.records import UNDECLARED_RECORDS
 from labeler.setting import Setting, StatedLevel
+
+if TYPE_CHECKING:
+    from labeler.batch import QueryBatch
+    from labeler.methods.terms import RunnerContext
+    from labeler.records import Records
+    from labeler.task import Task
 
 UNBOUNDED_RECORDS: Final = 2**40
 """What stands for the number of an agent's records where a task names no bound."""
@@ -21,9 +70,9 @@ UNBOUNDED_RECORDS: Final = 2**40
 def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | int | None:
     """Squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
 
-    The table is of ballots as they are counted. Drawn onto a ball of `ballot_radius` R (`labeler.ball`) they change by
-    R^2 for an agent, or by the table's number if that is less; for a record or a person, D2^2 the table's number, by
-    the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
+    The table is of ballots as they are counted. Drawn onto a ball of `ballot_radius` R (`labeler.methods.reverse_knn`)
+    they change by R^2 for an agent, or by the table's number if that is less; for a record or a person, D2^2 the
+    table's number, by the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
 
     | instance                      | person, g = min(m, n)             | agent          |
     |-------------------------------|-----------------------------------|----------------|
@@ -65,7 +114,6 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
     if counted is None:
         return None  # Only an agent may cast any number of votes.
     # Loaded where it is wanted: the names of methods need no numpy.
-    from labeler.ball import squared_distance
 
     return squared_distance(counted, radius=radius, scale=setting.scale, entries=queries * setting.num_classes)
 
@@ -85,7 +133,7 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
     (Under a cap a record that leaves and the one let in may share a coordinate; then their changes cancel.) For a
     person as many votes as its records have there; those that enter in their place move the coordinate the other way.
     For an agent everything it can put there: the votes of all its n records, and no bound without n. On a ball of
-    radius R no coordinate is above R, and every one may move with the others (`labeler.ball`).
+    radius R no coordinate is above R, and every one may move with the others (`labeler.methods.reverse_knn`).
     """
     radius = setting.ballot_radius
     if radius is not None:
@@ -93,7 +141,6 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
         if level == "agent":
             return radius
         # Loaded where it is wanted, as above.
-        from labeler.ball import largest_distance
 
         return None if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
@@ -112,11 +159,126 @@ def per_cell(setting: Setting) -> int:
     return setting.max_agent_records or UNBOUNDED_RECORDS
 
 
-TRAITS: Final = MethodTraits(
+def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[np.int64]:
+    """p(b) of this module's docstring.
+
+    Args:
+        ballots: int64 counts, at least 0, shape (num_queries, num_classes): the whole batch of one agent. C times the
+            sum of a row fits 63 bits.
+        radius: R, votes.
+        scale: S, grid units per vote; R S fits 63 bits.
+
+    Returns:
+        Grid units, int64, of the same shape, with a sum of squares of at most (R S)^2. Private.
+    """
+    classes = ballots.shape[1]
+    centred = classes * ballots - ballots.sum(axis=1, keepdims=True)
+    lengths = np.abs(centred).ravel().tolist()
+    # Inside of the ball this is isqrt((S v_i)^2 // C^2) = S v_i // C: the same work on both sides, entry by entry.
+    squares = max(sum(length * length for length in lengths), (classes * radius) ** 2)
+    drawn = [isqrt((scale * radius * length) ** 2 // squares) for length in lengths]
+    return np.asarray(np.array(drawn, dtype=np.int64).reshape(ballots.shape) * np.sign(centred))
+
+
+def squared_distance(squared: int, *, radius: int, scale: int, entries: int) -> Fraction:
+    """The most that p moves neighbouring ballots apart: the smaller of the two bounds above, rounded up.
+
+    Args:
+        squared: D2^2 of the ballots themselves, votes^2.
+        radius: R, votes.
+        scale: S, grid units per vote.
+        entries: Q C.
+
+    Returns:
+        A bound on |p(b) - p(b')|^2 / S^2, votes^2, exact.
+    """
+    # (S D2 + sqrt(QC))^2 = S^2 D2^2 + QC + 2 sqrt(S^2 D2^2 QC), and isqrt(x - 1) + 1 is the root rounded up.
+    twice_the_product = isqrt(4 * scale**2 * squared * entries - 1) + 1
+    moved = Fraction(scale**2 * squared + entries + twice_the_product, scale**2)
+    return min(moved, Fraction(4 * radius**2))
+
+
+def largest_distance(squared: int, *, radius: int) -> int:
+    """The most whole votes by which p moves one entry: min(ceil(D2), 2 R).
+
+    Args:
+        squared: D2^2 of the ballots themselves, votes^2; at least 1.
+        radius: R, votes.
+    """
+    return min(isqrt(squared - 1) + 1, 2 * radius)
+
+
+def reverse_knn_ballots(
+    nearest_queries: NDArray[np.integer], labels: NDArray[np.integer], *, num_queries: int, num_classes: int
+) -> NDArray[np.int64]:
+    """Let every record vote for its own class at its k nearest queries.
+
+    The mirror image of `knn_ballots`: there each query looks for k records, here each record looks
+    for k queries. Queries are public, so where a record votes depends on that record alone. Adding
+    or removing it changes at most k coordinates by one vote each **in the whole batch**, however many
+    queries there are: squared L2 sensitivity k, once, where kNN pays 2 for every query. With k = 1
+    this is the histogram of (cell, class) over the Voronoi cells of the public queries.
+
+    Replacing a record is a removal and an addition: per query at most one vote leaves and one
+    arrives, over the batch at most 2k coordinates by one vote each (squared L2 at most 2k).
+
+    Args:
+        nearest_queries: shape (num_records, k), the query numbers each record votes at, all different
+            within a row; -1 where there are fewer than k queries.
+        labels: shape (num_records,), the class of each record.
+        num_queries: Q, the number of queries in the batch.
+        num_classes: C, the number of classes of the task.
+
+    Returns:
+        Votes, int64, shape (num_queries, num_classes).
+
+    Raises:
+        InvalidSetting: a label is not a class of the task.
+    """
+    check_labels(labels, num_classes, least=0)
+    cells = nearest_queries.astype(np.int64) * num_classes + labels.astype(np.int64)[:, None]
+    cells = cells[nearest_queries >= 0]
+    return np.bincount(cells, minlength=num_queries * num_classes).reshape(num_queries, num_classes)
+
+
+NUMBERS_AT_ONCE = 2**22
+"""Numbers of the records' features that look for their nearest questions in one step: 8 MiB, and twice that in float32;
+so memory does not follow how many records there are."""
+
+
+def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
+    """Votes of the records at their nearest queries, in blocks of records, whose votes add up.
+
+    What is searched is the public queries, so it is done in this process whatever the engine.
+    """
+    if task.max_agent_records is not None:
+        records = records.first(task.max_agent_records)
+    queries = context.indexes.of_questions(batch.features, searches=records.max_records or UNDECLARED_RECORDS)
+    votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+    k = min(task.k, len(batch))
+    for features, labels in records.blocks(records_at_once(batch.features.shape[1], k, votes.size)):
+        nearest = queries.search(features, k).record_ids
+        votes += reverse_knn_ballots(nearest, labels, num_queries=len(batch), num_classes=task.num_classes)
+    return votes
+
+
+def records_at_once(dimension: int, k: int, cells: int) -> int:
+    """How many records look for their k nearest questions in one step.
+
+    Each step is counted into a whole table of votes, so it is worth as many neighbours as that has cells; but no more
+    numbers of features than `NUMBERS_AT_ONCE`.
+    """
+    return max(1, min(max(NEIGHBORS_AT_ONCE, cells) // k, NUMBERS_AT_ONCE // dimension))
+
+
+METHOD: Final = Method(
     "reverse kNN",
     "each record's label, at the k questions nearest to it",
-    asked_at_once=True,
-    has_k=True,
-    records_choose=True,
+    ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
+    takes=frozenset({"k", "max_agent_records", "ballot_radius", "life"}),
+    single_round=True,
+    is_reverse=True,
+    most_rows=lambda task, _: task.max_agent_records,
+    is_attacked=True,
 )

@@ -23,10 +23,10 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 
 and, where a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2 for its Q k^2
 (`labeler.methods.knn`). Q are the queries, k the neighbours that vote, n = `max_agent_records`,
-m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R (`labeler.ball`)
-an agent of reverse-knn changes at most R^2, a record what stands here and the rounding. Each method's module holds its
-proof. A winner is computed from the histogram, so that these bounds hold for it, too; `labeler.methods.winners` says
-where less is proved.
+m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
+(`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record what stands here and the rounding.
+Each method's module holds its proof. A winner is computed from the histogram, so that these bounds hold for it, too;
+`labeler.methods.sensitivity` says where less is proved.
 
 A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
 
@@ -34,8 +34,8 @@ A method whose traits state nothing has no price: whatever it is, it is refused,
 other. Whether a record is among them depends on its person's records alone.
 *Instance level.* A record that is not among the m changes nothing when it leaves. One that is lets the
 person's next record in: what the agent answers with changes by at most one **replacement**, for which every method's
-bound at instance level must hold. For numbers both sensitivities do (`labeler.convex`, fact 1): with a cap per person,
-models are trained and priced for replacing, whatever bound on all records sites keep (`kept_bound`).
+bound at instance level must hold. For numbers both sensitivities do (`labeler.methods.blind_average`, fact 1): with a
+cap per person, models are trained and priced for replacing, whatever bound on all records sites keep (`kept_bound`).
 *Person level.* When all records of a person leave, at most m of those answered with leave, and no other
 person's record enters: what the agent answers with changes by a removal of at most m records, and by no
 replacement. For numbers these are m removals one after the other, each within the sensitivity whatever the others are,
@@ -49,19 +49,26 @@ as with one sharing, so the same bounds hold. The column of votes not cast is in
 A guarantee at instance level is about one record. A person with several records is protected as a group of that size,
 and where the task has no `records_per_person` nobody bounds that size. A person with records at two agents changes the
 ballots of both: the norms of the two changes add up, and so do their mus. It is the same where one person has two ids.
+
+Which winners have a price of their own, and when it is taken (`labeler.accounting.winner`).
 """
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from labeler.accounting.events import IntegerSum
+from labeler.accounting.integer import epsilon_bound
+from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.descent import MOST_RECORDS
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.terms import Asked, BoundedNumbers, CountedVotes
 from labeler.setting import Setting, StatedLevel, Training
 
 if TYPE_CHECKING:
-    from labeler.accounting.events import IntegerSum
     from labeler.noise import VectorSum
 
 
@@ -150,8 +157,18 @@ def kept_bound(setting: Setting) -> int | None:
     return None if setting.a_record_may_be_replaced else training.max_records
 
 
+def most_trained(setting: Setting) -> int:
+    """Return with how many records an agent trains at most.
+
+    Where the task counts on a bound that sites keep, that bound; no shard that an agent answers such a task from
+    holds more, so that it never binds.
+    """
+    return kept_bound(setting) or MOST_RECORDS
+
+
 def sums_means(task: Asked) -> bool:
-    """Whether agents sum records by class (`labeler.class_means`), where other tasks of the method train a model."""
+    """Whether agents sum records by class (`labeler.methods.blind_average`), where other tasks of the method train a
+    model."""
     return task.training is not None and task.training.learner == "means"
 
 
@@ -258,7 +275,6 @@ def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum |
     if sums is None or task.release != "winner":
         return sums
     # Loaded where it is wanted: it needs more than numbers.
-    from labeler.methods.winners import as_winners
 
     return as_winners(task, queries, sums, one=summed_votes(task, level, 1))
 
@@ -316,3 +332,44 @@ def _without_sensitivity(method: str) -> PrivacyRefusal:
         f"method {method!r} has no stated sensitivity, so it has no price; state and prove what one record, one person "
         "and one agent change, in its module of labeler.methods"
     )
+
+
+def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum | None) -> IntegerSum:
+    """The winners of noisy sums as an event of their own, where less is proved of them than of the sums.
+
+    Where rows have a total (top-k votes, one vote of a model), each query is bounded by itself. Squared by votes, a
+    change of 1 is one vote that arrives or leaves. One of 2 in which no count moves by more than one vote is one vote
+    here and one there: a vote that moves, since no record adds two votes to a row. More votes at once, or reverse-knn,
+    whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose noise the
+    talliers add: a dishonest one may add any number, and an answer is no threshold on the changed count any more where
+    the sum wraps around in the field (`labeler.noise`). So does a task whose guarantee is too large, or its
+    delta too small, for the bounds that winners have (`labeler.accounting.integer`).
+
+    Args:
+        queries: how many winners.
+        sums: the event of the histograms of so many.
+        one: the event of a single histogram, at the same level; None where it has no bound.
+    """
+    if (
+        task.traits.row_total is None
+        or task.dishonest_talliers is not None
+        or task.delta < LEAST_DELTA_OF_WINNERS
+        or one is None
+        or one.largest_change != 1
+    ):
+        return sums
+    if one.squared_sensitivity not in (1, 2):
+        return sums
+    winners = IntegerWinner(
+        squared_sensitivity=sums.squared_sensitivity,
+        largest_change=sums.largest_change,
+        grid_scale=sums.grid_scale,
+        share_sigma_grid=sums.share_sigma_grid,
+        noise_contributors=sums.noise_contributors,
+        coordinates=sums.coordinates,
+        level=sums.level,
+        change=ONE_BIT if one.squared_sensitivity == 1 else SWAP,
+        queries=queries,
+        is_duel=task.num_classes == 2 and task.abstain_below is None,
+    )
+    return winners if math.isfinite(epsilon_bound(winners, task.delta)) else sums

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.ballots import attribute_ballots
 from labeler.contribution import check_ballots
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
+from labeler.methods.knn import attribute_ballots
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
 from labeler.task import Task, parse_task

@@ -13,10 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.ball import largest_distance, project, squared_distance
-from labeler.ballots import reverse_knn_ballots
 from labeler.contribution import contribution, largest_sum, on_grid
 from labeler.errors import InvalidSetting, InvalidTask
+from labeler.methods.reverse_knn import largest_distance, project, reverse_knn_ballots, squared_distance
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.noise import noise_share
 from labeler.planning import has_finite_price, price

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.errors import InvalidSetting
+from labeler.methods.ensemble import one_hot_ballots
+from labeler.methods.knn import knn_ballots
+from labeler.methods.reverse_knn import reverse_knn_ballots
 
 CLASSES = 3
 

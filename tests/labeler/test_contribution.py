@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from labeler.ballots import reverse_knn_ballots
 from labeler.contribution import (
     check_ballots,
     clip_ballots,
@@ -18,6 +17,7 @@ from labeler.contribution import (
     largest_sum,
 )
 from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
+from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import most_votes_per_cell, squared_sensitivity
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import os_source, seeded_source

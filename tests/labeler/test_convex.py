@@ -26,8 +26,8 @@ from benchmarks.learning.convex_bounds import (
     svm_sensitivity_as_in_paper,
     user_sensitivity,
 )
-from labeler.convex import LinearTerms, softmax_lipschitz
 from labeler.errors import InvalidSetting
+from labeler.methods.blind_average import LinearTerms, softmax_lipschitz
 
 SVM = LinearTerms("svm", 10, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=50)
 SOFTMAX = LinearTerms("softmax", 10, regularisation=1.0, clip_norm=1.0, radius=100.0, iterations=30, min_records=50)

@@ -14,7 +14,7 @@ from scipy.stats import chi2
 from benchmarks.learning.head_noise import paper_scores_share, solve_noise
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting, PrivacyRefusal, UnsafeGrid
-from labeler.local_heads import MOST_STEPS, LocalHeadTerms
+from labeler.methods.aux_distill import MOST_STEPS, LocalHeadTerms
 from labeler.randomness import seeded_source
 
 FALSE_ALARM = 1e-6

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from api.coordinator.pricing import certified_price, estimate, finite_levels, price_view, round_amounts
 from labeler import methods, task
+from labeler.batch import QueryBatch
 from labeler.batching import round_charges, total_charges
 from labeler.contribution import check_ballots
-from labeler.errors import PrivacyRefusal
-from labeler.methods import METHODS, Method, MethodTraits
+from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.methods import METHODS, Method
 from labeler.methods.sensitivity import (
     answer_sum,
     largest_change,
@@ -21,16 +23,18 @@ from labeler.methods.sensitivity import (
     model_event,
     squared_sensitivity,
 )
+from labeler.methods.terms import CountedVotes, RunnerContext
 from labeler.planning import has_finite_price, integer_event, price
+from labeler.records import Records
 from labeler.solving import solve_queries, solve_sigma
 from labeler.task import Task, Training
-from workers.voting.ways import WAYS
+from tests.workers.answer import answer
+from workers.audit.surroundings import check_attackable
 
 SIXTH = {
-    "one that counts": MethodTraits("a sixth", "votes in some way"),
-    "one that counts, at once": MethodTraits("a sixth", "votes in some way", asked_at_once=True),
-    "one of numbers": MethodTraits("a sixth", "numbers", counts=False, asked_at_once=True),
-    "one with noise of its own": MethodTraits("a sixth", "numbers", counts=False, has_local_noise=True),
+    "one of many rounds": Method("a sixth", "votes in some way"),
+    "one of a single round": Method("a sixth", "votes in some way", single_round=True),
+    "one with noise of its own": Method("a sixth", "votes in some way", has_local_noise=True),
 }
 
 DOORS: dict[str, Callable[[Task], object]] = {
@@ -52,7 +56,7 @@ DOORS: dict[str, Callable[[Task], object]] = {
 }
 
 
-def sixth(monkeypatch: pytest.MonkeyPatch, traits: MethodTraits) -> Task:
+def sixth(monkeypatch: pytest.MonkeyPatch, traits: Method) -> Task:
     """A task of a method that is registered and nothing more; what pydantic would let through as well."""
     monkeypatch.setitem(METHODS, "sixth", traits)
     assert methods.METHODS is task.METHODS
@@ -73,25 +77,22 @@ def test_a_method_without_a_stated_sensitivity_has_no_price(
         DOORS[door](asked)
 
 
-@pytest.mark.parametrize("level", ["instance", "person", "agent"])
-def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatch, level: Any) -> None:
-    counting, numbers = sixth(monkeypatch, SIXTH["one that counts"]), sixth(monkeypatch, SIXTH["one of numbers"])
-    monkeypatch.setitem(METHODS, "sixth", SIXTH["one that counts"])
-    for ask in (squared_sensitivity, largest_change):
+def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = sixth(monkeypatch, SIXTH["one of many rounds"])
+    for ask in (
+        lambda: squared_sensitivity(asked, "instance", 5),
+        lambda: largest_change(asked, "person"),
+        lambda: check_ballots(np.zeros((5, 3), dtype=np.int64), asked),
+        lambda: model_event(asked, "agent"),
+        lambda: largest_distance(asked, "instance"),
+        lambda: answer_sum(asked),
+    ):
         with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
-            ask(counting, level, *([5] if ask is squared_sensitivity else []))
-    with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
-        check_ballots(np.zeros((5, 3), dtype=np.int64), counting)
-    monkeypatch.setitem(METHODS, "sixth", SIXTH["one of numbers"])
-    for model in (model_event, largest_distance):
-        with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
-            model(numbers, level)
-    with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
-        answer_sum(numbers)
+            ask()
 
 
 def test_the_refusal_says_what_is_to_be_stated_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = sixth(monkeypatch, SIXTH["one that counts"])
+    counting = sixth(monkeypatch, SIXTH["one of many rounds"])
     for ask in (lambda: largest_change(counting, "instance"), lambda: squared_sensitivity(counting, "instance", 5)):
         with pytest.raises(PrivacyRefusal) as refusal:
             ask()
@@ -101,8 +102,55 @@ def test_the_refusal_says_what_is_to_be_stated_and_where(monkeypatch: pytest.Mon
         )
 
 
-def test_the_tables_of_methods_name_the_same_methods() -> None:
-    assert tuple(METHODS) == get_args(Method) == tuple(WAYS)
+def votes_for_the_first(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> Any:
+    """One vote per question for the first class of an agent that has records: a record moves one vote at most."""
+    votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+    votes[:, 0] = min(1, len(records))
+    return votes
+
+
+TOY = Method(
+    "a toy",
+    "one vote per question",
+    ballots=votes_for_the_first,
+    stated=CountedVotes(lambda *given: given[2], lambda *_: 1, lambda _: 1),
+)
+
+
+def test_a_toy_method_is_priced_and_answered_by_its_own_module_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "toy", TOY)
+    fields = {"name": "t", "classes": ("a", "b"), "sigma_votes": 30.0, "delta": 1e-5, "max_queries": 8, "agents": 3}
+    asked, known = Task(**fields, method="toy"), Task(**fields, method="ensemble")
+    # One vote of each question comes or goes, where a vote of ensemble moves: half of the price.
+    assert 2 * total_charges(asked, (8,))["instance"] == pytest.approx(total_charges(known, (8,))["instance"], rel=1e-3)
+    batch = QueryBatch(np.eye(8, dtype=np.int16))
+    none = Records(np.zeros((0, 8), np.int16), np.zeros(0, np.int64), np.zeros(0, np.int16), "none")
+    one = Records(np.ones((1, 8), np.int16), np.zeros(1, np.int64), np.zeros(1, np.int16), "one")
+    apart = answer(asked, batch, one) - answer(asked, batch, none)
+    assert np.square(apart).sum() == squared_sensitivity(asked, "instance", 8)
+    check_ballots(answer(asked, batch, one), asked)
+    with pytest.raises(PrivacyRefusal, match="count outside 0 to 1"):
+        check_ballots(answer(asked, batch, one) * 2, asked)
+    with pytest.raises(InvalidSetting, match="toy"):
+        check_attackable(asked, "instance", "releases")
+    with pytest.raises(ValueError, match="did you mean 'ensemble'"):
+        Task(**fields, method="ensembl")
+
+
+def test_only_the_table_of_methods_names_them_all() -> None:
+    """No other module of the product lists methods: whoever adds one touches its module, the table and its page."""
+    root = Path(methods.__file__).parent.parent.parent
+    names = [f'"{name}"' for name in METHODS]
+    lists = [
+        path.relative_to(root).as_posix()
+        for package in ("labeler", "feature_store", "api", "workers")
+        for path in (root / package).rglob("*.py")
+        if not path.relative_to(root).as_posix().startswith(("workers/simulated", "workers/commands/simulate"))
+        and sum(name in path.read_text() for name in names) > 2
+    ]
+    assert lists == ["labeler/methods/__init__.py"]
+    for name in METHODS:
+        assert (root / "docs" / "math" / f"{name}.md").exists(), name
 
 
 def test_every_method_that_there_is_has_one() -> None:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batching import round_charges
 from labeler.errors import InvalidSetting
 from labeler.methods import METHODS
+from labeler.methods.ensemble import one_hot_ballots
+from labeler.methods.knn import knn_ballots
+from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import answer_sum, largest_change, squared_sensitivity
 from labeler.planning import person_guarantee, price
 from labeler.privacy_card import card_in_words, privacy_card

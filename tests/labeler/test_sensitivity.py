@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.errors import InvalidSetting
+from labeler.methods.ensemble import one_hot_ballots
+from labeler.methods.knn import knn_ballots
+from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.task import Level, Method, Task
 

@@ -30,10 +30,11 @@ from feature_store.journal.promises import PromiseStore
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
 from labeler import batching, tally
-from labeler.ballots import attribute_ballots
 from labeler.errors import BadData, StorageFull
 from labeler.linear_model import model_before
 from labeler.messages.rounds import Refusal
+from labeler.methods import METHODS, knn
+from labeler.methods.knn import attribute_ballots
 from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
@@ -41,16 +42,16 @@ from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.campaign import Stage
 from tests.simulation.case import Case
 from tests.simulation.seeds import Wanted, comes_late, comes_through, is_left_to_a_tallier, of, seeds_where
+from workers import voting
 from workers.agent import durable_ledger
 from workers.agent import ledger as agent_ledger
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.desk_charges import DeskCharges
+from workers.learning import heads, learner, linear
 from workers.learning.private_heads import FittedHeads, PrivateHeads
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
-from workers.voting import aux_distill, blind_average, ensemble, lifetime, neighbors
-from workers.voting.neighbors import NeighborVotes
 
 Patch = pytest.MonkeyPatch
 
@@ -193,13 +194,10 @@ def _keep_promises_for_ever(patch: Patch) -> None:
 
 
 def _other_neighbours(patch: Patch) -> None:
-    knn = NeighborVotes.knn
+    def rolled(task: Any, batch: Any, records: Any, context: Any) -> Any:
+        return np.roll(knn.ballots(task, batch, records, context), 1, axis=1)
 
-    def more(self: NeighborVotes, task: Any, batch: Any, records: Any) -> Any:
-        votes = knn(self, task, batch, records)
-        return np.roll(votes, 1, axis=1)
-
-    patch.setattr(NeighborVotes, "knn", more)
+    patch.setitem(METHODS, "knn", replace(METHODS["knn"], ballots=rolled))
 
 
 def _report_before_storing(patch: Patch) -> None:
@@ -318,25 +316,25 @@ def _one_attribute_less(patch: Patch) -> None:
     def fewer(neighbours: Any, *, most: int) -> Any:
         return attribute_ballots(neighbours, most=most - 1)
 
-    patch.setattr(neighbors, "attribute_ballots", fewer)
+    patch.setattr(knn, "attribute_ballots", fewer)
 
 
 def _likeliest_turned_round(patch: Patch) -> None:
-    predict = ensemble.predict
+    predict = heads.predict
 
     def smallest(head: Any, queries: Any) -> Any:
         return predict(-head, queries)
 
-    patch.setattr(ensemble, "predict", smallest)
+    patch.setattr(heads, "predict", smallest)
 
 
 def _one_step_down_less(patch: Patch) -> None:
-    train = blind_average.train_rows
+    train = linear.train_rows
 
     def shorter(records: Any, *, terms: Any, **more: Any) -> Any:
         return train(records, terms=replace(terms, iterations=terms.iterations - 1), **more)
 
-    patch.setattr(blind_average, "train_rows", shorter)
+    patch.setattr(linear, "train_rows", shorter)
 
 
 def _forget_what_was_spent(patch: Patch) -> None:
@@ -349,17 +347,17 @@ def _forget_what_was_spent(patch: Patch) -> None:
 
 
 def _vote_beyond_the_budget(patch: Patch) -> None:
-    patch.setattr(lifetime, "may_vote", lambda _, votes, **__: votes > 0)
+    patch.setattr(voting, "may_vote", lambda _, votes, **__: votes > 0)
 
 
 def _an_account_for_every_row(patch: Patch) -> None:
-    rows = lifetime.one_row_of_each_image
+    rows = voting.one_row_of_each_image
 
     def each(shard: Any) -> Any:
         rows(shard)
         return np.flatnonzero(shard.alive)
 
-    patch.setattr(lifetime, "one_row_of_each_image", each)
+    patch.setattr(voting, "one_row_of_each_image", each)
 
 
 def _spend_after_sending(patch: Patch) -> None:
@@ -375,7 +373,7 @@ def _no_noise_on_heads(patch: Patch) -> None:
 
 
 def _learn_from_other_negatives(patch: Patch) -> None:
-    patch.setattr(aux_distill, "NEGATIVES_EVERY", 4)
+    patch.setattr(learner, "NEGATIVES_EVERY", 4)
 
 
 def _go_on_with_a_full_disk(patch: Patch) -> None:

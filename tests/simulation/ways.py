@@ -49,7 +49,7 @@ _DECAY: Final = 0.2
 _DESCENTS: Final = 5
 _RADIUS: Final = 3.0
 _FIT: Final = 10.0
-"""How much more a record says than the length of an ensemble's weights (`workers.voting.ensemble`)."""
+"""How much more a record says than the length of an ensemble's weights (`workers.learning.heads`)."""
 
 _OFF: Final = 3
 """Grid units by which a gradient in floating point may differ from the one in whole numbers."""
@@ -210,7 +210,8 @@ def _gradient(path: Path, model: bytes) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1024)
 def _weights(path: Path) -> NDArray[np.float64]:
-    """A softmax model after so many steps down the mean loss, as `labeler.convex.LinearTerms` defines them."""
+    """A softmax model after so many steps down the mean loss, as `labeler.methods.blind_average.LinearTerms` defines
+    them."""
     shard = Shard.open(path, verify=False)
     features, labels = shard.features[shard.rows].astype(np.float64) / 2048.0, shard.labels[shard.rows]
     features *= np.minimum(1.0, np.sqrt(0.99) / np.linalg.norm(features, axis=1))[:, None]
@@ -224,7 +225,8 @@ def _weights(path: Path) -> NDArray[np.float64]:
 
 
 def _moved_by_one() -> float:
-    """How far one record moves such a model: 2 L / (n lambda), with L from fact 4 of `labeler.convex`."""
+    """How far one record moves such a model: 2 L / (n lambda), with L from fact 4 of
+    `labeler.methods.blind_average`."""
     others, likely = len(CLASSES) - 1, np.exp(np.sqrt(2) * _RADIUS)
     wrong, most = others / (others + 1 / likely), 1 / (1 + others / likely)
     longest = np.sqrt(wrong**2 + wrong * min(wrong, most))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workers.voting.neighbors
+import labeler.methods.knn
 from api.coordinator.pricing import finite_levels
 from benchmarks.answering import AnsweringAgent
 from feature_store.erasable import KeysInMemory
@@ -162,9 +162,9 @@ def test_ballots_found_in_many_blocks_are_those_found_in_one(make_shard, batch, 
     task = task_for(shard, method=method, k=7)
     expected = agent_for(shard).ballots(task, batch)
     assert len(shard.labels) * 7 > 2 * expected.size
-    monkeypatch.setattr(workers.voting.neighbors, "NEIGHBORS_AT_ONCE", 20)
+    monkeypatch.setattr(labeler.methods.knn, "NEIGHBORS_AT_ONCE", 20)
     assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
-    monkeypatch.setattr(workers.voting.neighbors, "NEIGHBORS_AT_ONCE", 1)
+    monkeypatch.setattr(labeler.methods.knn, "NEIGHBORS_AT_ONCE", 1)
     assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
 
 

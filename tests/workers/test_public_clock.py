@@ -24,6 +24,7 @@ from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.messages.rounds import Settled
+from labeler.records import Records
 from labeler.task import Task, parse_task
 from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of
 from tests.workers.test_agent_service import Site
@@ -31,7 +32,6 @@ from workers.agent.agent import Agent, as_it_is
 from workers.agent.desk import AgentDesk
 from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, Padding, PublicClock
 from workers.party.home import AgentConfig, create_agent_home
-from workers.voting.records import Records
 
 MakeShard = Callable[..., Shard]
 ANSWER = ("input-share", "input-share", "input-share", "answered")

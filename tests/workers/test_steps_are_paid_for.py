@@ -35,9 +35,9 @@ from labeler.errors import (
     ProtocolViolation,
     StorageFull,
 )
-from labeler.federated import check_model
 from labeler.linear_model import model_before
 from labeler.messages.rounds import Ask, Proposal, TallierKey
+from labeler.methods.federated import check_model
 from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release
 from labeler.rounds.effects import Patience

@@ -21,21 +21,17 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
-from labeler.federated import check_model
 from labeler.messages.shares import share_from_bytes, share_to_bytes
-from labeler.methods.sensitivity import training_of
+from labeler.methods.ensemble import head_of
+from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.records import ModelStore, Records
 from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.tally import InputShare, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
-from workers.voting.aux_distill import check_negatives
-from workers.voting.ensemble import ensemble_head
-from workers.voting.lifetime import lifetime_ballots
-from workers.voting.model_store import InMemoryModels, ModelStore
-from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import NO_PERSONS, Records, check_bound, check_labels_fit, select_records
-from workers.voting.ways import WAYS, Means, check_size
+from workers.learning.learner import Trainer
+from workers.voting import NO_PERSONS, NeighborIndexes, check_bound, check_labels_fit, lifetime_ballots, select_records
 
 Seal = Callable[[int, bytes], bytes]
 """Makes of the body for the recipient of a number what is sent to it."""
@@ -119,14 +115,17 @@ class Agent:
         self._shard = shard
         self.is_seeded = is_seeded
         self._answering = threading.Lock()
-        self._neighbors = NeighborVotes(dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes)
-        self._models = InMemoryModels() if models is None else models
+        self._neighbors = NeighborIndexes(
+            dimension=shard.dimension, engine=engine, memory_limit_bytes=memory_limit_bytes
+        )
+        self._models = ModelStore() if models is None else models
         self._engine = engine
+        self._trainer = Trainer(engine)
         self._memory_limit_bytes = memory_limit_bytes
         self._spends = spends
         if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
             # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
-            self._neighbors.prepare(select_records(shard, records_per_person=None))
+            self._neighbors.of_records(select_records(shard, records_per_person=None))
 
     def take_over(self, before: Agent) -> None:
         """Build what the agent of the records as they were had built, now and not when the next question comes.
@@ -135,9 +134,9 @@ class Agent:
         """
         prepared = before._neighbors.prepared_for
         if prepared is not None:
-            self._neighbors.prepare(select_records(self._shard, records_per_person=prepared[1]))
+            self._neighbors.of_records(select_records(self._shard, records_per_person=prepared[1]))
         for task in before._models.tasks():
-            ensemble_head(task, self._records(task), self._models)
+            head_of(task, self._records(task), models=self._models, learner=self._trainer)
 
     @property
     def answering(self) -> threading.Lock:
@@ -239,7 +238,9 @@ class Agent:
         def local_noise() -> ByteSource:
             return self._source(key, LOCAL_NOISE, task, batch, records.version)
 
-        return WAYS[task.method](task, batch, records, Means(self._neighbors, self._models, local_noise, self._engine))
+        return task.traits.ballots(
+            task, batch, records, RunnerContext(self._neighbors, self._models, local_noise, self._trainer)
+        )
 
     def _records(self, task: Task) -> Records:
         # Said before the charge by `check_task`, and again here: the shard may have been embedded anew in between, and
@@ -275,18 +276,7 @@ class Agent:
                 f"reach query {batch.first_query + len(batch)}"
             )
         self.check_task(task, (len(batch),))
-        if task.traits.is_sampled:
-            self._check_step(task, batch)
-        if task.traits.learns_from_queries:
-            check_negatives(task, batch)
-
-    def _check_step(self, task: Task, batch: QueryBatch) -> None:
-        if batch.model is None or batch.first_query % task.rows:
-            raise PrivacyRefusal(
-                f"agent {self.agent_id}: a step of sampled training asks about all rows of its model, with the public "
-                "model that it begins from"
-            )
-        check_model(batch.model, task)
+        task.traits.check_questions(task, batch, self._trainer)
 
     def check_task(self, task: Task, sizes: Sequence[int]) -> None:
         """What `check` can say before there are queries: the task, and how many of them each round will have.
@@ -316,30 +306,12 @@ class Agent:
                 f"agent {self.agent_id}: its shard was embedded by backbone {self._shard.fingerprint[:12]}, "
                 f"the task asks for {task.backbone_fingerprint[:12]}; embed it again with the task's backbone"
             )
-        if task.traits.asked_at_once and any(size != task.rows for size in sizes):
+        if task.traits.single_round and any(size != task.rows for size in sizes):
             raise PrivacyRefusal(
                 f"agent {self.agent_id}: a {task.method} task is answered in one batch of all its {task.rows} "
                 f"queries; every batch costs the whole price, and this one has {sizes[0]}"
             )
-        axes = training_of(task).axes if task.traits.asks_for_a_model else None
-        if axes is not None and axes > self._shard.dimension:
-            raise PrivacyRefusal(
-                f"agent {self.agent_id}: the task looks along {axes} axes (training.axes) at features that have "
-                f"{self._shard.dimension} numbers"
-            )
-        # With axes the rows are the task's own number of queries, which `asked_at_once` has compared.
-        if task.traits.asks_for_a_model and axes is None and any(size != self._shard.dimension + 1 for size in sizes):
-            raise PrivacyRefusal(
-                f"agent {self.agent_id}: a {task.method} task over features of dimension {self._shard.dimension} has "
-                f"one row more than that, found {sizes[0]}; make a task with max_queries = "
-                f"{(self._shard.dimension + 1) * task.steps}"
-            )
-        if task.traits.learns_from_queries and training_of(task).dimension > self._shard.dimension:
-            raise PrivacyRefusal(
-                f"agent {self.agent_id}: the task looks at {training_of(task).dimension} axes (training.dimension) of "
-                f"features that have {self._shard.dimension} numbers"
-            )
-        check_size(task, self._shard.dimension)
+        task.traits.check_room(task, self._shard.dimension)
         self._neighbors.check_ready(task, lambda: self._records(task))
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from feature_store.clock import Clock
 from feature_store.faults import fault_point
@@ -55,12 +55,11 @@ log = logging.getLogger("labeler.agent")
 
 
 def _is_quick(task: Task) -> bool:
-    return task.method in _QUICK and task.life is None
+    """Return whether an answer is a search; other methods train.
 
-
-_QUICK: Final = ("knn", "reverse-knn")
-"""Methods whose answer is a search; the others train. Of votes for life one answer is computed per turn all the same:
-the next one's votes hang on what this one spends."""
+    Of votes for life one answer is computed per turn all the same: the next one's votes hang on what this one spends.
+    """
+    return task.traits.has_k and task.life is None
 
 
 class AgentDesk:

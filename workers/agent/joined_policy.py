@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from labeler.errors import InvalidSetting
 from labeler.invitation import Invitation
+from labeler.methods import METHODS
 from workers.agent.policy import Policy, policy_toml, read_policy, toml_value
 
 CHOICES: Final[Mapping[str, Any]] = {
@@ -26,7 +27,6 @@ CHOICES: Final[Mapping[str, Any]] = {
 }
 """What `labeler agent join` lets a site choose, with what it is where it does not."""
 
-METHODS: Final = ("knn", "reverse-knn")
 RELEASES: Final = ("histogram",)
 
 
@@ -53,7 +53,7 @@ delta = {toml_value(chosen["delta"])}    # well below one over the number of pri
 [allow]
 backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
 tasks = "any"    # or the digests of the tasks that may be answered
-methods = {_list(METHODS)}
+methods = {_list(tuple(name for name, method in METHODS.items() if method.has_k))}
 releases = {_list(RELEASES)}    # "winner" shows ballots to all talliers together
 max_queries_per_day = {toml_value(chosen["max_queries_per_day"])}
 # Agents known to be real and honest, this one included.

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for, say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.messages.rounds import Ask, Proposal
-from labeler.methods import Method, ReleaseKind
+from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.sensitivity import least_delta
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
@@ -133,7 +133,7 @@ class AllowTable(_Table):
 
     backbones: Annotated[tuple[str, ...], Field(strict=False)]
     tasks: Annotated[tuple[HexKey, ...], Field(strict=False)] | Literal["any"]
-    methods: Annotated[tuple[Method, ...], Field(strict=False)]
+    methods: Annotated[tuple[MethodName, ...], Field(strict=False)]
     releases: Annotated[tuple[ReleaseKind, ...], Field(strict=False)]
     max_queries_per_day: Annotated[int, Field(ge=0)]
     max_noise_contributors: Annotated[int, Field(ge=1)]

@@ -36,12 +36,11 @@ from labeler.batch import QueryBatch
 from labeler.errors import PrivacyRefusal
 from labeler.messages.rounds import Ask
 from labeler.randomness import KEY_BYTES
+from labeler.records import ModelStore
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is
 from workers.agent.desk_turn import DeskTurn
 from workers.agent.words import cause
-from workers.voting.model_store import InMemoryModels
-from workers.voting.ways import most_rows
 
 log = logging.getLogger("labeler.agent")
 
@@ -184,7 +183,7 @@ class DrawnProbe:
         self._clock = clock
         self._facts: object = None
         self._agents: dict[int, Agent] = {}
-        self._models = InMemoryModels()
+        self._models = ModelStore()
         self._known: OrderedDict[tuple[str, int], float] = OrderedDict()
 
     def seconds(self, ask: Ask) -> float:
@@ -271,13 +270,13 @@ class Padding:
         Args:
             own: records that the agent answers from.
         """
-        most = min(len(self._drawn), most_rows(task, self._drawn.dimension) or len(self._drawn))
+        most = min(len(self._drawn), task.traits.most_rows(task, self._drawn.dimension) or len(self._drawn))
         rows = max(1, most - min(own, most))
         if rows not in self._agents:
             self._agents[rows] = Agent(
                 "padding",
                 self._drawn.head(rows),
-                models=InMemoryModels(),
+                models=ModelStore(),
                 engine=self._engine,
                 memory_limit_bytes=self._memory_limit_bytes,
                 spends=_NothingSpent(),

@@ -32,7 +32,7 @@ from workers.audit.poison import dimension_of, model_queries, poisoned
 from workers.audit.steps import StepVotes
 from workers.audit.surroundings import Surroundings
 from workers.audit.worlds import Records, Scene, Worlds
-from workers.voting.records import select_records
+from workers.voting import select_records
 
 LEARNING_RUNS: Final = 60
 """Of each world, where an observer has to learn; they are not counted."""
@@ -137,7 +137,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
     else:
         queries = features[rng.choice(public, size=task.max_queries, replace=len(public) < task.max_queries)]
     if chosen and not task.traits.asks_for_a_model:
-        about = min(task.k, task.max_queries) if task.traits.records_choose else task.max_queries
+        about = min(task.k, task.max_queries) if task.traits.is_reverse else task.max_queries
         place = np.arange(task.max_queries)[:about]
         if task.traits.learns_from_queries:
             place = place[place % 5 != 0]

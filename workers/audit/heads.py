@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from feature_store.quantize import FEATURE_SCALE
 from labeler.batch import QueryBatch
 from labeler.methods.aux_distill import head_terms
+from labeler.methods.sensitivity import most_trained
+from labeler.records import Records
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.audit.pipeline import Seen
+from workers.learning.learner import HEAD_SHARPNESS, SCORE_SHARPNESS
 from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_rows, public_maps
-from workers.voting.aux_distill import HEAD_SHARPNESS, SCORE_SHARPNESS
-from workers.voting.records import Records, most_trained
 
 Floats = NDArray[np.float64]
 

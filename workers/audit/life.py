@@ -31,7 +31,7 @@ from labeler.errors import InvalidSetting
 from labeler.randomness import os_source, seeded_source
 from labeler.task import Task, parse_task
 from workers.audit.surroundings import Surroundings
-from workers.voting.lifetime import lifetime_ballots
+from workers.voting import lifetime_ballots
 
 CANARIES: Final = 2_000
 JOBS: Final = 100

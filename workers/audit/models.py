@@ -30,10 +30,10 @@ from feature_store.quantize import FEATURE_SCALE, quantize
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms
 from labeler.methods.sensitivity import kept_bound, records_of_a_person, training_of
+from labeler.records import Rows
 from labeler.setting import StatedLevel
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.audit.worlds import Records
-from workers.learning.blocks import Rows
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 

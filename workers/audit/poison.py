@@ -57,18 +57,18 @@ def poisoned(
     dimension = dimension_of(task)
     if task.traits.is_sampled:
         return _of_steps(task, dimension)
-    if task.traits.is_priced_by_training and not sums_means(task):
+    if not task.traits.counts and not sums_means(task):
         return _of_models(task, level, dimension, rng, queries)
     directions = _directions(canaries, dimension, rng)
     if task.traits.asks_for_a_model:
         queries = model_queries(dimension)
     elif queries is None:
         queries = _chosen(task, directions, rng)
-    elif not task.traits.records_choose and canaries == 1:
+    elif not task.traits.is_reverse and canaries == 1:
         # Nearer to all of them than anything on the other side is.
         mean = queries.astype(np.float64).mean(axis=0)
         directions = mean[None, :] / (np.linalg.norm(mean) or 1.0)
-    elif task.traits.records_choose:
+    elif task.traits.is_reverse:
         own = rng.choice(len(queries), size=canaries, replace=len(queries) < canaries)
         directions = queries[own] / np.linalg.norm(queries[own].astype(np.float64), axis=1, keepdims=True)
     units = tuple(
@@ -102,8 +102,8 @@ def most_canaries(task: Task) -> int:
     """How many canaries can each have numbers of the sum to themselves."""
     if not task.traits.has_k:
         return 1
-    most = max(1, task.max_queries // min(task.k, task.max_queries)) if task.traits.records_choose else task.max_queries
-    return min(most, 20 if task.release == "winner" and task.traits.records_choose else 200)
+    most = max(1, task.max_queries // min(task.k, task.max_queries)) if task.traits.is_reverse else task.max_queries
+    return min(most, 20 if task.release == "winner" and task.traits.is_reverse else 200)
 
 
 def _records_of(task: Task, level: StatedLevel) -> int:
@@ -121,7 +121,7 @@ def _records_of_an_agent(task: Task) -> int:
     """All alike, and four times as many as a cap lets vote, so that one that is forgotten shows."""
     if task.training is not None:
         most: float = kept_bound(task) or training_of(task).radius
-    elif task.traits.records_choose:
+    elif task.traits.is_reverse:
         # Each votes at k questions, so this many reach the end of the ball.
         ball = math.inf if task.ballot_radius is None else task.ballot_radius / math.sqrt(task.k) + 1
         most = 4 * min(task.max_agent_records or math.inf, ball)
@@ -180,7 +180,7 @@ def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directi
 def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDArray[np.int16]:
     """As many questions beside each canary as it can answer, and the rest elsewhere."""
     count, asked = len(directions), task.max_queries
-    if task.traits.records_choose:
+    if task.traits.is_reverse:
         each = min(task.k, asked // count)
         elsewhere = -np.abs(rng.normal(size=(asked - count * each, directions.shape[1])))
         rows = np.concatenate([np.repeat(directions, each, axis=0), elsewhere])
@@ -193,7 +193,7 @@ def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDA
 
 
 def _background(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
-    if task.traits.records_choose:
+    if task.traits.is_reverse:
         return _level_counts(task, agent, directions)
     if task.traits.has_k:
         return _neighbours(task, agent, directions, rng)
@@ -226,7 +226,7 @@ def _colluders_level(task: Task) -> bool:
     return (
         task.release == "winner"
         and task.traits.has_k
-        and not task.traits.records_choose
+        and not task.traits.is_reverse
         and task.noise_by == "agents"
         and task.quorum - task.colluding_agents >= 2
     )

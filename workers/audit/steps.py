@@ -17,13 +17,13 @@ import numpy as np
 
 from feature_store.quantize import FEATURE_SCALE
 from labeler.batch import QueryBatch
-from labeler.linear_model import axes_of, model_before
+from labeler.linear_model import model_before
 from labeler.methods.federated import step_terms
 from labeler.randomness import seeded_source
+from labeler.records import Rows, axes_of
 from labeler.task import Task
 from workers.audit.pipeline import Seen
 from workers.audit.worlds import Records
-from workers.learning.blocks import Rows
 from workers.learning.sampled_steps import rows_on_grid, sampled_gradients
 
 

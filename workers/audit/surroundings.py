@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.methods import Method
+from labeler.methods import METHODS
 from labeler.setting import StatedLevel
 from labeler.task import Task
 
 View = Literal["release", "student"]
 """What is looked at: what was opened, or the labels of a student that learnt from it."""
-
-
-ATTACKED: Final = frozenset[Method]({"knn", "reverse-knn", "ensemble", "blind-average", "aux-distill", "federated"})
-"""Methods for which records and questions that move them most were thought of. Another one would be attacked with those
-of a method that it is not, prove nothing, and look safe: so it is refused until somebody adds its adversary."""
 
 
 def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
@@ -29,10 +24,11 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
     Raises:
         InvalidSetting: the method is not known here, or no attack on a whole agent of it, or on a student, is.
     """
-    if task.method not in ATTACKED:
+    if not task.traits.is_attacked:
+        attacked = sorted(name for name, method in METHODS.items() if method.is_attacked)
         raise InvalidSetting(
             f"no adversary of an audit was made for method {task.method}, so what it proved would say nothing; add one "
-            f"to workers.audit, or audit a task of {', '.join(sorted(ATTACKED))}"
+            f"to workers.audit, or audit a task of {', '.join(attacked)}"
         )
     if level == "agent" and task.traits.has_local_noise:
         raise InvalidSetting(

@@ -30,10 +30,10 @@ def exposure(
     from labeler.batch import QueryBatch
     from labeler.budget import say_epsilon
     from labeler.errors import InvalidSetting
+    from labeler.per_instance_privacy import own_losses
     from workers.audit.tasks import read_task
     from workers.party.home import path_in_home, read_agent_config
-    from workers.voting.own_loss import own_losses
-    from workers.voting.records import select_records
+    from workers.voting import NeighborIndexes, select_records
 
     config = read_agent_config(home)
     own, public = Shard.open(path_in_home(home, config.shard)), Shard.open(queries)
@@ -44,7 +44,9 @@ def exposure(
     features = features[: asked.max_queries]
     batch = QueryBatch(features)
     records = select_records(own, records_per_person=None)
-    losses = own_losses(config.agent_id, asked, batch, records, engine=config.engine)
+    losses = own_losses(
+        config.agent_id, asked, batch, records, NeighborIndexes(dimension=own.dimension, engine=config.engine)
+    )
     told = losses.told_to(config.agent_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"Asked       {len(batch):,} of {asked.max_queries:,} questions, {asked.method}", markup=False)

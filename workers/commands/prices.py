@@ -11,13 +11,13 @@ from rich.table import Table
 
 from labeler.deprecation import DEPRECATIONS
 from labeler.errors import InvalidSetting
-from labeler.methods import METHOD_NAMES, METHODS, ReleaseKind
+from labeler.methods import METHODS, ReleaseKind
 from workers.commands.console import Json, one_of, print_json, tell_warning
 
 
 def plan(
     queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHOD_NAMES)}.")] = "knn",
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "knn",
     k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
     sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
     delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
@@ -140,7 +140,7 @@ def plan(
     elif min_records is not None:
         training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
     request = PlanRequest(
-        method=one_of("method", _current(method), METHOD_NAMES),
+        method=one_of("method", _current(method), tuple(METHODS)),
         k=k,
         queries=queries * (steps or 1),
         sigma=sigma,
@@ -268,7 +268,7 @@ def _print_plan(result: dict[str, Any]) -> None:
             console.print(f"Per {level}: {result[level]['reason']}")
     console.print(say_expected(result["expected_accuracy"]))
     if result["advised_queries"] is not None:
-        told = "; the price is the same for any number" if traits.records_choose else ""
+        told = "; the price is the same for any number" if traits.is_reverse else ""
         console.print(
             f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
             "(student planned) follows from public images and released answers, at no price."

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting
-from labeler.methods import Method
+from labeler.methods import MethodName
 from workers.commands.console import Json, one_of, print_json
 from workers.commands.places import check_file
 
-METHODS: Final[tuple[Method, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
+METHODS: Final[tuple[MethodName, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
 
 
 def simulate(

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
-from labeler.methods import METHOD_NAMES
+from labeler.methods import METHODS
 from labeler.settings import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
 from workers.federation.data import FederationData, bring_shards, deal_digits, declare_digits
@@ -260,7 +260,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
         allow=AllowTable(
             backbones=(data.fingerprint,),
             tasks="any",
-            methods=METHOD_NAMES,
+            methods=tuple(METHODS),
             releases=("histogram", "winner"),
             max_queries_per_day=MAX_QUERIES_PER_DAY,
             max_noise_contributors=len(agents),

@@ -16,6 +16,7 @@ from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, ProtocolViolation
+from labeler.methods import METHODS
 from labeler.untrusted import ENROLLED_NAME, check_party_id
 from workers.agent.policy import toml_value
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml
@@ -171,7 +172,7 @@ def unfinished_policy(fingerprint: str) -> str:
 [allow]
 backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
 # tasks = "any"                   # or the digests of the tasks that may be answered
-# methods = ["reverse-knn"]       # or several of "knn", "ensemble", "blind-average", "aux-distill", "federated"
+# methods = ["reverse-knn"]       # or several of {", ".join(METHODS)}
 # releases = ["histogram"]        # and, or or, "winner"
 # max_queries_per_day = 1000
 # max_noise_contributors = 1      # agents known to be real and honest, this one included

@@ -238,9 +238,9 @@ def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
 
 
 def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
-    if task.traits.records_choose and task.k > task.max_queries:
+    if task.traits.is_reverse and task.k > task.max_queries:
         raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
-    if not task.traits.has_k or task.traits.records_choose:
+    if not task.traits.has_k or task.traits.is_reverse:
         return
     small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
     if small and not job.allow_small_shards:

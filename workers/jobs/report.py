@@ -188,7 +188,7 @@ def _privacy(prepared: PreparedJob) -> Privacy:
 def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
     """Instance epsilon after so many questions."""
     asked = prepared.task.max_queries
-    if prepared.task.traits.asked_at_once:
+    if prepared.task.traits.single_round:
         return ((asked, prepared.price.instance.epsilon),)
     counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
     return tuple((count, instance_epsilon(prepared.task, count)) for count in counts)

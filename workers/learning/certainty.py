@@ -3,8 +3,8 @@
 The certainty head is a logistic regression of the client's private records against the public negatives that all
 clients share (Sattler et al. 2021). A client that has only ever seen ships answers ships with a weight near 1 and
 everything else with a weight near 0, so a sum of weighted answers is led by those who know. Which records a client
-holds decides the head, so the head is private: `labeler.local_heads` proves that one record moves it by at most 2 c /
-(lambda (n + m)), because negatives are the same on neighbouring data, and releases it under noise.
+holds decides the head, so the head is private: `labeler.methods.aux_distill` proves that one record moves it by at most
+2 c / (lambda (n + m)), because negatives are the same on neighbouring data, and releases it under noise.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from scipy.special import expit
 
-from labeler.local_heads import LocalHeadTerms
-from workers.learning.blocks import Array, Block
+from labeler.methods.aux_distill import LocalHeadTerms
+from labeler.records import Array, Block
 from workers.learning.descent import descend, logistic_slopes
 
 RowBlocks = Callable[[], Iterable[Array]]

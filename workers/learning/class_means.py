@@ -1,4 +1,4 @@
-"""Class sums along public axes: the arithmetic that `labeler.class_means` proves its bound for.
+"""Class sums along public axes: the arithmetic that `labeler.methods.blind_average` proves its bound for.
 
 Whatever is done here to one record is done number by number, so that no row hangs on the rows beside it, and what is
 added up are whole numbers.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.class_means import FINE, MeanTerms
-from labeler.linear_model import PublicAxes
-from workers.learning.blocks import Rows, block_rows
+from labeler.methods.blind_average import FINE, MeanTerms
+from labeler.records import PublicAxes, Rows, block_rows
 
 
 def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.int64]:

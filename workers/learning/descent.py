@@ -16,7 +16,7 @@ from scipy.special import expit
 from feature_store.index.build import training_device
 from feature_store.index.engine import DeviceFault
 from labeler.descent import Descent
-from workers.learning.blocks import Array, Blocks, Slopes
+from labeler.records import Array, Blocks, Slopes
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
     J(W, b) = sum over an agent's records of -log softmax(W x + b)_y  +  |W|^2 / (2 C)
 
-is what `workers.voting.ensemble` minimises for one agent: b is not regularised, and a class of which the agent has no
+is what `workers.learning.heads` minimises for one agent: b is not regularised, and a class of which the agent has no
 record takes no part. The minimum is unique but for a shift of b.
 
 **Arithmetic.** At the minimum W is a combination X^T A of the records, one row of A per record, with columns that add

@@ -1,4 +1,5 @@
-"""The linear learners that `labeler.convex.LinearTerms` defines: for one agent, and for thousands of users at once.
+"""The linear learners that `labeler.methods.blind_average.LinearTerms` defines: for one agent, and for thousands of
+users at once.
 
     weights = train_linear(features, labels, terms=terms)         one agent: what `labeler run` and the service call
     weights = train_users(features, labels, terms=terms)          the same for every user of a simulation
@@ -15,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.convex import HUBER_WIDTH, LinearTerms
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
-from labeler.linear_model import PublicAxes
-from workers.learning.blocks import Block, Rows, block_rows, kept
+from labeler.methods.blind_average import HUBER_WIDTH, LinearTerms
+from labeler.records import Block, PublicAxes, Rows, block_rows, kept
 from workers.learning.descent import descend, softmax_slopes
 from workers.progress import ProgressCallback, silent
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from feature_store.index.engine import DeviceFault
 from labeler.descent import Descent
-from workers.learning.blocks import Array, Blocks, Slopes
+from labeler.records import Array, Blocks, Slopes
 
 _EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 """With which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from feature_store.students.projection import softmax
 from labeler.errors import InvalidSetting
-from labeler.local_heads import FEATURE_ROUNDING, LocalHeadTerms
+from labeler.methods.aux_distill import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource
-from workers.learning.blocks import Array, Block, Rows, block_rows, kept
+from labeler.records import Array, Block, Rows, block_rows, kept
 from workers.learning.certainty import certainty, fit_certainty
 from workers.learning.descent import descend, softmax_slopes
 from workers.learning.public_map import PublicMap, fit_public_map

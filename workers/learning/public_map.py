@@ -10,7 +10,7 @@ sensitivity, and the constant a carries the intercept.
 **Rounding.** A matrix product may round a row differently when another record is gone. Where |z| is tiny, dividing by
 it would blow that up to another direction altogether; l, a tenth of the public rows' length, forbids it. A map is
 refused where rounding could move a row by more than `FEATURE_ROUNDING` of c, for stored rows of norm at most 2; the
-margin of `labeler.local_heads` contains that much.
+margin of `labeler.methods.aux_distill` contains that much.
 
 Centring matters more than anything else here: features of a network are positive and share a large mean, along which
 noise of a head moves all queries together.
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from workers.learning.blocks import Array
+from labeler.records import Array
 
 CONSTANT_SHARE = 0.1
 """The constant coordinate, as a share of the norm."""

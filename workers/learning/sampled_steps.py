@@ -1,4 +1,4 @@
-"""The arithmetic of `labeler.federated`: gradients of records in whole numbers, and an agent's own update.
+"""The arithmetic of `labeler.methods.federated`: gradients of records in whole numbers, and an agent's own update.
 
 Whatever is done to one record here is done to single numbers, or to sums of whole numbers that are exact in any order:
 so no gradient hangs on the records beside it. Every record is looked at in every step, drawn or not: how long a step
@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
-from labeler.linear_model import FEATURE_ONE, PublicAxes
+from labeler.methods.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
 from labeler.randomness import ByteSource
-from workers.learning.blocks import Rows, block_rows
+from labeler.records import FEATURE_ONE, PublicAxes, Rows, block_rows
 
 Array = NDArray[np.float64]
 
@@ -113,7 +112,7 @@ def clipped_update(
 ) -> Array:
     """The agent's own change of the model, in clips and at most one long, or zero where its coin says no.
 
-    It is made in any case. Whatever records do to it, it lies in a ball (labeler.federated, fact 3).
+    It is made in any case. Whatever records do to it, it lies in a ball (labeler.methods.federated, fact 3).
 
     Args:
         records, axes: see `rows_on_grid`.

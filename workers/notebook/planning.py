@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal
 
-from labeler.methods import Method, ReleaseKind
+from labeler.methods import MethodName, ReleaseKind
 from labeler.task import StatedLevel
 
 
@@ -55,7 +55,7 @@ class Plan:
 
 def plan(
     *,
-    method: Method = "reverse-knn",
+    method: MethodName = "reverse-knn",
     queries: int = 20,
     agents: int = 2,
     epsilon: float | None = None,

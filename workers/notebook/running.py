@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from labeler.methods import Method
+from labeler.methods import MethodName
 from labeler.rounds.effects import AskedStrategy, StudentKind
 from workers.notebook.job import LabelledJob
 
@@ -19,7 +19,7 @@ def run(
     *,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    method: Method = "reverse-knn",
+    method: MethodName = "reverse-knn",
     k: int = 1,
     clusters: int | None = None,
     strategy: AskedStrategy = "clustered",

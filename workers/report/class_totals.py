@@ -4,10 +4,10 @@ The sum of a class's released counts over all questions is its votes plus noise 
 and public settings are read, so it costs nothing and tells nothing that the release does not: agents' records are
 never looked at. Who mislabelled, and who lied, no release shows.
 
-Ballots on a ball (`labeler.ball`) are centred: each agent leaves out what its questions have in common over all
-classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below the mean,
-and classes asked about equally often add up to nothing whatever was answered. So of such sums no class's total is told
-apart from another's; what is said is whether all numbers together are longer than noise alone makes them.
+Ballots on a ball (`labeler.methods.reverse_knn`) are centred: each agent leaves out what its questions have in common
+over all classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below
+the mean, and classes asked about equally often add up to nothing whatever was answered. So of such sums no class's
+total is told apart from another's; what is said is whether all numbers together are longer than noise alone makes them.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
         "how any agent voted on any question" if report.task.traits.counts else "what any agent learnt, without noise",
         f"a sum of {report.task.traits.sums} without noise",
         # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
-        *(("how many records an agent holds",) if not report.task.traits.records_choose else ()),
+        *(("how many records an agent holds",) if not report.task.traits.is_reverse else ()),
         *(("how close any question was",) if report.task.release == "winner" else ()),
     )
 
@@ -247,7 +247,7 @@ def was_released(report: JobReport) -> tuple[str, ...]:
         else f"one noisy sum of {report.task.traits.sums} per question and "
         + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
     )
-    size = ("about how many records all agents hold together",) if report.task.traits.records_choose else ()
+    size = ("about how many records all agents hold together",) if report.task.traits.is_reverse else ()
     return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")
 
 

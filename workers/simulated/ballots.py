@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 
 from feature_store.index.build import build_index
 from feature_store.index.keys import NO_KEY, pack, ranks_of
-from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
-from labeler.methods import Method
+from labeler.methods import MethodName
 from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.ensemble import one_hot_ballots
+from labeler.methods.knn import knn_ballots
+from labeler.methods.reverse_knn import reverse_knn_ballots
+from labeler.records import FEATURE_ONE
 from labeler.task import Task
 from workers.learning.linear import train_users
 from workers.simulated.federation import NOBODY, Federation
-from workers.voting.records import FEATURE_ONE
 
 GROUP_NUMBERS: Final = 2**22
 """Numbers of one group of agents: 32 MiB in double precision."""
@@ -113,8 +115,8 @@ def _reverse_knn(task: Task, batch: QueryBatch, agents: Federation, engine: str)
 
 def _ensemble(task: Task, batch: QueryBatch, agents: Federation, _: str) -> Ballots:
     # Loaded where it is wanted: most simulations never train.
+    from workers.learning.heads import INVERSE_REGULARISATION, integer_head, predict
     from workers.learning.heads_together import fit_heads
-    from workers.voting.ensemble import INVERSE_REGULARISATION, integer_head, predict
 
     labels = agents.record_labels()
     features = agents.record_features().astype(np.float64) / FEATURE_ONE
@@ -144,6 +146,6 @@ _WAYS: Final[Mapping[str, Callable[[Task, QueryBatch, Federation, str], Ballots]
     "blind-average": _blind_average,
 }
 
-SIMULATED: Final[tuple[Method, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
+SIMULATED: Final[tuple[MethodName, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
 """Methods that can answer for many agents at once; aux-distill fits each agent's private heads alone, and federated
 asks again and again about a model that has changed."""

@@ -28,7 +28,7 @@ from feature_store.query_selection import model_rows, select_queries
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, InvalidSetting
 from labeler.linear_model import released_model
-from labeler.methods import Method
+from labeler.methods import MethodName
 from labeler.planning import price
 from labeler.randomness import ByteSource, seeded_source
 from labeler.release import Release, open_histogram
@@ -66,7 +66,7 @@ class Simulation:
     """
 
     agents: tuple[int, ...] = (1_000, 10_000, 100_000)
-    method: Method = "knn"
+    method: MethodName = "knn"
     k: int = 1
     records: int = 20
     queries: int = 100

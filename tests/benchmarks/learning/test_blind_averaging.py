@@ -27,8 +27,8 @@ from benchmarks.learning.blind_averaging import (
 from benchmarks.learning.convex_bounds import group_sensitivity, user_sensitivity
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
-from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached
+from labeler.methods.blind_average import LinearTerms
 from labeler.noise import VectorSum
 from labeler.randomness import AesCtrSource, seeded_source
 from labeler.task import Level

@@ -15,7 +15,7 @@ from benchmarks.learning.blind_averaging import blind_sum, group_event
 from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
 from benchmarks.papers import dp_helmet
 from benchmarks.rows import BenchRow
-from labeler.convex import HUBER_WIDTH
+from labeler.methods.blind_average import HUBER_WIDTH
 from workers.progress import silent
 
 

@@ -19,7 +19,7 @@ from benchmarks.rivals.world import FineSum, Rival, World, composed, noisy_sum, 
 from feature_store.index import build_index
 from feature_store.quantize import quantize
 from labeler.accounting.integer import epsilon_bound
-from labeler.ballots import reverse_knn_ballots
+from labeler.methods.reverse_knn import reverse_knn_ballots
 
 DIMENSION, CLASSES = 16, 3
 

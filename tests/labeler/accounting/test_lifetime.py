@@ -26,10 +26,10 @@ from labeler.accounting.lifetime import (
     set_aside_nano,
     vote_nano,
 )
-from labeler.ballots import reverse_knn_ballots
 from labeler.batching import round_charges
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
+from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.planning import price
 from labeler.setting import MOST_LIFE_NANO, Life
 from labeler.task import Task, parse_task

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import labeler.ball
 import labeler.contribution
-import workers.audit.surroundings
-import workers.voting.neighbors
+import labeler.methods.knn
+import labeler.methods.reverse_knn
 from labeler.auditing import promised_mu
 from labeler.errors import InvalidSetting
+from labeler.methods import METHODS
 from tests.workers.audit.conftest import audited_task, planted
 from tests.workers.audit.test_audit import audit_of, findings
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
 from workers.audit.run import ONE_RUN, default_adversaries
-from workers.audit.surroundings import ATTACKED, Surroundings
+from workers.audit.surroundings import Surroundings
 
 AGENTS = {
     "knn": audited_task(sigma_votes=8.0),
@@ -90,7 +91,7 @@ def test_a_method_that_nobody_thought_of_is_refused_and_not_attacked_as_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     audit_of(AGENTS["ensemble"])
-    monkeypatch.setattr(workers.audit.surroundings, "ATTACKED", ATTACKED - {"ensemble"})
+    monkeypatch.setitem(METHODS, "ensemble", replace(METHODS["ensemble"], is_attacked=False))
     with pytest.raises(InvalidSetting, match="no adversary of an audit was made for method ensemble"):
         audit_of(AGENTS["ensemble"])
 
@@ -122,8 +123,8 @@ def test_attributes_beyond_those_that_may_vote_are_found(
 ) -> None:
     """With the check of what leaves an agent forgotten as well: it refuses them."""
     monkeypatch.setattr(labeler.contribution, "check_ballots", lambda *_: None)
-    cast = workers.voting.neighbors.attribute_ballots
-    monkeypatch.setattr(workers.voting.neighbors, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
+    cast = labeler.methods.knn.attribute_ballots
+    monkeypatch.setattr(labeler.methods.knn, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
     task = audited_task(classes=tuple("abcdefghij"), attributes_per_record=1, sigma_votes=4.0)
     assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 

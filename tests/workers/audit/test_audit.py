@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import labeler.contribution
+import labeler.records
 import workers.agent.ledger
-import workers.voting.neighbors
-import workers.voting.records
 from labeler.auditing import AuditFacts, AuditFindings, findings_of, promised_mu
 from labeler.errors import BadData, InvalidSetting
+from labeler.methods import METHODS
 from labeler.noise import noise_share
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, natural_records, planted
@@ -162,7 +163,7 @@ def test_a_cap_that_is_forgotten_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All records of a person vote where two may: its canary has eight."""
-    monkeypatch.setattr(workers.voting.records, "first_of_each_person", lambda persons, *_: np.ones(len(persons), bool))
+    monkeypatch.setattr("workers.voting.first_of_each_person", lambda persons, *_: np.ones(len(persons), bool))
     task = audited_task(method="reverse-knn", k=2, sigma_votes=1.4, records_per_person=2)
     assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence, level="person").is_above
 
@@ -170,11 +171,11 @@ def test_a_cap_that_is_forgotten_is_found(
 @pytest.mark.long
 def test_votes_that_are_counted_beyond_k_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record of reverse-knn votes at four times as many questions as are paid for."""
-    cast = workers.voting.neighbors.NeighborVotes.reverse_knn
-    monkeypatch.setattr(
-        workers.voting.neighbors.NeighborVotes,
-        "reverse_knn",
-        lambda self, task, batch, records: cast(self, task.model_copy(update={"k": 8}), batch, records),
+    method = METHODS["reverse-knn"]
+    monkeypatch.setitem(
+        METHODS,
+        "reverse-knn",
+        replace(method, ballots=lambda task, *given: method.ballots(task.model_copy(update={"k": 8}), *given)),
     )
     assert findings(TASKS["reverse-knn"], tmp_path / "audit", runs=120).is_above
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
-from labeler.local_heads import LocalHeadTerms
-from workers.learning.blocks import Array
+from labeler.methods.aux_distill import LocalHeadTerms
+from labeler.records import Array
 from workers.learning.certainty import certainty, fit_certainty
 
 

@@ -18,21 +18,17 @@ from feature_store.job_files.models import LINEAR, model_file, read_model
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows
 from labeler.batch import QueryBatch
-from labeler.class_means import FINE, MeanTerms
-from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.linear_model import FEATURE_ONE, LinearModel, PublicAxes, released_model
-from labeler.methods.blind_average import linear_terms, model_terms, weight_sum
+from labeler.linear_model import LinearModel, released_model
+from labeler.methods.blind_average import FINE, LinearTerms, MeanTerms, linear_terms, model_terms, weight_sum
 from labeler.methods.sensitivity import one_record_in_words
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
+from labeler.records import FEATURE_ONE, PublicAxes, Records, Rows
 from labeler.release import Release
 from labeler.task import Task, parse_task
-from workers.learning.blocks import Rows
+from tests.workers.answer import answer as answer_of
 from workers.learning.class_means import class_sums, whole_rows, whole_sums
-from workers.voting.blind_average import weight_ballots
-from workers.voting.model_store import InMemoryModels
-from workers.voting.records import Records
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
 MEANS = {"learner": "means", "axes": AXES}
@@ -107,10 +103,7 @@ def test_a_record_that_comes_or_goes_moves_what_an_agent_sends_by_at_most_what_i
     asked = task({"radius": radius} | ({} if kept is None else {"max_records": kept}))
     terms, spec, batch = model_terms(asked), weight_sum(asked), QueryBatch(axes.rows)
     assert isinstance(terms, MeanTerms)
-    sent = [
-        weight_ballots(asked, batch, records(features[:n], labels[:n], str(n)), InMemoryModels())
-        for n in (count, count - 1)
-    ]
+    sent = [answer_of(asked, batch, records(features[:n], labels[:n], str(n))) for n in (count, count - 1)]
     moved = sent[0] - sent[1]
     assert int((moved * moved).sum()) <= spec.event("instance").squared_sensitivity
     assert np.abs(moved).max() <= spec.event("instance").largest_change
@@ -130,7 +123,7 @@ def test_a_cap_per_person_may_replace_a_record_which_moves_twice_as_much_and_is_
     capped, free = task(records_per_person=1), task()
     sent = {}
     for asked, row in itertools.product((capped, free), (up, down)):
-        answer = weight_ballots(asked, QueryBatch(seen.rows), records(row, np.zeros(1, np.int16)), InMemoryModels())
+        answer = answer_of(asked, QueryBatch(seen.rows), records(row, np.zeros(1, np.int16)))
         sent[asked.digest, row[0, 0]] = answer / weight_sum(asked).scale * model_terms(asked).sensitivity
     for asked in (capped, free):
         assert np.linalg.norm(sent[asked.digest, 2000] - sent[asked.digest, -7]) == pytest.approx(2, abs=1e-3)
@@ -160,12 +153,9 @@ def test_the_price_is_that_of_any_model_of_this_multiplier_and_of_an_agent_that_
 
 def test_all_records_are_summed_where_no_bound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner takes the first million and pays for replacing; here nobody is cut off, so nobody is let in."""
-    monkeypatch.setattr("workers.voting.records.MOST_RECORDS", 10)
+    monkeypatch.setattr("labeler.records.MOST_RECORDS", 10)
     axes, features, _ = draw(3, 30)
-    answers = [
-        weight_ballots(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16)), InMemoryModels())
-        for n in (30, 29)
-    ]
+    answers = [answer_of(task(), QueryBatch(axes.rows), records(features[:n], np.zeros(n, np.int16))) for n in (30, 29)]
     moved = (answers[0] - answers[1]) / weight_sum(task()).scale
     expected = np.array(exact_row(axes, features[29])) / FINE
     assert np.allclose(moved[:-1, 0], expected, atol=2 / weight_sum(task()).scale)
@@ -177,7 +167,7 @@ def test_the_released_model_names_the_class_of_the_largest_cosine_and_so_does_it
     rng, rows, asked = np.random.default_rng(1), axis_rows(PUBLIC, AXES), task(sigma_votes=0.5)
     labels = np.repeat(np.arange(3), (60, 20, 5)).astype(np.int16)
     features = quantize(rng.normal(size=(85, DIMENSION)) + 3 + 4 * np.eye(3, DIMENSION)[labels])
-    answer = weight_ballots(asked, QueryBatch(rows), records(features, labels), InMemoryModels())
+    answer = answer_of(asked, QueryBatch(rows), records(features, labels))
     noisy = weight_sum(asked).open(answer)
     noisy += rng.normal(scale=0.5, size=noisy.shape)
     release = Release("histogram", noisy.argmax(axis=1).astype(np.int16), noisy, frozenset("a"), True)

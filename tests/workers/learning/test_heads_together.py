@@ -9,13 +9,13 @@ from sklearn.linear_model import LogisticRegression
 
 from labeler.batch import QueryBatch
 from labeler.errors import BadData
+from labeler.records import Records
 from labeler.task import parse_task
+from workers.learning.heads import predict, train_head
 from workers.learning.heads_together import fit_heads
 from workers.learning.linear import NO_RECORD
 from workers.simulated.ballots import ballots_of
 from workers.simulated.federation import digits_pool
-from workers.voting.ensemble import predict, train_head
-from workers.voting.records import Records
 
 
 def alone(features: NDArray[np.float64], labels: NDArray[np.integer], classes: int) -> NDArray[np.float64]:
@@ -94,7 +94,7 @@ def test_of_real_digits_hardly_a_vote_is_another_than_that_of_an_agent_of_the_pr
     )  # fmt: skip
     found = ballots_of(task, batch, agents).argmax(axis=2)
     heads = [
-        train_head(Records(pool.features[own], np.arange(30), pool.labels[own], "v"), num_classes=10)
+        train_head(Records(pool.features[own], np.arange(30), pool.labels[own], "v").trainable(None), num_classes=10)
         for own in agents.places
     ]
     expected = np.stack([predict(head, batch.features) for head in heads])

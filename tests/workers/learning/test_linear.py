@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.convex import HUBER_WIDTH, Learner, LinearTerms
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
-from workers.learning.blocks import Rows
+from labeler.methods.blind_average import HUBER_WIDTH, Learner, LinearTerms
+from labeler.records import Rows
 from workers.learning.linear import NO_RECORD, linear_scores, train_linear, train_rows, train_users
 
 SVM = LinearTerms("svm", 5, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=20)
@@ -224,7 +224,7 @@ def test_records_read_in_blocks_train_the_same_model(
     whole = train_linear(features[0], labels[0], terms=terms)
     monkeypatch.setattr("workers.learning.linear.block_rows", lambda _: 7)
     for most in (2**25, 0):
-        monkeypatch.setattr("workers.learning.blocks.KEPT_NUMBERS", most)
+        monkeypatch.setattr("labeler.records.KEPT_NUMBERS", most)
         assert np.allclose(train_linear(features[0], labels[0], terms=terms), whole, rtol=0, atol=1e-12)
         assert np.allclose(train_users(features, labels, terms=terms)[0], whole, rtol=0, atol=1e-12)
 

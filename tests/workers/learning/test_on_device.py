@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from feature_store.index import build
 from feature_store.index.device_probe import Contact
-from labeler.convex import LinearTerms
-from labeler.local_heads import LocalHeadTerms
+from labeler.methods.aux_distill import LocalHeadTerms
+from labeler.methods.blind_average import LinearTerms
+from labeler.records import Rows
 from workers.learning import descent, on_device
-from workers.learning.blocks import Rows
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 

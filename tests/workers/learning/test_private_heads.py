@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from benchmarks.learning.head_noise import solve_noise
 from labeler.errors import InvalidSetting
-from labeler.local_heads import LocalHeadTerms
+from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import ByteSource, os_source, seeded_source
 from workers.learning.private_heads import PrivateHeads, fit_heads
 from workers.learning.public_map import PublicMap, plain_map

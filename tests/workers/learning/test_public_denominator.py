@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from labeler.convex import Learner, LinearTerms
 from labeler.descent import MOST_RECORDS, Descent
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
-from labeler.local_heads import LocalHeadTerms
-from labeler.methods.aux_distill import head_terms
-from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.aux_distill import LocalHeadTerms, head_terms
+from labeler.methods.blind_average import Learner, LinearTerms, linear_terms, weight_sum
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task, parse_task

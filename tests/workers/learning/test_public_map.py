@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import InvalidSetting
-from labeler.local_heads import FEATURE_ROUNDING
+from labeler.methods.aux_distill import FEATURE_ROUNDING
 from workers.learning.public_map import CONSTANT_SHARE, fit_public_map, plain_map
 
 

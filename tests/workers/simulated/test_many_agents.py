@@ -17,18 +17,19 @@ from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
+from labeler.methods import METHODS
+from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.records import ModelStore, Records
 from labeler.release import open_histogram
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
+from workers.learning.learner import Trainer
 from workers.simulated.ballots import SIMULATED, ballots_of, group_size
 from workers.simulated.federation import NOBODY, Federation
 from workers.simulated.sums import name_of, sum_group, total_of, traffic_of
-from workers.voting.model_store import InMemoryModels
-from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import Records
-from workers.voting.ways import WAYS, Means
+from workers.voting import NeighborIndexes
 
 CLASSES = ("cat", "dog", "eel")
 SIZES = (60, 31, 2, 47, 9, 1, 18)
@@ -147,8 +148,10 @@ def test_neighbours_among_equals_are_those_of_the_smallest_ids(
         shuffled = rng.permutation(size)
         own = row[:size][shuffled]
         ids = np.sort(rng.choice(10**6, size, replace=False)).astype(np.int64)[shuffled]
-        means = Means(NeighborVotes(dimension=4), InMemoryModels(), lambda: pytest.fail("no noise of its own"))
-        expected.append(WAYS[task.method](task, batch, Records(pool[own], ids, labels[own], "v"), means))
+        means = RunnerContext(
+            NeighborIndexes(dimension=4), ModelStore(), lambda: pytest.fail("no noise of its own"), Trainer()
+        )
+        expected.append(METHODS[task.method].ballots(task, batch, Records(pool[own], ids, labels[own], "v"), means))
     found = ballots_of(task, batch, Federation(pool, labels, places))
     assert np.array_equal(found, np.stack(expected))
 

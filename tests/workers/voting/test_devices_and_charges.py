@@ -40,7 +40,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
         return device if name == "torch-gpu" else known(name)
 
     monkeypatch.setattr(build, "load_engine", loaded)
-    monkeypatch.setattr("workers.voting.neighbors.load_engine", loaded)
+    monkeypatch.setattr("workers.voting.load_engine", loaded)
     return device
 
 
@@ -89,7 +89,7 @@ def test_an_engine_that_does_not_work_is_refused_when_the_agent_starts(
     def refuses(name: str) -> Engine:
         raise InvalidSetting("the first search on it ended its process with SIGABRT")
 
-    monkeypatch.setattr("workers.voting.neighbors.load_engine", refuses)
+    monkeypatch.setattr("workers.voting.load_engine", refuses)
     with pytest.raises(InvalidSetting, match="SIGABRT"):
         agent_of(make_shard("own"), NotingLedger(cuda.events))
     assert "charge" not in cuda.events

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
-from labeler.federated import StepTerms, check_model, on_grid
-from labeler.linear_model import PublicAxes, final_model, model_before
-from labeler.methods.federated import check_step, step_sum, step_terms
+from labeler.linear_model import final_model, model_before
+from labeler.methods.federated import StepTerms, check_model, check_step, on_grid, step_sum, step_terms
 from labeler.randomness import keyed_source
+from labeler.records import PublicAxes, Records, Rows
 from labeler.release import Release
 from labeler.task import Task, parse_task
-from workers.learning.blocks import Rows
+from tests.workers.answer import answer as answer_of
 from workers.learning.sampled_steps import clipped_slopes, coins, probabilities, rows_on_grid, sampled_gradients
-from workers.voting.federated import step_ballots
-from workers.voting.records import Records
 
 DIMENSION, CLASSES = 12, 3
 RNG = np.random.default_rng(5)
@@ -101,8 +99,8 @@ def test_one_record_moves_an_agents_numbers_on_the_grid_by_at_most_the_clip(coun
     gone = int(np.random.default_rng(seed + 1).integers(count))
     kept = np.arange(count) != gone
     less = Records(whole.all_features[kept], whole.all_record_ids[kept], whole.all_labels[kept], "w")
-    with_it = step_ballots(asked, batch_of(asked, model), whole, source=Drawn(yes))
-    without = step_ballots(asked, batch_of(asked, model), less, source=Drawn(yes[kept]))
+    with_it = answer_of(asked, batch_of(asked, model), whole, source=Drawn(yes))
+    without = answer_of(asked, batch_of(asked, model), less, source=Drawn(yes[kept]))
     spec = step_sum(asked)
     moved = float(np.linalg.norm((with_it - without).astype(float)))
     # Rounding to the grid is in the price, and is all that is added to the clip.
@@ -136,7 +134,7 @@ def test_without_noise_steps_are_those_of_plain_dp_fedsgd(axes) -> None:
         model = model_before(asked, releases)
         drawn = [rng.random(len(one)) < 0.5 for one in agents]
         answers = [
-            step_ballots(asked, batch_of(asked, model, step), one, source=Drawn(yes))
+            answer_of(asked, batch_of(asked, model, step), one, source=Drawn(yes))
             for one, yes in zip(agents, drawn, strict=True)
         ]
         opened = sum(answers) / spec.scale
@@ -178,7 +176,7 @@ def test_without_noise_steps_are_those_of_plain_dp_fedsgd(axes) -> None:
 def test_an_agent_as_the_unit_answers_with_at_most_one_clip_or_with_zero(seed, says_yes, learning_rate) -> None:
     asked = task(unit="agent", local_steps=3, learning_rate=learning_rate, clip_norm=0.2)
     yes = Drawn(np.array([says_yes]))
-    answer = step_ballots(asked, batch_of(asked, some_model(asked, seed)), records(30, seed), source=yes)
+    answer = answer_of(asked, batch_of(asked, some_model(asked, seed)), records(30, seed), source=yes)
     spec = step_sum(asked)
     length = float(np.linalg.norm(answer.astype(float)))
     assert length <= spec.scale * spec.largest_norm + np.sqrt(spec.dimension) / 2
@@ -189,7 +187,7 @@ def test_an_agent_without_records_answers_with_zeros() -> None:
     none = Records(np.zeros((0, DIMENSION), np.int16), np.zeros(0, np.int64), np.zeros(0, np.int16), "v")
     for asked in (task(), task(unit="agent")):
         source = keyed_source(bytes(32), is_seeded=True)
-        answer = step_ballots(asked, batch_of(asked, np.zeros((asked.rows, CLASSES))), none, source=source)
+        answer = answer_of(asked, batch_of(asked, np.zeros((asked.rows, CLASSES))), none, source=source)
         assert not answer.any()
 
 
@@ -238,7 +236,7 @@ def test_after_the_charge_a_model_beyond_its_grid_gets_silence_whatever_the_reco
     model[0, 0] = number
     for count in (0, 1, 30):
         with pytest.raises(BadData, match="the public model of a step"):
-            step_ballots(asked, batch_of(asked, model), records(count), source=keyed_source(bytes(32), is_seeded=True))
+            answer_of(asked, batch_of(asked, model), records(count), source=keyed_source(bytes(32), is_seeded=True))
 
 
 def test_numbers_beyond_the_clip_and_steps_without_a_model_are_refused() -> None:
@@ -250,5 +248,5 @@ def test_numbers_beyond_the_clip_and_steps_without_a_model_are_refused() -> None
         check_step(beyond, asked)
     bare = QueryBatch(model_rows(DIMENSION))
     with pytest.raises(InvalidSetting, match="asked with the public model"):
-        step_ballots(asked, bare, records(5), source=keyed_source(bytes(32), is_seeded=True))
+        answer_of(asked, bare, records(5), source=keyed_source(bytes(32), is_seeded=True))
     assert PublicAxes(axis_rows(PUBLIC, 4)).count == 4

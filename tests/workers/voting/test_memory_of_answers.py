@@ -15,14 +15,15 @@ import pytest
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.batch import QueryBatch
 from labeler.errors import PrivacyRefusal
+from labeler.methods import METHODS
+from labeler.methods.ensemble import most_records
+from labeler.methods.terms import RunnerContext
 from labeler.randomness import seeded_source
+from labeler.records import ModelStore, Records
 from labeler.task import Task, parse_task
-from workers.voting import ensemble
-from workers.voting.ensemble import train_head
-from workers.voting.model_store import InMemoryModels
-from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import Records
-from workers.voting.ways import WAYS, Means, check_size
+from workers.learning.heads import train_head
+from workers.learning.learner import Trainer
+from workers.voting import NeighborIndexes
 
 MIB = 2**20
 
@@ -48,10 +49,10 @@ def peak_of(step: Callable[[], object]) -> float:
 def test_a_head_of_two_hundred_classes_needs_as_much_for_any_number_of_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ensemble, "STEPS", 1)
-    train_head(records(400, 8, 200), num_classes=200)  # what is loaded for it is no part of it
+    monkeypatch.setattr("workers.learning.heads.STEPS", 1)
+    train_head(records(400, 8, 200).trainable(None), num_classes=200)  # what is loaded for it is no part of it
     small, large = (
-        peak_of(lambda own=own: train_head(own, num_classes=200))
+        peak_of(lambda own=own: train_head(own.trainable(most_records(dimension=8, num_classes=200)), num_classes=200))
         for own in (records(count, 8, 200) for count in (40_000, 160_000))
     )
     # Which of them come first is looked up in a few words per record.
@@ -92,9 +93,9 @@ def test_an_answer_needs_as_much_for_twice_as_many_records(
     found = []
     for count in counts:
         own = records(count, dimension, classes)
-        neighbors = NeighborVotes(dimension=dimension, engine="numpy")
-        means = Means(neighbors, InMemoryModels(), lambda: seeded_source(1))
-        found.append(peak_of(lambda own=own, means=means: WAYS[task.method](task, batch, own, means)))
+        neighbors = NeighborIndexes(dimension=dimension, engine="numpy")
+        means = RunnerContext(neighbors, ModelStore(), lambda: seeded_source(1), Trainer())
+        found.append(peak_of(lambda own=own, means=means: METHODS[task.method].ballots(task, batch, own, means)))
     assert max(found) < most
     # A few words per record, its id, its row and its coin, and no number of its features, no class and no question.
     assert found[1] < found[0] + 40 * (counts[1] - counts[0]) / MIB + 1
@@ -103,5 +104,5 @@ def test_an_answer_needs_as_much_for_twice_as_many_records(
 def test_a_head_with_more_weights_than_a_site_has_room_for_is_refused_before_the_charge() -> None:
     task, _ = answering("ensemble", 4000, 1024, 8)
     with pytest.raises(PrivacyRefusal, match="4100000 weights, and a site trains at most"):
-        check_size(task, 1024)
-    check_size(task, 128)
+        task.traits.check_room(task, 1024)
+    task.traits.check_room(task, 128)

@@ -23,6 +23,7 @@ from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
 from labeler.batch import QueryBatch
 from labeler.randomness import seeded_source
+from labeler.records import ModelStore
 from labeler.task import Task
 from tests.feature_store.index.fake_devices import fakes_have_names
 from tests.operations import Operation, difference, operations
@@ -40,8 +41,7 @@ from tests.workers.voting.test_answers_of_neighbours import (
     task_of,
 )
 from workers.agent.agent import Agent
-from workers.voting.lifetime import lifetime_ballots
-from workers.voting.model_store import InMemoryModels
+from workers.voting import lifetime_ballots
 
 SITE_KEY = SiteKey(bytes(32))
 ENGINES = ("auto", "numpy", "int16", "faiss", "torch", "torch in parts")
@@ -53,11 +53,11 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever else a thread does is not seen; and `auto` is made to choose by what lies between the worlds."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(build, "WORTH_A_KERNEL", 20 * DIMENSION * build.USUAL_SEARCHES)
-    monkeypatch.setattr("labeler.local_heads.MOST_STEPS", 20)
+    monkeypatch.setattr("labeler.methods.aux_distill.MOST_STEPS", 20)
     # Noise is drawn by rejection, from a key that only the agent knows: here the same in all worlds.
     monkeypatch.setattr(Agent, "_source", lambda *_: seeded_source(b"noise"))
     with fakes_have_names():
-        monkeypatch.setattr("workers.voting.neighbors.load_engine", build.load_engine)
+        monkeypatch.setattr("workers.voting.load_engine", build.load_engine)
         yield
 
 
@@ -254,15 +254,15 @@ def test_queries_that_tie_take_no_operation_more(engine: str) -> None:
 
 def test_a_planted_branch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one expression, of one method, for one class that is missing."""
-    from workers.voting import ensemble
+    from workers.learning import heads
 
-    whole = ensemble._fit
+    whole = heads._fit
 
     def planted(records: Any, *, num_classes: int) -> Any:
         weights, is_present = whole(records, num_classes=num_classes)
         return weights * 2 if is_present.sum() > 1 else weights, is_present
 
-    monkeypatch.setattr(ensemble, "_fit", planted)
+    monkeypatch.setattr(heads, "_fit", planted)
     monkeypatch.setattr("tests.operations._TRACED", (*_traced(), __file__))
     with pytest.raises(AssertionError, match="behind"):
         compare(tmp_path, _one_class_more(21), task_of(**SETTINGS["ensemble"]))
@@ -291,7 +291,7 @@ def test_a_question_after_a_deletion_runs_the_operations_of_one_before_it(tmp_pa
 def test_models_of_deleted_records_are_not_taken_over(tmp_path: Path) -> None:
     task = task_of(**SETTINGS["ensemble"])
     shard = shard_of(tmp_path / "one", _one_class_more(21)[1], task, declared=MOST)
-    before = Agent("a", shard, is_seeded=True, engine="numpy", models=InMemoryModels())
+    before = Agent("a", shard, is_seeded=True, engine="numpy", models=ModelStore())
     before.ballots(task, QueryBatch(PUBLIC), bytes(32))
     shard.delete(shard.record_ids[shard.labels == 2])
     after = Agent("a", Shard.open(shard.path), is_seeded=True, engine="numpy")

@@ -7,7 +7,6 @@ import json
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from feature_store.shard_writer import ShardWriter
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.own_loss import OwnLosses
+from labeler.per_instance_privacy import OwnLosses, own_losses
 from labeler.planning import price
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, natural_records
@@ -27,8 +26,12 @@ from workers.agent.ledger import InMemoryLedger
 from workers.cli import main
 from workers.homes.new import make_agent_home
 from workers.party.home import AGENT_FILE, read_agent_config, settings_toml
-from workers.voting.own_loss import own_losses
-from workers.voting.records import select_records
+from workers.voting import NeighborIndexes, select_records
+
+
+def indexes() -> NeighborIndexes:
+    return NeighborIndexes(dimension=8, engine="numpy")
+
 
 RECORDS = 14
 
@@ -70,7 +73,7 @@ def test_a_loss_is_what_deleting_the_record_changes(task: Task, tmp_path: Path) 
     shard = shard_of(tmp_path)
     shard.delete([int(shard.record_ids[3])])  # of which nothing can be told any more
     batch = QueryBatch(natural_records(60, 8)[0][-20:])
-    found = own_losses("a", task, batch, select_records(shard, records_per_person=None), engine="numpy")
+    found = own_losses("a", task, batch, select_records(shard, records_per_person=None), indexes())
     here = ballots(task, batch, shard)
     changes = [
         int(((here - ballots(task, batch, without(shard, int(one), tmp_path))) ** 2).sum())
@@ -83,7 +86,9 @@ def test_a_loss_is_what_deleting_the_record_changes(task: Task, tmp_path: Path) 
 def test_the_owner_is_told_no_more_than_the_price(tmp_path: Path) -> None:
     task = audited_task(max_queries=20)
     batch = QueryBatch(natural_records(60, 8)[0][-20:])
-    told = own_losses("a", task, batch, select_records(shard_of(tmp_path), records_per_person=None)).told_to("a")
+    told = own_losses("a", task, batch, select_records(shard_of(tmp_path), records_per_person=None), indexes()).told_to(
+        "a"
+    )
     assert told.records == RECORDS
     assert 0 < told.median_epsilon <= told.largest_epsilon < told.priced_epsilon
     assert told.priced_epsilon == pytest.approx(price(task).instance.epsilon)
@@ -136,7 +141,7 @@ def test_where_a_record_lets_another_in_or_moves_a_model_there_is_only_the_price
 ) -> None:
     records = select_records(shard_of(tmp_path), records_per_person=None)
     with pytest.raises(InvalidSetting, match="the price is what there is"):
-        own_losses("a", audited_task(**changes), QueryBatch(natural_records(8, 8)[0]), records)
+        own_losses("a", audited_task(**changes), QueryBatch(natural_records(8, 8)[0]), records, indexes())
 
 
 def test_a_private_bound_is_the_price_nearly_always() -> None:
@@ -164,9 +169,9 @@ def test_smooth_sensitivity_is_the_whole_distance_to_the_price(tmp_path: Path) -
         writer.append(features, labels, [str(one) for one in range(RECORDS + 1)])
         writer.finish()
     shard = Shard.open(folder / "a")
-    with_it = own_losses("a", task, batch, select_records(shard, records_per_person=None))
+    with_it = own_losses("a", task, batch, select_records(shard, records_per_person=None), indexes())
     shard.delete(shard.record_ids[np.asarray(shard.labels) == 1])
-    before = own_losses("a", task, batch, select_records(shard, records_per_person=None))
+    before = own_losses("a", task, batch, select_records(shard, records_per_person=None), indexes())
     assert before.told_to("a").largest_epsilon == 0
     assert with_it.told_to("a").largest_epsilon == pytest.approx(price(task).instance.epsilon)
 
@@ -181,13 +186,6 @@ def test_a_site_is_told_in_its_terminal_and_nothing_is_written(
     (tmp_path / "task.json").write_text(audited_task(max_queries=20).model_dump_json())
     make_agent_home(home, agent_id="a", coordinator_url="http://127.0.0.1:1", shard=shard, engine="numpy")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    engines = []
-
-    def searched(*given: Any, engine: str) -> OwnLosses:
-        engines.append(engine)
-        return own_losses(*given, engine=engine)
-
-    monkeypatch.setattr("workers.voting.own_loss.own_losses", searched)
     arguments = ["agent", "exposure", tmp_path / "task.json", "--home", home, "--queries", asked]
     monkeypatch.setattr("sys.argv", ["labeler", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
@@ -196,7 +194,6 @@ def test_a_site_is_told_in_its_terminal_and_nothing_is_written(
     printed = capsys.readouterr().out
     assert f"Your images {RECORDS}" in printed
     assert "For your eyes alone" in printed
-    assert engines == ["numpy"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -22,10 +22,11 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
+from labeler.records import first_of_each_person
 from labeler.task import StatedLevel, Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.private_heads import fit_heads
-from workers.voting.records import first_of_each_person, select_records
+from workers.voting import select_records
 
 CLASSES = ("cat", "dog", "eel")
 DIMENSION = 6

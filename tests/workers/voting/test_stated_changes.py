@@ -23,17 +23,18 @@ from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import check_ballots
 from labeler.contribution import on_grid as votes_on_grid
-from labeler.federated import on_grid
+from labeler.methods import METHODS
 from labeler.methods.aux_distill import head_terms
-from labeler.methods.sensitivity import integer_event
+from labeler.methods.federated import on_grid
+from labeler.methods.sensitivity import integer_event, most_trained
+from labeler.methods.terms import RunnerContext
 from labeler.planning import price
+from labeler.records import FEATURE_ONE, ModelStore, Records, first_of_each_person
 from labeler.setting import StatedLevel
 from labeler.task import NEGATIVES_EVERY, Task, parse_task
+from workers.learning.learner import Trainer
 from workers.learning.private_heads import fit_heads
-from workers.voting.model_store import InMemoryModels
-from workers.voting.neighbors import NeighborVotes
-from workers.voting.records import FEATURE_ONE, Records, first_of_each_person, most_trained
-from workers.voting.ways import WAYS, Means
+from workers.voting import NeighborIndexes
 
 DIMENSION, CLASSES, POOL = 3, 3, 5
 PERSONS = np.array([[0], [0], [0], [1], [2]])
@@ -130,8 +131,10 @@ def answered(one: Task, batch: QueryBatch, records: Records) -> NDArray[np.int64
         fitted = fit_heads(first.features / FEATURE_ONE, first.labels, queries[::NEGATIVES_EVERY], terms=terms)
         parts = [fitted.head.ravel() / terms.head_noise, np.asarray(fitted.scores).ravel() / terms.score_noise]
         return terms.mechanism.quantize(np.concatenate(parts))
-    neighbors = NeighborVotes(dimension=DIMENSION, engine="numpy")
-    ballots = WAYS[one.method](one, batch, records, Means(neighbors, InMemoryModels(), EverybodyTakesPart))
+    neighbors = NeighborIndexes(dimension=DIMENSION, engine="numpy")
+    ballots = METHODS[one.method].ballots(
+        one, batch, records, RunnerContext(neighbors, ModelStore(), EverybodyTakesPart, Trainer())
+    )
     check_ballots(ballots, one)
     return votes_on_grid(ballots, one) if one.traits.counts else ballots
 

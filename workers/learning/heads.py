@@ -1,7 +1,7 @@
-"""AE-DPFL on frozen features: an agent trains a head on its records and casts one vote per query.
+"""AE-DPFL's heads on frozen features: how an agent trains the head that casts its votes.
 
 Zhu et al. 2021, Algorithm 2. The price does not depend on the head: whatever it says, one record moves at most one vote
-per query (`labeler.ballots.one_hot_ballots`). So it is trained to be right: multinomial logistic regression
+per query (`labeler.methods.ensemble.one_hot_ballots`). So it is trained to be right: multinomial logistic regression
 
     J(W, b) = sum over records of -log softmax(W x + b)_y  +  |W|^2 / (2 C)
 
@@ -19,26 +19,19 @@ where it points uphill (O'Donoghue and Candes 2015). `workers.learning.heads_tog
 small agents at once.
 
 Memory is bounded by public facts, the classes of the task and the numbers of a feature: of a head and of its bound
-(`check_head`, before the charge), of what it is trained on (`most_records`) and of the questions scored at once.
+(`labeler.methods.ensemble.check_head`, before the charge), of what it is trained on and of the questions scored at
+once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.ballots import one_hot_ballots
-from labeler.batch import QueryBatch
-from labeler.descent import MOST_RECORDS
-from labeler.errors import PrivacyRefusal
-from labeler.task import Task
-from workers.learning.blocks import Block, Rows, block_rows, kept
+from labeler.records import FEATURE_ONE, Block, Rows, block_rows, kept
 from workers.learning.descent import softmax_slopes
-from workers.voting.model_store import ModelStore
-from workers.voting.records import FEATURE_ONE, Records
 
 INVERSE_REGULARISATION = 10.0
 """C on features of norm 1. On the amazon and caltech10 photographs 1, 10 and 100 lie within a point of each other (sums
@@ -48,18 +41,6 @@ STEPS = 100
 """Of every training. On digits and on features of photographs the loss is then below that at which scikit-learn's
 L-BFGS stops."""
 
-MOST_NUMBERS = 2**24
-"""In double precision, of features and of what training makes of them: 128 MiB, and a minute or two on one core."""
-
-MOST_HEAD = 2**21
-"""Weights of a head, at most: 1,000 classes of a backbone with 2,048 numbers."""
-
-MOST_SQUARE = 2**25
-"""Numbers of X^T X, at most: features of 5,791 numbers. Training holds a few copies."""
-
-_COPIES_OF_SCORES = 4
-"""That training makes for each record: scores, their exponentials, the truth and the gradient by each of them."""
-
 _SCORED_NUMBERS = 2**22
 """Features and scores of the questions that are looked at together: 32 MiB."""
 
@@ -68,58 +49,12 @@ LARGEST_WEIGHT = 2**20
 2^11 * 2^20 * (number of features + 1) < 2^53 for up to two million features."""
 
 
-def ensemble_ballots(task: Task, batch: QueryBatch, records: Records, models: ModelStore) -> NDArray[np.int64]:
-    """One vote per query, for the class that the agent's own head predicts; the lowest among equals.
-
-    Args:
-        models: where its head is kept: trained once per task and version of the records.
-
-    Returns:
-        Votes, int64, shape (num_queries, num_classes).
-    """
-    head = ensemble_head(task, records, models)
-    return one_hot_ballots(predict(head, batch.features), num_classes=task.num_classes)
-
-
-def check_head(task: Task, dimension: int) -> None:
-    """Refuse a task whose head would have more weights than a site has room for; before the charge, of public facts.
-
-    Raises:
-        PrivacyRefusal: it would.
-    """
-    weights = (dimension + 1) * task.num_classes
-    if weights > MOST_HEAD:
-        raise PrivacyRefusal(
-            f"a head of {task.num_classes} classes over features of {dimension} numbers has {weights} weights, and a "
-            f"site trains at most {MOST_HEAD}; ask about fewer classes, use a backbone of fewer numbers, or method knn"
-        )
-    if (dimension + 1) ** 2 > MOST_SQUARE:
-        raise PrivacyRefusal(
-            f"a site trains heads over features of at most {math.isqrt(MOST_SQUARE) - 1} numbers, found {dimension}; "
-            "use a backbone of fewer numbers, or method knn"
-        )
-
-
-def most_records(*, dimension: int, num_classes: int) -> int:
-    """How many records a head is trained on at most: public, so that memory tells nothing of how many there are."""
-    return max(1, min(MOST_RECORDS, MOST_NUMBERS // (dimension + _COPIES_OF_SCORES * num_classes)))
-
-
-def ensemble_head(task: Task, records: Records, models: ModelStore) -> NDArray[np.int64]:
-    """The agent's head for a task, as it is kept, or trained now."""
-    return models.once(
-        records.version, f"ensemble {task.digest}", lambda: train_head(records, num_classes=task.num_classes), task=task
-    )
-
-
-def train_head(records: Records, *, num_classes: int) -> NDArray[np.int64]:
+def train_head(records: Rows, *, num_classes: int) -> NDArray[np.int64]:
     """A linear classifier as integers, shape (dimension + 1, num_classes); the last row is the intercept.
 
     Classes of which the agent has no record are never predicted.
     """
-    dimension = records.all_features.shape[1]
-    rows = records.trainable(most_records(dimension=dimension, num_classes=num_classes))
-    return integer_head(*_fit(rows, num_classes=num_classes))
+    return integer_head(*_fit(records, num_classes=num_classes))
 
 
 def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -183,6 +118,6 @@ def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.i
     found = [np.zeros((*head.shape[:-2], 0), dtype=np.int64)]
     for start in range(0, len(queries), at_once):
         part = queries[start : start + at_once].astype(np.float64)
-        scores = part @ weights[..., :-1, :] + float(FEATURE_ONE) * weights[..., -1:, :]
+        scores = part @ weights[..., :-1, :] + FEATURE_ONE * weights[..., -1:, :]
         found.append(scores.argmax(axis=-1))
     return np.concatenate(found, axis=-1)

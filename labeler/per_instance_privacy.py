@@ -29,16 +29,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from labeler.accounting.integer import epsilon_bound
+from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.sensitivity import integer_event, summed_votes
+from labeler.records import Indexes, Records
 from labeler.task import Task
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 FOR_THE_OWNER = (
     "what a job tells of the records that an agent holds depends on its other records, so it is shown to that agent "
@@ -66,6 +67,10 @@ class Told:
 
     def __repr__(self) -> str:
         return "Told(<private>)"
+
+
+_NOBODY = -1
+"""The row of a neighbour that there is none of."""
 
 
 class OwnLosses:
@@ -138,3 +143,38 @@ class OwnLosses:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise PrivacyRefusal(FOR_THE_OWNER)
+
+
+def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, indexes: Indexes) -> OwnLosses:
+    """The losses of every record that would answer a batch.
+
+    knn: a record among the first k of a question leaves its place to the next after them: nothing changes where both
+    are of one class, else two counts by one vote; without a next, one count. reverse-knn: its own votes leave, and
+    nothing else moves.
+
+    Args:
+        task: of method knn or reverse-knn, without caps, ball or votes for life.
+        batch: its public questions.
+        records: those that would answer.
+        indexes: searches them.
+
+    Raises:
+        InvalidSetting: another method, or a cap: there what leaves lets another in, or moves a model.
+    """
+    plain = task.records_per_person is None and task.max_agent_records is None and task.ballot_radius is None
+    plain = plain and task.attributes_per_record is None
+    if not (task.traits.has_k and plain and task.life is None):
+        raise InvalidSetting(
+            "what single records are told of is computed for knn and reverse-knn without caps, ball, attributes or "
+            "votes for life; for other tasks the price is what there is"
+        )
+    squared = np.zeros(len(records.all_labels) + 1, dtype=np.int64)
+    if task.traits.is_reverse:
+        squared[:] = min(task.k, len(batch))
+    else:
+        rows = indexes.of_records(records).search(batch.features, records.neighbors(task.k) + 1).rows
+        voting, after = rows[:, :-1], rows[:, -1:]
+        # Row _NOBODY is the last one, of no record, and gathers what moves for those there are none of.
+        labels = np.append(records.all_labels, np.int16(-1))
+        np.add.at(squared, voting, np.where(after == _NOBODY, 1, 2 * (labels[voting] != labels[after])))
+    return OwnLosses(owner, task, len(batch), squared[records.rows])

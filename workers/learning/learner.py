@@ -1,0 +1,121 @@
+"""An agent's learner: which arithmetic of this package fits which model (`labeler.methods.terms.Learner`).
+
+Everything is loaded where it is wanted: most agents never train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import InvalidSetting
+from labeler.methods.aux_distill import LocalHeadTerms
+from labeler.methods.blind_average import LinearTerms, MeanTerms
+from labeler.methods.federated import StepTerms
+from labeler.randomness import ByteSource
+from labeler.records import FEATURE_ONE, PublicAxes, Rows
+from labeler.setting import Training
+from labeler.task import NEGATIVES_EVERY
+
+if TYPE_CHECKING:
+    from workers.learning.public_map import PublicMap
+
+HEAD_SHARPNESS, SCORE_SHARPNESS = 3.0, 8.0
+"""Factors on the scores before they become probabilities: heads fitted under strong regularisation are timid. They cost
+no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Fits models to an agent's records.
+
+    Attributes:
+        engine: which devices may be used; see workers.learning.descent.
+    """
+
+    engine: str = "numpy"
+
+    def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
+        """See Learner."""
+        from workers.learning import heads
+
+        return heads.train_head(records, num_classes=num_classes)
+
+    def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
+        """See Learner."""
+        from workers.learning import heads
+
+        return heads.predict(head, questions)
+
+    def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
+        """See Learner."""
+        from workers.learning import linear
+
+        return linear.train_rows(records, terms=terms, axes=axes, engine=self.engine)
+
+    def class_sums(self, records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
+        """See Learner."""
+        from workers.learning.class_means import class_sums
+
+        return class_sums(records, terms=terms, axes=axes)
+
+    def soft_votes(
+        self, records: Rows, questions: NDArray[np.int16], *, terms: LocalHeadTerms, source: ByteSource
+    ) -> NDArray[np.float64]:
+        """See Learner."""
+        from workers.learning.private_heads import fit_rows
+
+        features = questions.astype(np.float32) / FEATURE_ONE
+        fitted = fit_rows(
+            records, features[::NEGATIVES_EVERY], terms=terms, maps=_maps(questions.tobytes(), questions.shape, terms),
+            engine=self.engine,
+        )  # fmt: skip
+        heads = fitted.released(terms, source=source)
+        return heads.soft_votes(features, head_sharpness=HEAD_SHARPNESS, score_sharpness=SCORE_SHARPNESS)
+
+    def check_negatives(self, questions: NDArray[np.int16], terms: LocalHeadTerms) -> None:
+        """See Learner."""
+        _ = _maps(questions.tobytes(), questions.shape, terms)
+
+    def step(
+        self,
+        records: Rows,
+        model: NDArray[np.float64],
+        *,
+        terms: StepTerms,
+        axes: PublicAxes | None,
+        training: Training,
+        source: ByteSource,
+    ) -> NDArray[np.float64]:
+        """See Learner."""
+        from workers.learning import sampled_steps
+
+        sampled = training.sampled
+        if sampled is None:
+            raise InvalidSetting("the task does not say how it samples (training.sampled)")
+        if sampled.unit == "record":
+            blocks = sampled_steps.rows_on_grid(records, axes, num_classes=terms.num_classes)
+            return sampled_steps.sampled_gradients(blocks, records.count, model, terms=terms, source=source)
+        return sampled_steps.clipped_update(
+            records,
+            model,
+            terms=terms,
+            axes=axes,
+            rate=sampled.learning_rate,
+            shrink=training.regularisation,
+            local_steps=sampled.local_steps,
+            source=source,
+        )
+
+
+@lru_cache(maxsize=2)
+def _maps(questions: bytes, shape: tuple[int, ...], terms: LocalHeadTerms) -> tuple[PublicMap, PublicMap]:
+    """The public maps in front of both heads, made once for the check and the answer."""
+    from workers.learning.private_heads import public_maps
+
+    features = np.frombuffer(questions, dtype=np.int16).reshape(shape).astype(np.float32) / FEATURE_ONE
+    return public_maps(features[::NEGATIVES_EVERY], terms=terms)
