@@ -26,7 +26,7 @@ from benchmarks.service import AGENTS, BUDGET_EPSILON, QUERIES, embed_public, ru
 from benchmarks.tied_command import tied_command
 from labeler.errors import InvalidSetting, Unavailable
 from workers.federation.home import make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 from workers.homes.settings_file import COORDINATOR_FILE, set_line
 from workers.progress import ProgressCallback, silent
 

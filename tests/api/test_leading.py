@@ -18,7 +18,7 @@ from api.leading import SideBySide
 from labeler.errors import Unavailable
 from tests.postgres_server import PostgresServer
 from workers.federation.home import make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 
 LEASE_S = 1.0
 

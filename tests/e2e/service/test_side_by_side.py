@@ -25,7 +25,7 @@ from tests.e2e.service.test_postgresql import journal_of
 from tests.forked_command import ForkedCommand, run_forked
 from tests.postgres_server import PostgresServer
 from workers.federation.home import make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
