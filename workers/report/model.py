@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.collusion import holds_against
 from labeler.errors import InvalidSetting
-from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
+from labeler.planning import holds_against
+from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -94,7 +94,7 @@ class StudentOutcome:
 class LevelPrice:
     """The guarantee at one level: an epsilon and how it was proved, or the reason why there is none.
 
-    `participant_epsilon` is its value against one participant that reads the release (labeler.collusion),
+    `participant_epsilon` is its value against one participant that reads the release (labeler.planning),
     `histogram_epsilon` that of the sums where winners are released and cost less.
     """
 

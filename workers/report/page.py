@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment
+from labeler.epsilon_words import say_epsilon, say_estimate
+from labeler.jobs import AnswerStatus
 from PIL import Image
 
 from feature_store.page_templates import page_templates
-from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.jobs import AnswerStatus
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from workers.report import thumbnails, words
 from workers.report.model import (

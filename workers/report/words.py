@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.epsilon_words import say_epsilon
-from labeler.jobs import AnswerStatus
+from labeler.budget import say_epsilon
 from labeler.methods.sensitivity import sums_means, unit_in_words
+from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 from workers.report.model import AttributeReport, JobReport
 
