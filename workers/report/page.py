@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment
-from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.jobs import AnswerStatus
 from PIL import Image
 
 from feature_store.page_templates import page_templates
+from labeler.budget import say_epsilon, say_estimate
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
+from labeler.rounds.effects import AnswerStatus
 from workers.report import thumbnails, words
 from workers.report.model import (
     MAX_FIRST,

@@ -20,8 +20,6 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from labeler.epsilon_words import say_epsilon, say_estimate
-from labeler.jobs import AnswerStatus
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,6 +34,8 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from labeler.budget import say_epsilon, say_estimate
+from labeler.rounds.effects import AnswerStatus
 from workers.report.model import JobReport, PriceRow, bands
 from workers.report.thumbnails import choose, is_tiny, open_picture
 from workers.report.words import count, say_number, say_percent

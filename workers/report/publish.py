@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.durable import replace_file
-from labeler.jobs import AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from workers.report.model import JobReport, LevelPrice, Privacy, bands
 from workers.report.page import render_page
 from workers.report.pictures import PICTURE_FILES, draw_pictures
