@@ -39,7 +39,7 @@ from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, NotFound, ProtocolViolation
 from labeler.methods import METHOD_NAMES
-from labeler.refused_fields import describe_validation
+from labeler.settings import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
 from workers.federation.data import FederationData, bring_shards, deal_digits
 from workers.federation.up import Plan
