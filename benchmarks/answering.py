@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from feature_store.erasable import KeysInMemory
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import KEY_BYTES
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, NOT_KEPT, Recipients
-from labeler.tally import InputShare, round_of
+from labeler.tally import InputShare, QueryBatch, round_of
 from labeler.task import Task
 from workers.agent.agent import NO_SPENDS, Agent, Seal, as_it_is, shares_of
 

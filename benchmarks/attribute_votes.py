@@ -35,13 +35,13 @@ from feature_store.job_files.attribute_labels import ON
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.students.attributes import label_attributes
-from labeler.batch import QueryBatch
 from labeler.contribution import contribution
 from labeler.methods.terms import RunnerContext
 from labeler.planning import price
 from labeler.randomness import os_source, seeded_source
 from labeler.records import ModelStore, Records
 from labeler.solving import solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import Level, Task, parse_task
 from workers.learning.learner import Trainer
 from workers.progress import ProgressCallback, silent

@@ -27,11 +27,11 @@ from feature_store.backbones import BackboneSpec
 from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
 from feature_store.students import NoisyAnswers, fit_student
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.solving import solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.progress import ProgressCallback, silent

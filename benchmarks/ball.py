@@ -44,9 +44,9 @@ from feature_store.query_selection import select_queries
 from feature_store.students import NoisyAnswers, fit_student
 from feature_store.students.forecast import propose_radius
 from feature_store.students.members import SpreadingLearner
-from labeler.batch import QueryBatch
 from labeler.planning import price
 from labeler.solving import solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.simulated.federation import NOBODY, Federation

@@ -51,7 +51,6 @@ from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.accounting.events import NANO
 from labeler.accounting.lifetime import set_aside_nano
-from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.contribution import contribution
 from labeler.methods.terms import RunnerContext
@@ -59,6 +58,7 @@ from labeler.planning import price
 from labeler.randomness import os_source, seeded_source
 from labeler.records import ModelStore
 from labeler.setting import Life
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.learning.learner import Trainer
 from workers.progress import ProgressCallback, silent

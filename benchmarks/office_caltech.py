@@ -36,7 +36,6 @@ from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
 from labeler.methods import METHODS, MethodName, ReleaseKind
@@ -44,6 +43,7 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.progress import ProgressCallback, silent

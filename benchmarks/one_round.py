@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.answering import AnsweringAgent
 from benchmarks.plain_tallier import Tallier, agree_on_contributors
-from labeler.batch import QueryBatch
 from labeler.release import Release, WinnerEngine, open_histogram, open_winner
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task
 
 

@@ -31,9 +31,9 @@ from benchmarks.office_caltech import DOMAINS, Arena, Setting, data_folder, embe
 from benchmarks.rows import BenchRow
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from labeler.batch import QueryBatch
 from labeler.planning import price
 from labeler.solving import solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.simulated.run import release_of

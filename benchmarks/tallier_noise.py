@@ -23,13 +23,12 @@ from sklearn.cluster import KMeans
 from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from benchmarks.rows import BenchRow
 from feature_store.quantize import quantize
-from labeler.batch import QueryBatch
 from labeler.contribution import input_shares
 from labeler.planning import price
 from labeler.randomness import os_source
 from labeler.release import open_histogram
 from labeler.solving import solve_sigma
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from workers.digits import load_digits
 from workers.progress import ProgressCallback, silent

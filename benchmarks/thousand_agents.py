@@ -33,10 +33,10 @@ from benchmarks.rows import BenchRow
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows, select_queries
 from feature_store.students import NoisyAnswers, fit_student
-from labeler.batch import QueryBatch
 from labeler.linear_model import released_model
 from labeler.planning import price
 from labeler.solving import solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.simulated.federation import Federation, Pool

@@ -26,18 +26,17 @@ from benchmarks.one_round import run_round
 from benchmarks.rows import BenchRow
 from benchmarks.winner_party import Took, measure, write_trio
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.planning import resolve_colluding_agents
 from labeler.randomness import os_source
 from labeler.release import InProcessWinner
-from labeler.sharing import comparison_bits, split
+from labeler.sharing import WinnerTerms, comparison_bits, split
+from labeler.tally import QueryBatch
 from labeler.task import Task
-from labeler.winner import WinnerTerms
 from workers.agent.ledger import InMemoryLedger
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.progress import ProgressCallback, silent
-from workers.winner.in_process import free_ports
+from workers.winner.session import free_ports
 
 SIZES: Final = ((500, 10), (5_000, 10))
 LARGE: Final = (50_000, 10)

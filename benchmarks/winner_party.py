@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import LabelerError, ProtocolViolation
-from labeler.winner import WinnerTerms
+from labeler.sharing import WinnerTerms
 from workers.winner.engine import NUM_PARTIES, Address, WinnerJob, WinnerOrder
-from workers.winner.in_process import three_jobs
-from workers.winner.session import SecureEngine
+from workers.winner.session import SecureEngine, three_jobs
 
 COMMAND = (sys.executable, "-m", "benchmarks.winner_party")
 

@@ -25,7 +25,7 @@ QUERIES, RECORDS = 100, 20
 
 def prepare(agents: int, path: str) -> None:
     """Deal the digits, and sum the ballots as the product casts them."""
-    from labeler.batch import QueryBatch
+    from labeler.tally import QueryBatch
     from labeler.task import parse_task
     from workers.simulated.ballots import ballots_of, group_size
     from workers.simulated.federation import digits_pool

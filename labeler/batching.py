@@ -16,8 +16,8 @@ from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
+from labeler.sharing import words_per_query
 from labeler.task import Level, Task
-from labeler.winner import words_per_query
 
 BATCH_QUERIES = 4096
 """Most queries asked in one round, for methods that may be cut and where nothing is known of their features."""

@@ -35,10 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.accounting.integer import epsilon_bound
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.sensitivity import integer_event, summed_votes
 from labeler.records import Indexes, Records
+from labeler.tally import QueryBatch
 from labeler.task import Task
 
 FOR_THE_OWNER = (

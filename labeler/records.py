@@ -1,4 +1,6 @@
-"""An agent's records as those who vote see them. Private; does not print.
+"""An agent's records, the public map in front of a model, and what is kept while a round is open.
+
+An agent's records as those who vote see them. Private; does not print.
 
 Whatever way an agent answers, it answers with the same records: those that were not deleted and, where the task bounds
 them, no more than m of one person. The proofs of `labeler.methods` are about this cut, and about no other. Records

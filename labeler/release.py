@@ -29,7 +29,7 @@ from labeler.contribution import check_round, largest_sum
 from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
 from labeler.methods import ReleaseKind
 from labeler.randomness import os_source
-from labeler.sharing import unshard
+from labeler.sharing import ABSTAINED, Winner, WinnerTerms, unshard
 from labeler.tally import (
     NONCE_BYTES,
     AggregateShare,
@@ -42,7 +42,6 @@ from labeler.tally import (
     refuse_misshapen,
 )
 from labeler.task import Task
-from labeler.winner import ABSTAINED, Winner, WinnerTerms
 
 
 @dataclass(frozen=True, eq=False)

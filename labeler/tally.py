@@ -1,4 +1,6 @@
-"""Shares of ballots are checked, added up and opened.
+"""A batch of public queries, and the digest that ties every message of a round to it.
+
+Shares of ballots are checked, added up and opened.
 
 More than 400 lines: the proof that a sum is of well-formed ballots stands beside the sum.
 
@@ -35,13 +37,13 @@ votes and another, or "not voted", fewer than none), and dishonest noise. Both m
 anything from the privacy of the others, whose noise is in the sum all the same. And it takes talliers that
 follow the protocol: one that lies about its z lets an agent through whose errors it knows, or makes an
 honest agent fail. What leaves the range of the sums is found later, whoever sent it
-(workers.winner.comparison).
+(workers.winner.tournament).
 
 The tally: what a round is, what an agent sends of its ballot, and how one tallier adds shares up.
 
 Who may be summed, once and for ever, says the tallier's machine (labeler.rounds.tallier); here is the arithmetic.
 
-In a winner round everything is added in the prime field of its terms (labeler.winner), so that talliers can
+In a winner round everything is added in the prime field of its terms (labeler.sharing), so that talliers can
 compute on the sums. Where rows of ballots have a known total, ballots and noise come as two sharings: the
 tallier adds S * ballots + noise, and keeps what the rows of each agent sum to for the row check
 (labeler.tally), after which alone anything may be opened.
@@ -57,14 +59,13 @@ import hmac
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.batch import QueryBatch
 from labeler.errors import (
     InvalidSetting,
     PrivacyRefusal,
@@ -72,9 +73,55 @@ from labeler.errors import (
 )
 from labeler.noise import MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID, DiscreteGaussian
 from labeler.randomness import KEY_BYTES, ByteSource, keyed_source
-from labeler.sharing import SHARING_ID_BYTES, PrimeField, ShareVector, split
+from labeler.sharing import SHARING_ID_BYTES, PrimeField, ShareVector, Winner, WinnerTerms, split
 from labeler.task import Task
-from labeler.winner import Winner, WinnerTerms
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBatch:
+    """Quantised features of public queries, all asked in one round.
+
+    Attributes:
+        features: int16, shape (num_queries, dimension), made by the task's backbone.
+        first_query: number of the first of them within the task, so that equal batches asked at
+            different places of a task are different rounds.
+        model: where a model is trained in steps, the public one that this step begins from (labeler.linear_model),
+            float64 of shape (num_queries, num_classes).
+        digest: SHA-256 over the place, the shapes and the bytes, in hexadecimal, of the model too. Noise is drawn per
+            digest: the same queries asked again in the same place give the same noise, any change new noise. So the
+            key of a round never serves two ballots: whatever of a batch decides one is in its digest.
+    """
+
+    features: NDArray[np.int16]
+    first_query: int = 0
+    model: NDArray[np.float64] | None = None
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.features.dtype != np.int16 or self.features.ndim != 2 or not len(self.features):
+            raise InvalidSetting(
+                "a batch of queries must be an int16 array of shape (num_queries, dimension) with at least one row; "
+                f"found {self.features.dtype} of shape {self.features.shape}"
+            )
+        # A copy that nobody can change: the noise of a round is tied to the digest of exactly these numbers.
+        frozen = self.features.astype("<i2", order="C", copy=True)
+        frozen.setflags(write=False)
+        object.__setattr__(self, "features", frozen)
+        header = f"labeler-batch/1 {self.first_query} {frozen.shape[0]} {frozen.shape[1]}\n".encode()
+        sha256 = hashlib.sha256(header)
+        sha256.update(frozen.data)
+        if self.model is not None:
+            model = self.model.astype("<f8", order="C", copy=True)
+            model.setflags(write=False)
+            object.__setattr__(self, "model", model)
+            # Behind features whose length the header says, so that no batch without a model has these bytes.
+            sha256.update(f"model {' '.join(map(str, model.shape))}\n".encode())
+            sha256.update(model.data)
+        object.__setattr__(self, "digest", sha256.hexdigest())
+
+    def __len__(self) -> int:
+        return len(self.features)
+
 
 NONCE_BYTES = KEY_BYTES
 """Length of the nonce with which a tallier takes part in choosing the combination."""

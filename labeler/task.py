@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -50,7 +49,7 @@ from labeler.settings import PlainNumbers
 from labeler.settings import describe_validation as describe_validation
 
 if TYPE_CHECKING:
-    from labeler.winner import WinnerTerms
+    from labeler.sharing import WinnerTerms
 
 LEAST_SIGMA_VOTES = 1e-6
 """Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
@@ -84,10 +83,6 @@ Printable = Annotated[str, AfterValidator(_check_printable)]
 def can_name_a_class(name: str) -> bool:
     """Whether a task can ask about a class of this name: a task's names are printable, without space around them."""
     return bool(name) and name.isprintable() and name == name.strip()
-
-
-def _method_by_any_name(name: object) -> object:
-    return {"one-hot": "ensemble"}.get(name, name) if isinstance(name, str) else name
 
 
 class Task(PlainNumbers):
@@ -138,7 +133,7 @@ class Task(PlainNumbers):
 
     name: Annotated[Printable, Field(min_length=1, max_length=200)]
     classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)]
-    method: Annotated[MethodName, BeforeValidator(_method_by_any_name)] = "knn"
+    method: MethodName = "knn"
     k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     sigma_votes: Sigma
     delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
@@ -504,7 +499,7 @@ class Task(PlainNumbers):
         if self.release != "winner":
             return None
         # Loaded where it is wanted: what a task costs is said without numpy.
-        from labeler.winner import WinnerTerms
+        from labeler.sharing import WinnerTerms
 
         most_votes = self.vote_clip or self.k
         return WinnerTerms(

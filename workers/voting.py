@@ -19,11 +19,11 @@ from feature_store.index.memory import check_memory_limit
 from feature_store.journal.lifetimes import NO_DIGESTS, CastVotes, Spent
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano
-from labeler.batch import QueryBatch
 from labeler.errors import MixedShards, PrivacyRefusal
 from labeler.methods.reverse_knn import records_at_once, reverse_knn_ballots
 from labeler.methods.sensitivity import kept_bound
 from labeler.records import FEATURE_ONE, UNDECLARED_RECORDS, Records, Selection, first_of_each_person
+from labeler.tally import QueryBatch
 from labeler.task import Task
 
 NO_PERSONS = (

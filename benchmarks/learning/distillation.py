@@ -22,7 +22,7 @@ from feature_store.students.projection import softmax
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import ByteSource
 from labeler.sharing import split, unshard
-from workers.learning.public_map import PublicMap, fit_public_map
+from workers.learning.private_heads import PublicMap, fit_public_map
 
 DEFAULT_SCALE = 1 << 16
 """S: grid units of a vote."""

@@ -31,7 +31,6 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
-from labeler.batch import QueryBatch
 from labeler.contribution import input_shares
 from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.ensemble import one_hot_ballots
@@ -39,7 +38,7 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.release import Release, open_histogram, open_winner
 from labeler.solving import solve_sigma
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 

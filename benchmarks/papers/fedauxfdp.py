@@ -46,8 +46,7 @@ from benchmarks.papers.runner import Cell
 from benchmarks.rows import BenchRow
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import seeded_source
-from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_heads
-from workers.learning.public_map import PublicMap, fit_public_map, plain_map
+from workers.learning.private_heads import FittedHeads, PrivateHeads, PublicMap, fit_heads, fit_public_map, plain_map
 from workers.progress import ProgressCallback
 
 CLIENTS = 20

@@ -35,9 +35,7 @@ from labeler.records import PublicAxes, Rows
 from labeler.release import Release
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
-from workers.learning.class_means import class_sums
-from workers.learning.linear import train_rows
-from workers.learning.sampled_steps import rows_on_grid, sampled_gradients
+from workers.learning.linear import class_sums, rows_on_grid, sampled_gradients, train_rows
 from workers.progress import ProgressCallback, silent
 
 EPSILONS: Final = (0.5, 1.0, 2.0)

@@ -33,8 +33,8 @@ from benchmarks.scaling.searching import (
     search_together,
     write_features,
 )
-from labeler.batch import QueryBatch
 from labeler.errors import LabelerError
+from labeler.tally import QueryBatch
 from labeler.task import parse_task
 from workers.progress import ProgressCallback, silent
 from workers.simulated.sums import traffic_of

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from feature_store.driving.post_office import PostOffice
 from feature_store.journal.chain import Head
 from feature_store.mailbox import Letter
-from labeler.batch import QueryBatch
 from labeler.errors import TooLarge, Unavailable, WrongDigest
 from labeler.messages import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind
 from labeler.messages.rounds import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
@@ -32,6 +31,7 @@ from labeler.rounds.effects import (
     TellSettled,
 )
 from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.tally import QueryBatch
 
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""

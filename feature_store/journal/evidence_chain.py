@@ -1,7 +1,7 @@
 """What the chain alone says of every charge, as of one head: whose, how much, for which job, and what became of it.
 
 The entries are the one part of a journal that nobody can change unseen, so evidence begins with them; other tables
-are then held against it (`labeler.evidence.check`).
+are then held against it (`labeler.evidence.derive`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.unpriced import WRITTEN_OFF
 from feature_store.journal.verification import hash_at, verify_if_there
 from labeler.errors import JournalBehind, JournalBroken
-from labeler.evidence.check import contradictions
+from labeler.evidence.derive import contradictions
 from labeler.evidence.document import AccountFacts, Charge, Facts, Journal
 from labeler.setting import LEVELS
 from labeler.task import Level

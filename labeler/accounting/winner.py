@@ -15,7 +15,7 @@ threshold on the larger one blurred by noise.
 With two classes and no abstaining threshold the winner is the sign of their difference alone (`is_duel`). That is one
 bit, read from noise of variance 2 v, which one vote moves by S and a swap by 2 S.
 
-**Void.** The talliers open nothing if a difference of sums leaves its range (`workers.winner.comparison`). Honest noise
+**Void.** The talliers open nothing if a difference of sums leaves its range (`workers.winner.tournament`). Honest noise
 never does that. A participant that chooses its noise can move the edge of the range next to the changed sum, so void is
 one more outcome. Let x be the changed sum (for a swap x = X_a, which moves against X_b; for a duel the difference).
 

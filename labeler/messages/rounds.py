@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, InstanceOf, SkipValidation
 
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation, TooLarge, TryAgain, WrongDigest
 from labeler.messages.envelope import (
     MAX_MESSAGE_BYTES,
@@ -44,7 +43,8 @@ from labeler.messages.envelope import (
     write_json,
     write_with_arrays,
 )
-from labeler.tally import Round, round_of
+from labeler.sharing import WinnerTerms, words_per_query
+from labeler.tally import QueryBatch, Round, round_of
 from labeler.task import Task, parse_task
 from labeler.untrusted import (
     Digest,
@@ -63,7 +63,6 @@ from labeler.untrusted import (
     text,
     whole,
 )
-from labeler.winner import WinnerTerms, words_per_query
 
 MAX_ENTRIES = (MAX_MESSAGE_BYTES - 64 * 1024) // 8
 """Most entries (queries times classes) of a round: the last tallier's share, 8 bytes each, must fit into a message."""

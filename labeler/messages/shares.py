@@ -26,10 +26,9 @@ from labeler.messages.envelope import (
 )
 from labeler.messages.rounds import check_contributors, check_shape, round_fields, round_from
 from labeler.randomness import KEY_BYTES
-from labeler.sharing import SHARING_ID_BYTES, ShareVector
+from labeler.sharing import SHARING_ID_BYTES, ShareVector, Winner, WinnerTerms
 from labeler.tally import AggregateShare, BallotShare
 from labeler.untrusted import Digest, Flag, SharingId, check_mapping, check_party_id, hex_bytes, names_of, strict, whole
-from labeler.winner import Winner, WinnerTerms
 
 _Shape = Annotated[
     list[Annotated[int, whole(1)]],

@@ -80,10 +80,10 @@ from labeler.randomness import ByteSource
 from labeler.setting import Level, Setting
 
 if TYPE_CHECKING:
-    from labeler.batch import QueryBatch
     from labeler.methods.terms import Learner, RunnerContext
     from labeler.randomness import ByteSource
     from labeler.records import Records
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 
@@ -129,7 +129,7 @@ def check_soft_votes(numbers: NDArray[np.int64], setting: Setting) -> None:
 Weights = NDArray[np.float64]
 
 FEATURE_ROUNDING = 2.0**-32
-"""By how much of c a row of features may depend on what was computed with it (see `workers.learning.public_map`)."""
+"""By how much of c a row of features may depend on what was computed with it (see `workers.learning.private_heads`)."""
 
 MOST_STEPS = 2000
 """Enough to converge for lambda down to c^2/570; below, a head stops on its way."""

@@ -53,7 +53,7 @@ post-processing, as are the labels and the student refined on public images from
 
 **Fact 1, g depends on its record alone, to the last bit.** A (x - m) is a row of whole numbers, exact in any order
 (`labeler.linear_model`). Its squares are added one axis after the other, number by number, so that neither the order
-nor the size of a block of rows enters (`workers.learning.class_means`); the root and the division are correctly
+nor the size of a block of rows enters (`workers.learning.linear`); the root and the division are correctly
 rounded. Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
 
 **Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes: the sum of squares is off by at most (k + 1) 2^-53 of itself, the root
@@ -97,10 +97,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labeler.batch import QueryBatch
     from labeler.methods.terms import RunnerContext
     from labeler.noise import VectorSum
     from labeler.records import Records
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 

@@ -20,9 +20,9 @@ from labeler.records import ModelStore
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.batch import QueryBatch
     from labeler.methods.terms import Learner, RunnerContext
     from labeler.records import Records
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 

@@ -48,7 +48,7 @@ gets its noise as any other does.
 chance is that number over 2^64, at most q, and no coin hangs on another record. A price for q holds for less. The key
 is drawn with the charge and erased with the round, and the answer is stored before a byte of it leaves: there is one
 sample for a round, or none, and nobody but the agent can ever know it. The model is part of the round's digest
-(`labeler.batch.QueryBatch`): asked again from another one, a step is another round, with coins and noise of its own,
+(`labeler.tally.QueryBatch`): asked again from another one, a step is another round, with coins and noise of its own,
 and one more of the T that were paid for.
 
 **Fact 1, the gradient of a record is a function of the record and theta alone, to the last bit, and at most c long.**
@@ -56,7 +56,7 @@ A row z = (phi(x), 1) is cut to whole UNIT-ths number by number; theta is whole 
 than LONGEST_COLUMN. Every partial sum of z theta is then a whole number below
 sqrt(2) UNIT LONGEST_COLUMN THETA_UNIT < 2^53: exact in double precision in any order and any block. What makes scores a
 vector d = p - e_y is a fixed sequence of operations on single numbers, each correctly rounded
-(`workers.learning.sampled_steps`); that it resembles a softmax matters to nobody's privacy. d is shortened to c / |z|
+(`workers.learning.linear`); that it resembles a softmax matters to nobody's privacy. d is shortened to c / |z|
 and cut towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c
 is taken covers the few roundings of the two norms.
 
@@ -90,10 +90,10 @@ from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
-    from labeler.batch import QueryBatch
     from labeler.methods.terms import Learner, RunnerContext
     from labeler.noise import VectorSum
     from labeler.records import Records
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 

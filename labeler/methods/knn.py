@@ -21,9 +21,9 @@ from labeler.methods.terms import CountedVotes, Method, check_labels
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.batch import QueryBatch
     from labeler.methods.terms import RunnerContext
     from labeler.records import Records
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 

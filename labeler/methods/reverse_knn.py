@@ -58,9 +58,9 @@ from labeler.records import UNDECLARED_RECORDS
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.batch import QueryBatch
     from labeler.methods.terms import RunnerContext
     from labeler.records import Records
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 UNBOUNDED_RECORDS: Final = 2**40

@@ -20,12 +20,12 @@ from labeler.setting import Setting, StatedLevel, Training
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
-    from labeler.batch import QueryBatch
     from labeler.methods.aux_distill import LocalHeadTerms
     from labeler.methods.blind_average import LinearTerms, MeanTerms
     from labeler.methods.federated import StepTerms
     from labeler.noise import VectorSum
     from labeler.randomness import ByteSource
+    from labeler.tally import QueryBatch
     from labeler.task import Task
 
 ReleaseKind = Literal["histogram", "winner"]

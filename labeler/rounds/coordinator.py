@@ -96,7 +96,7 @@ from labeler.rounds.effects import (
     WaitUntil,
 )
 from labeler.rounds.job_state import JobRun, RoundRun, Standing, stand
-from labeler.winner import winner_time_limit_s
+from labeler.sharing import winner_time_limit_s
 
 LONGEST_PAUSE_S = 30.0
 """Between two questions for one thing, however much mail waits; and between two looks at questions being prepared."""

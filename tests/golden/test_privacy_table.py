@@ -51,7 +51,7 @@ def test_the_price_of_the_integer_mechanism_is_at_most_one_in_ten_thousand_above
     task = Task(
         name="golden",
         classes=tuple("abcdefghij"),
-        method="knn" if squared == 2 else "one-hot",
+        method="knn" if squared == 2 else "ensemble",
         k=50 if squared == 2 else 1,
         sigma_votes=sigma,
         delta=delta,

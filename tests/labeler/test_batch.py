@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
+from labeler.tally import QueryBatch
 
 FEATURES = np.arange(12, dtype=np.int16).reshape(3, 4)
 

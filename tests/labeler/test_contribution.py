@@ -35,7 +35,7 @@ def make_task(**changes: object) -> Task:
 
 
 KNN = make_task()
-ONE_HOT = make_task(method="one-hot", k=1)
+ONE_HOT = make_task(method="ensemble", k=1)
 REVERSE = make_task(method="reverse-knn", k=2, max_agent_records=10)
 REVERSE_UNBOUNDED = make_task(method="reverse-knn", k=2)
 

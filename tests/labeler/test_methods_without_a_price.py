@@ -11,7 +11,6 @@ import pytest
 
 from api.coordinator.pricing import certified_price, estimate, finite_levels, price_view, round_amounts
 from labeler import methods, task
-from labeler.batch import QueryBatch
 from labeler.batching import round_charges, total_charges
 from labeler.contribution import check_ballots
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -27,6 +26,7 @@ from labeler.methods.terms import CountedVotes, RunnerContext
 from labeler.planning import has_finite_price, integer_event, price
 from labeler.records import Records
 from labeler.solving import solve_queries, solve_sigma
+from labeler.tally import QueryBatch
 from labeler.task import Task, Training
 from tests.workers.answer import answer
 from workers.audit.surroundings import check_attackable

@@ -193,7 +193,6 @@ def test_methods_that_count_nothing_have_no_votes_to_bound_and_no_neighbours() -
         solve_k(task(), 1.0)
     with pytest.raises(InvalidSetting, match="does not say how agents train"):
         training_of(task("ensemble", training=None))
-    assert task("one-hot", training=None).method == "ensemble"
 
 
 def test_a_model_has_no_more_weights_than_rounding_is_bounded_for() -> None:

@@ -103,7 +103,7 @@ def test_a_cap_on_records_lets_another_record_in_and_is_charged_double() -> None
 
 
 def test_one_hot_moves_one_vote_per_query_and_an_agent_casts_one() -> None:
-    task = _task("one-hot")
+    task = _task("ensemble")
     before = one_hot_ballots(np.zeros(7, np.int64), num_classes=CLASSES)
     after = one_hot_ballots(np.ones(7, np.int64), num_classes=CLASSES)
     assert np.square(before - after).sum() == squared_sensitivity(task, "instance", 7) == 14

@@ -22,7 +22,6 @@ from scipy import stats
 from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
-from labeler.batch import QueryBatch
 from labeler.contribution import check_round, contribution, input_shares, on_grid
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
 from labeler.messages.rounds import round_fields, round_from
@@ -36,7 +35,7 @@ from labeler.records import Records
 from labeler.release import open_histogram, open_winner
 from labeler.sharing import field_for, split, unshard
 from labeler.solving import hint, noise_choices
-from labeler.tally import AggregateShare, Round, add_shares, round_of, round_with
+from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_of, round_with
 from labeler.task import Task, parse_task
 from tests.oracles.winner_reference import reference_winners
 from tests.workers.answer import answer as answer_of

@@ -53,7 +53,7 @@ def task(**changes: object) -> Task:
         ({"classes": ["a", "b\x07"]}, "classes.1: only printable characters"),
         ({"nonce": "\x00"}, "nonce: only printable characters"),
         ({"nonce": "a\tb"}, "nonce: only printable characters"),
-        ({"method": "one-hot"}, "k must be 1"),
+        ({"method": "ensemble"}, "k must be 1"),
         ({"max_agent_records": 5}, "only means something for method reverse-knn"),
         ({"release": "winner", "talliers": 2}, "talliers must be 3 for release winner"),
         ({"abstain_below": 5}, "abstain_below only means something for release winner"),

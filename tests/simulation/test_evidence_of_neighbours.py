@@ -17,8 +17,7 @@ import pytest
 from feature_store.journal.agent_evidence import agent_facts
 from feature_store.journal.database import open_database
 from feature_store.journal.evidence import Wanted, coordinator_facts
-from labeler.evidence.check import contradictions, differences, rebuilt
-from labeler.evidence.derive import derive, software
+from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Evidence
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import case_of

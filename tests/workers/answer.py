@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.batch import QueryBatch
 from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, os_source
 from labeler.records import ModelStore, Records
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes

@@ -18,10 +18,10 @@ import pytest
 
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.envelope import Mail
 from labeler.messages.rounds import Ask, TallierKey
+from labeler.tally import QueryBatch
 from labeler.task import parse_task
 from labeler.wire_versions import DIALECT
 from workers.agent.agent import Agent

@@ -23,7 +23,6 @@ from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
 from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
@@ -32,7 +31,7 @@ from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
 from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.sharing import unshard
-from labeler.tally import InputShare
+from labeler.tally import InputShare, QueryBatch
 from labeler.task import Level, Task, parse_task
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import Agent

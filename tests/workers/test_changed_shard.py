@@ -12,8 +12,8 @@ import pytest
 
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.errors import LabelerError
+from labeler.tally import QueryBatch
 from tests.operations import difference, operations
 from tests.workers.voting.test_answers_of_neighbours import PUBLIC, SETTINGS, records_of, shard_of, task_of
 from workers.agent import service

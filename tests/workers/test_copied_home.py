@@ -18,10 +18,10 @@ from feature_store.journal.agent_rounds import agent_rounds
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
-from labeler.batch import QueryBatch
 from labeler.errors import JournalBehind, JournalBroken
 from labeler.messages.rounds import Ask, Settled
 from labeler.sharing import unshard
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.workers.test_agent_service import AGENT, NOW
 from tests.workers.test_votes_for_life import RECORDS, LifeSite, write

@@ -18,8 +18,8 @@ import pytest
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from feature_store.shard_mark import MARK_NAME, claim
-from labeler.batch import QueryBatch
 from labeler.errors import BadData, OutputInUse
+from labeler.tally import QueryBatch
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.service import LOOK_EVERY_S, run_agent
 from workers.jobs.labelling import run_job

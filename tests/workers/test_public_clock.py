@@ -21,10 +21,10 @@ from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.messages.rounds import Settled
 from labeler.records import Records
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of
 from tests.workers.test_agent_service import Site

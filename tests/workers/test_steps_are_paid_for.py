@@ -23,7 +23,6 @@ from feature_store.journal.evidence import Wanted
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.query_selection import model_rows
-from labeler.batch import QueryBatch
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
 from labeler.errors import (
@@ -43,7 +42,7 @@ from labeler.release import Release
 from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.sharing import ShareVector, unshard
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import as_it_is, shares_of

@@ -20,11 +20,11 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
 from labeler.accounting.lifetime import set_aside_nano, vote_nano
-from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.errors import JournalBroken, LabelerError
 from labeler.messages.rounds import Ask
 from labeler.sharing import unshard
+from labeler.tally import QueryBatch
 from tests.workers.conftest import CLASSES, DIMENSION
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.policy import Policy, policy_toml

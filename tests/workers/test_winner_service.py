@@ -19,8 +19,8 @@ from feature_store.keys import PartyKeys
 from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import share_to_bytes, winner_from_bytes
 from labeler.randomness import os_source
+from labeler.sharing import WinnerTerms
 from labeler.tally import Round, split_ballots
-from labeler.winner import WinnerTerms
 from workers.federation.home import free_listens, introduce_talliers
 from workers.party.home import TallierConfig, create_tallier_home
 from workers.tallier.peers import move, read_group, read_peers

@@ -22,9 +22,9 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.keys import PartyKeys
 from labeler.accounting.lifetime import vote_nano
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, JournalBehind, Unavailable
 from labeler.sharing import unshard
+from labeler.tally import QueryBatch
 from tests.workers.test_agent_service import AGENT, NOW
 from tests.workers.test_votes_for_life import RECORDS, LifeSite, write
 from workers.agent.service import run_agent

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from feature_store.index.build import goes_to_device, products_of
 from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
@@ -27,7 +26,7 @@ from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.rounds.agent import IN_PROCESS, Recipients
-from labeler.tally import InputShare, Round, round_of
+from labeler.tally import InputShare, QueryBatch, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
 from workers.learning.learner import Trainer

@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from feature_store.index.build import here
 from feature_store.journal.lifetimes import LifetimeSpends, Spent
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.errors import PrivacyRefusal
 from labeler.messages.rounds import Ask
 from labeler.randomness import KEY_BYTES
 from labeler.records import ModelStore
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is
 from workers.agent.desk_turn import DeskTurn

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.quantize import FEATURE_SCALE
-from labeler.batch import QueryBatch
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.sensitivity import most_trained
 from labeler.records import Records
+from labeler.tally import QueryBatch
 from labeler.task import NEGATIVES_EVERY, Task
 from workers.audit.pipeline import Seen
 from workers.learning.learner import HEAD_SHARPNESS, SCORE_SHARPNESS

@@ -25,10 +25,10 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
 from labeler.accounting.events import NANO
-from labeler.batch import QueryBatch
 from labeler.contribution import contribution
 from labeler.errors import InvalidSetting
 from labeler.randomness import os_source, seeded_source
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.audit.surroundings import Surroundings
 from workers.voting import lifetime_ballots

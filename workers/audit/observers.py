@@ -24,8 +24,8 @@ from scipy.special import log_ndtr
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
 from labeler.release import Release
+from labeler.sharing import ABSTAINED
 from labeler.task import Task
-from labeler.winner import ABSTAINED
 from workers.audit.pipeline import Seen
 
 _REACH: Final = 6.0

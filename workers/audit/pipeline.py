@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.batch import QueryBatch
 from labeler.batching import total_charges
 from labeler.budget import Account
 from labeler.contribution import on_grid
@@ -31,7 +30,7 @@ from labeler.randomness import KEY_BYTES, os_source, seeded_source
 from labeler.release import Release
 from labeler.rounds.agent import IN_PROCESS
 from labeler.sharing import ShareVector, unshard
-from labeler.tally import BallotShare, round_of
+from labeler.tally import BallotShare, QueryBatch, round_of
 from labeler.task import Task
 from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger

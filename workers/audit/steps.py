@@ -16,15 +16,15 @@ from fractions import Fraction
 import numpy as np
 
 from feature_store.quantize import FEATURE_SCALE
-from labeler.batch import QueryBatch
 from labeler.linear_model import model_before
 from labeler.methods.federated import step_terms
 from labeler.randomness import seeded_source
 from labeler.records import Rows, axes_of
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.audit.pipeline import Seen
 from workers.audit.worlds import Records
-from workers.learning.sampled_steps import rows_on_grid, sampled_gradients
+from workers.learning.linear import rows_on_grid, sampled_gradients
 
 
 @dataclass(frozen=True, eq=False)

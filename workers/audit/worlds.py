@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import kept_bound
 from labeler.setting import StatedLevel
+from labeler.tally import QueryBatch
 from labeler.task import Task
 
 CANARY_PERSON = 1

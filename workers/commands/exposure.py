@@ -27,10 +27,10 @@ def exposure(
     Example: `labeler agent exposure task.json --home hospital-a --queries scans.shard`
     """
     from feature_store.shard import Shard
-    from labeler.batch import QueryBatch
     from labeler.budget import say_epsilon
     from labeler.errors import InvalidSetting
     from labeler.per_instance_privacy import own_losses
+    from labeler.tally import QueryBatch
     from workers.audit.tasks import read_task
     from workers.party.home import path_in_home, read_agent_config
     from workers.voting import NeighborIndexes, select_records

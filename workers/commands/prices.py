@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from labeler.deprecation import DEPRECATIONS
 from labeler.errors import InvalidSetting
 from labeler.methods import METHODS, ReleaseKind
-from workers.commands.console import Json, one_of, print_json, tell_warning
+from workers.commands.console import Json, one_of, print_json
 
 
 def plan(
@@ -140,7 +139,7 @@ def plan(
     elif min_records is not None:
         training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
     request = PlanRequest(
-        method=one_of("method", _current(method), tuple(METHODS)),
+        method=one_of("method", method, tuple(METHODS)),
         k=k,
         queries=queries * (steps or 1),
         sigma=sigma,
@@ -178,13 +177,6 @@ def _radius(text: str | None) -> int | Literal["auto"] | None:
     if not text.isascii() or not text.isdigit():
         raise InvalidSetting(f"--ballot-radius takes a whole number of votes, or auto; found {text!r}")
     return int(text)
-
-
-def _current(method: str) -> str:
-    if method != "one-hot":
-        return method
-    tell_warning(str(DEPRECATIONS["one-hot"]))
-    return "ensemble"
 
 
 def _print_choices(console: Console, result: dict[str, Any]) -> None:

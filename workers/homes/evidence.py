@@ -22,8 +22,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
 from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
-from labeler.evidence.check import contradictions, differences, rebuilt
-from labeler.evidence.derive import derive, software
+from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Facts
 from workers.agent.policy import read_policy
 from workers.homes.keys import existing_journal

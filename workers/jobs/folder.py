@@ -28,9 +28,9 @@ from typing import Any, Literal
 from feature_store.durable import exclusive, replace_file
 from feature_store.erasable import KeyFolder, erase_file
 from feature_store.job_files.releases import release_from_bytes, release_from_npz
-from labeler.batch import QueryBatch
 from labeler.errors import BadData, LabelerError, TryAgain
 from labeler.release import Release
+from labeler.tally import QueryBatch
 from workers.jobs.kept_rounds import ANSWERS_FOLDER, EARLIER_FOLDER, KEYS_FOLDER
 from workers.jobs.run_journal import EarlierRound
 

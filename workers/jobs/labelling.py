@@ -160,7 +160,7 @@ def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
     if prepared.job.winner == "plain" or prepared.task.release != "winner":
         return None
     # Loaded where it is wanted: a histogram needs none of it.
-    from workers.winner.in_process import ThreeTalliers
+    from workers.winner.session import ThreeTalliers
 
     return ThreeTalliers()
 

@@ -22,7 +22,6 @@ from feature_store.journal.chain import Head
 from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyRecord
 from feature_store.mailbox import Letter
-from labeler.batch import QueryBatch
 from labeler.errors import BadData, ProtocolViolation
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.release import WinnerEngine
@@ -30,6 +29,7 @@ from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentRound, RoundEvent
 from labeler.rounds.effects import AskForSums, Event, OpenAt, Send, SendAsks, TellSettled
 from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is, shares_of
 from workers.jobs.kept_rounds import Bodies, KeptRounds

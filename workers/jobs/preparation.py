@@ -18,7 +18,6 @@ from feature_store.index import load_engine
 from feature_store.job_files.naming import QuestionNames, query_rows
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard, check_compatible
-from labeler.batch import QueryBatch
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
@@ -26,6 +25,7 @@ from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.rounds.effects import StudentKind
 from labeler.settings import check_names_are_text
+from labeler.tally import QueryBatch
 from labeler.task import Level, Task
 from workers.jobs.folder import JobFolder
 from workers.jobs.public_images import PublicImages

@@ -36,13 +36,12 @@ from feature_store.journal.sequences import Sequences, sequences_sent, sequences
 from feature_store.journal.tasks import TaskRecord, TaskStore, task_shares
 from feature_store.journal.willingness import job_answers, job_asked
 from feature_store.mailbox.memory import MemoryMailbox
-from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.budget import NothingLeft
 from labeler.errors import LabelerError
 from labeler.release import Release
 from labeler.rounds.effects import UNFINISHED, Patience
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task
 
 JOURNAL_FILE: Final = "journal.db"

@@ -22,7 +22,7 @@ from labeler.setting import Training
 from labeler.task import NEGATIVES_EVERY
 
 if TYPE_CHECKING:
-    from workers.learning.public_map import PublicMap
+    from workers.learning.private_heads import PublicMap
 
 HEAD_SHARPNESS, SCORE_SHARPNESS = 3.0, 8.0
 """Factors on the scores before they become probabilities: heads fitted under strong regularisation are timid. They cost
@@ -59,7 +59,7 @@ class Trainer:
 
     def class_sums(self, records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
         """See Learner."""
-        from workers.learning.class_means import class_sums
+        from workers.learning.linear import class_sums
 
         return class_sums(records, terms=terms, axes=axes)
 
@@ -92,15 +92,15 @@ class Trainer:
         source: ByteSource,
     ) -> NDArray[np.float64]:
         """See Learner."""
-        from workers.learning import sampled_steps
+        from workers.learning import linear
 
         sampled = training.sampled
         if sampled is None:
             raise InvalidSetting("the task does not say how it samples (training.sampled)")
         if sampled.unit == "record":
-            blocks = sampled_steps.rows_on_grid(records, axes, num_classes=terms.num_classes)
-            return sampled_steps.sampled_gradients(blocks, records.count, model, terms=terms, source=source)
-        return sampled_steps.clipped_update(
+            blocks = linear.rows_on_grid(records, axes, num_classes=terms.num_classes)
+            return linear.sampled_gradients(blocks, records.count, model, terms=terms, source=source)
+        return linear.clipped_update(
             records,
             model,
             terms=terms,

@@ -2,7 +2,7 @@
 
     knn            one matrix product scores all records of a group of agents; every agent keeps its own first k
     reverse-knn    one search finds the nearest queries of all records of a group
-    ensemble       the heads of a group are trained together (workers.learning.heads_together)
+    ensemble       the heads of a group are trained together (workers.learning.heads)
     blind-average  likewise (workers.learning.linear.train_users)
 
 What counts votes is equal bit for bit to `workers.voting` of one agent after the other: similarities are exact
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from feature_store.index.build import build_index
 from feature_store.index.keys import NO_KEY, pack, ranks_of
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.methods import MethodName
 from labeler.methods.blind_average import linear_terms, weight_sum
@@ -28,6 +27,7 @@ from labeler.methods.ensemble import one_hot_ballots
 from labeler.methods.knn import knn_ballots
 from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.records import FEATURE_ONE
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.learning.linear import train_users
 from workers.simulated.federation import NOBODY, Federation
@@ -115,8 +115,7 @@ def _reverse_knn(task: Task, batch: QueryBatch, agents: Federation, engine: str)
 
 def _ensemble(task: Task, batch: QueryBatch, agents: Federation, _: str) -> Ballots:
     # Loaded where it is wanted: most simulations never train.
-    from workers.learning.heads import INVERSE_REGULARISATION, integer_head, predict
-    from workers.learning.heads_together import fit_heads
+    from workers.learning.heads import INVERSE_REGULARISATION, fit_heads, integer_head, predict
 
     labels = agents.record_labels()
     features = agents.record_features().astype(np.float64) / FEATURE_ONE

@@ -25,7 +25,6 @@ import numpy as np
 
 from feature_store.durable import replace_file
 from feature_store.query_selection import model_rows, select_queries
-from labeler.batch import QueryBatch
 from labeler.errors import BadData, InvalidSetting
 from labeler.linear_model import released_model
 from labeler.methods import MethodName
@@ -33,7 +32,7 @@ from labeler.planning import price
 from labeler.randomness import ByteSource, seeded_source
 from labeler.release import Release, open_histogram
 from labeler.solving import solve_sigma
-from labeler.tally import AggregateShare
+from labeler.tally import AggregateShare, QueryBatch
 from labeler.task import StatedLevel, Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.simulated.ballots import ballots_of, check_method, group_size

@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.keys import PartyKeys
-from labeler.batch import QueryBatch
 from labeler.contribution import input_shares
 from labeler.messages import COORDINATOR, frame
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.messages.shares import share_to_bytes
 from labeler.randomness import ByteSource, seeded_source
 from labeler.sharing import add_shares as add_words
-from labeler.tally import AggregateShare, add_shares, round_of
+from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
 from labeler.task import Task
 
 SourceOf = Callable[[int], ByteSource]

@@ -44,8 +44,8 @@ from labeler.messages.shares import (
 from labeler.noise import noise_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Came, TallierEvent, TallierRound
+from labeler.sharing import Winner
 from labeler.tally import add_shares, misfit_of
-from labeler.winner import Winner
 from workers.agent.words import said
 from workers.party.mail import Draft, PartyMail
 from workers.tallier.desk_memory import DeskMemory, Share

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from feature_store.keys import PartyKeys
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.messages.rounds import OpenRound, Refusal
+from labeler.sharing import Winner, winner_time_limit_s
 from labeler.tally import AggregateShare
-from labeler.winner import Winner, winner_time_limit_s
 from workers.tallier.peers import WinnerGroup
 from workers.winner.engine import Outcome as Found
 from workers.winner.engine import WinnerEngine, WinnerJob, WinnerOrder

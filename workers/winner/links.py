@@ -1,4 +1,23 @@
-"""A tallier's connections to the two others during one computation: whose they are, and which jobs all three do.
+"""Links between talliers: certificates, an encrypted connection, and all connections of one tallier.
+
+More than 600 lines: one protocol, from the key on disk to the bytes of a message.
+
+A tallier's certificate, which it signs itself, and connections that accept the pinned ones only.
+
+There is no authority that could vouch for somebody else: the talliers of a task know each other's
+certificates in full, exchanged once like any public key, and a connection is a certain tallier's because it
+proved to hold the private key of that tallier's certificate (TLS 1.3, both ways). Names, validity and
+issuers play no part.
+
+One connection between two talliers: its certificate says whose it is, and it carries bytes of known lengths.
+
+    hello (length, JSON)  ->  messages (job, chunk, size, bytes)
+
+A message belongs to a channel, that is one job, or one chunk of its queries, and messages of a channel are read in
+order. Who reads knows how long each is, and another length ends the computation; nothing that arrives is ever
+interpreted in another way than as numbers.
+
+A tallier's connections to the two others during one computation: whose they are, and which jobs all three do.
 
 A number is tied to a certificate: who shows the certificate of tallier 2 is tallier 2, and no message says who
 sent it. TLS 1.3, both certificates pinned. Lower numbers connect, higher ones listen, on the configured address
@@ -9,18 +28,330 @@ three were given alike are done, and why another is not done is said of that one
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hashlib
 import itertools
 import json
+import os
 import ssl
+import struct
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from feature_store.keys import verify_statement
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
-from workers.winner.certificates import fingerprint, pinned_context, read_certificate
 from workers.winner.engine import NUM_PARTIES, WinnerJob
-from workers.winner.link import DONE, PROTOCOL_NAME, Channel, Link, another_certificate
+
+_YEARS_VALID = 20
+
+
+def issue_certificate(name: str, *, path: Path, now: datetime.datetime) -> str:
+    """Make a key and a certificate for it, and write both into one file.
+
+    Args:
+        name: of the tallier, for people; at most 64 characters.
+        path: where the private key and the certificate are written, readable by the owner only; must not exist.
+        now: with a time zone.
+
+    Returns:
+        The certificate, PEM: public, for the two other talliers.
+
+    Raises:
+        InvalidSetting: there is a file at that path, or the name is empty or too long.
+    """
+    if not 1 <= len(name) <= 64:
+        raise InvalidSetting(f"the name in a certificate has 1 to 64 characters, found {len(name)}")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365 * _YEARS_VALID))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    public = certificate.public_bytes(serialization.Encoding.PEM)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise InvalidSetting(f"{path.name!r} exists; a tallier's key is never replaced silently") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret + public)
+        file.flush()
+        os.fsync(file.fileno())
+    return public.decode("ascii")
+
+
+def read_certificate(path: Path) -> str:
+    """The certificate in a file that `issue_certificate` wrote, PEM, without the key.
+
+    Raises:
+        InvalidSetting: the file cannot be read or holds no certificate.
+    """
+    try:
+        return (
+            x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(serialization.Encoding.PEM).decode("ascii")
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"{path.name!r} cannot be read, or holds no certificate of a tallier") from error
+
+
+def fingerprint(certificate: str) -> str:
+    """SHA-256 of a certificate, in hexadecimal.
+
+    Raises:
+        InvalidSetting: it is not one certificate in PEM.
+    """
+    try:
+        der = ssl.PEM_cert_to_DER_cert(certificate)
+    except ValueError as error:
+        raise InvalidSetting("a tallier's certificate must be one certificate in PEM") from error
+    return hashlib.sha256(der).hexdigest()
+
+
+def pinned_context(identity_path: Path, *, trusted: Sequence[str], is_server: bool) -> ssl.SSLContext:
+    """TLS 1.3 in which both ends show a certificate and only the trusted ones are accepted.
+
+    Args:
+        identity_path: own key and certificate, as `issue_certificate` wrote them.
+        trusted: certificates of those who may be at the other end, PEM.
+        is_server: True for the end that listens.
+
+    Raises:
+        InvalidSetting: certificate and key cannot be read or do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Who it is follows from the certificate itself, so a host name adds nothing.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    # A pinned certificate is trusted as it is, without an authority above it.
+    context.verify_flags = ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    try:
+        context.load_cert_chain(identity_path)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSetting("this tallier's certificate and key cannot be read, or do not belong together") from error
+    context.load_verify_locations(cadata="\n".join(trusted))
+    return context
+
+
+PROTOCOL_NAME: Final = "labeler-winner/2"
+"""What both ends of a connection have to speak (ALPN); earlier versions name nothing, and are told nothing."""
+
+Channel = tuple[int, int]
+
+DONE: Final[Channel] = (2**32 - 1, 0)
+"""Of the last message of a party."""
+
+_HEADER = struct.Struct("<III")
+_LENGTH = struct.Struct("<I")
+_MAX_HELLO_BYTES = 1 << 26
+"""A hello names every contributor of every round; who sends one has proved to be a pinned tallier."""
+
+
+class Owner(Protocol):
+    """Whose connection it is: what a `Link` tells, and asks.
+
+    Attributes:
+        most_waiting_bytes: that may have arrived and not been read.
+    """
+
+    most_waiting_bytes: int
+
+    def party_of(self, certificate: bytes) -> int | None:
+        """The other tallier whose certificate this is (DER), or None."""
+        ...
+
+    def awaits(self, peer: int) -> bool:
+        """Whether this tallier is to connect here and has not yet."""
+        ...
+
+    def arrived(self, peer: int, link: Link) -> None:
+        """A connection has shown the certificate of this peer; it is to be greeted."""
+        ...
+
+    def received(self, peer: int, data: bytes) -> None:
+        """Told every byte string that arrives."""
+        ...
+
+    def greeted(self, peer: int, hello: bytes) -> None:
+        """A peer's hello is here; raises a LabelerError where it does not fit."""
+        ...
+
+    def left(self, peer: int, exc: BaseException | None, *, has_greeted: bool) -> None:
+        """A connection ended before its peer was done."""
+        ...
+
+    def fail(self, error: LabelerError) -> None:
+        """End the computation for this reason, unless it has ended."""
+        ...
+
+
+class Link(asyncio.Protocol):
+    """One connection. `peer` is None until the certificate of who came in has said whose it is."""
+
+    def __init__(self, owner: Owner, expected: int | None) -> None:
+        self._owner = owner
+        self._expected = expected
+        self._has_greeted = False
+        self._data = bytearray()
+        self._queues: defaultdict[Channel, deque[bytes]] = defaultdict(deque)
+        self._readers: dict[Channel, asyncio.Future[None]] = {}
+        self._waiting_bytes = 0
+        self._transport: asyncio.Transport | None = None
+        self.peer: int | None = None
+        self.is_done = False
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection if its certificate is that of a tallier who belongs at this end."""
+        self._transport = cast(asyncio.Transport, transport)
+        encrypted = transport.get_extra_info("ssl_object")
+        peer = self._owner.party_of(encrypted.getpeercert(binary_form=True) or b"")
+        if peer is None or (peer != self._expected if self._expected is not None else not self._owner.awaits(peer)):
+            if self._expected is not None:
+                self._owner.fail(another_certificate(self._expected))
+            self._transport.abort()
+            return
+        if encrypted.selected_alpn_protocol() != PROTOCOL_NAME:
+            self._owner.fail(another_version(peer))
+            self._transport.abort()
+            return
+        self.peer = peer
+        self._owner.arrived(peer, self)
+
+    def greet(self, hello: bytes) -> None:
+        """Send what is first on a connection."""
+        self._write(_LENGTH.pack(len(hello)) + hello)
+
+    def send(self, channel: Channel, payload: bytes) -> None:
+        """Send bytes on a channel."""
+        self._write(_HEADER.pack(*channel, len(payload)) + payload)
+
+    async def receive(self, channel: Channel, size: int) -> bytes:
+        """The next bytes of a channel; one reader at a time.
+
+        Raises:
+            ProtocolViolation: they are not as many as are due.
+        """
+        queue = self._queues[channel]
+        if not queue:
+            reader = self._readers[channel] = asyncio.get_running_loop().create_future()
+            await reader
+        payload = queue.popleft()
+        if not queue:
+            del self._queues[channel]
+        self._waiting_bytes -= len(payload)
+        if len(payload) != size:
+            raise ProtocolViolation(f"tallier {self.peer} sent {len(payload)} bytes where {size} are due")
+        return payload
+
+    def close_connection(self) -> None:
+        """Close, once everything sent is on its way."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was sent is on its way all the same."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes apart; whatever the protocol does not allow ends the computation."""
+        if self.peer is None:
+            return
+        self._owner.received(self.peer, data)
+        self._data += data
+        try:
+            while self._take():
+                pass
+        except LabelerError as error:
+            self._owner.fail(error)
+            self._data.clear()
+            self.close_connection()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell the owner, unless the peer had finished."""
+        for future in (self.ended, self.closed):
+            if not future.done():
+                future.set_result(None)
+        if self.peer is not None and not self.is_done:
+            self._owner.left(self.peer, exc, has_greeted=self._has_greeted)
+
+    def _take(self) -> bool:
+        """Take one message off the data; False where it is not all there yet."""
+        data, peer = self._data, cast(int, self.peer)
+        if not self._has_greeted:
+            if len(data) < _LENGTH.size:
+                return False
+            (size,) = _LENGTH.unpack_from(data)
+            if size > _MAX_HELLO_BYTES:
+                raise ProtocolViolation(f"tallier {peer} opened with something that is no hello")
+            if len(data) < _LENGTH.size + size:
+                return False
+            hello = bytes(data[_LENGTH.size : _LENGTH.size + size])
+            del data[: _LENGTH.size + size]
+            self._has_greeted = True
+            self._owner.greeted(peer, hello)
+            return True
+        if len(data) < _HEADER.size:
+            return False
+        job, chunk, size = _HEADER.unpack_from(data)
+        if self._waiting_bytes + size > self._owner.most_waiting_bytes:
+            raise ProtocolViolation(f"tallier {peer} sent more than can be due")
+        if len(data) < _HEADER.size + size:
+            return False
+        payload = bytes(data[_HEADER.size : _HEADER.size + size])
+        del data[: _HEADER.size + size]
+        self._deliver((job, chunk), payload)
+        return True
+
+    def _deliver(self, channel: Channel, payload: bytes) -> None:
+        if channel == DONE:
+            self.is_done = True
+            if not self.ended.done():
+                self.ended.set_result(None)
+            return
+        self._queues[channel].append(payload)
+        self._waiting_bytes += len(payload)
+        reader = self._readers.pop(channel, None)
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+def another_certificate(peer: int) -> Forged:
+    """The error where somebody else answers at the address of a tallier."""
+    return Forged(f"who answers at the address of tallier {peer} does not have its certificate; nothing was sent to it")
+
+
+def another_version(peer: int) -> Unavailable:
+    """The error where a tallier runs a version of this program that finds winners in another way."""
+    return Unavailable(
+        f"tallier {peer} runs another version of the program, which finds winners otherwise ({PROTOCOL_NAME} is spoken "
+        "here); nothing was sent to it. Bring the three talliers to one version; the round waits, and nothing is lost"
+    )
+
 
 Record = Callable[[int, bytes], None]
 """Told every byte string that arrives, with the number of the party it came from: for tests of what is learnt."""
@@ -166,7 +497,7 @@ class Links:
             self._all_here.set_result(None)
 
     def received(self, peer: int, data: bytes) -> None:
-        """See `workers.winner.link.Owner`."""
+        """See `workers.winner.links.Owner`."""
         if self._record is not None:
             self._record(peer, data)
 

@@ -1,4 +1,6 @@
-"""One computation of a tallier with the two others: every job that all three were given, each with its own outcome.
+"""Sessions in which three talliers compute winners, over links or in one process.
+
+One computation of a tallier with the two others: every job that all three were given, each with its own outcome.
 
     meet       both connections, and which jobs each was given: those given to all three alike go on, in the order of
                their names (workers.winner.links); the dealer's seeds, and the key of talliers 0 and 1
@@ -10,13 +12,24 @@ A job that fails one of these is left out of what follows, at all three, and cos
 by all jobs. Whatever is wrong with a connection ends the computation, for all of its jobs; all can be tried again.
 
 Nothing is kept: seeds, masks and parts are gone with the computation, and the next one draws new ones.
+
+Three talliers in one process find winners as three that distrust each other would, over TLS with certificates.
+
+For `labeler run --winner secure` and for measuring. It protects nothing from whoever reads this process's memory,
+where all three shares lie; it shows that the computation between hospitals gives the very same labels.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import tempfile
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -24,16 +37,16 @@ from numpy.typing import NDArray
 
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.randomness import os_source
-from workers.winner.engine import ABSTAINED, NUM_PARTIES, Outcome, WinnerJob, WinnerOrder
-from workers.winner.link import Channel
-from workers.winner.links import CLOSE_LIMIT_S, OPENING, Links, Record
-from workers.winner.row_check import check_rows
+from labeler.sharing import WinnerTerms, winner_time_limit_s
+from workers.winner.engine import ABSTAINED, NUM_PARTIES, Address, Outcome, WinnerJob, WinnerOrder
+from workers.winner.links import CLOSE_LIMIT_S, OPENING, Channel, Links, Record, issue_certificate
 from workers.winner.tournament import (
     DEALER,
     SEED_BYTES,
     Finished,
     Room,
     answer_bytes,
+    check_rows,
     deal_chunk,
     find_chunk,
     levels,
@@ -322,3 +335,58 @@ def _out_of_range() -> ProtocolViolation:
         "the round is void: an agent has sent noise or votes that its task does not allow, or a share of a "
         "tallier was damaged. Find out which, and submit the task again without it"
     )
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class ThreeTalliers:
+    """Finds winners by secure computation among three threads; see `labeler.release.WinnerEngine`."""
+
+    def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
+        """See `labeler.release.WinnerEngine.winners`."""
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max_workers=NUM_PARTIES) as pool:
+            jobs = three_jobs(Path(folder), num_queries=len(shares[0]), num_classes=shares[0].shape[1], terms=terms)
+            orders = [WinnerOrder(job, share) for job, share in zip(jobs, shares, strict=True)]
+            outcomes = [found[0] for found in pool.map(lambda order: SecureEngine().winners([order]), orders)]
+        failures = [one for one in outcomes if isinstance(one, LabelerError)]
+        if failures:
+            # Where one breaks off the others find it gone: what happened is what the one says.
+            raise next((error for error in failures if not isinstance(error, Unavailable)), failures[0])
+        first, *others = [one for one in outcomes if not isinstance(one, LabelerError)]
+        if any(not np.array_equal(first, other) for other in others):
+            raise ProtocolViolation("the three talliers have opened different winners; the round is void")
+        return first
+
+
+def three_jobs(folder: Path, *, num_queries: int, num_classes: int, terms: WinnerTerms) -> list[WinnerJob]:
+    """One job at its three talliers, with new certificates in this folder and free ports of this machine."""
+    paths = [folder / f"tallier-{party}.pem" for party in range(NUM_PARTIES)]
+    certificates = tuple(issue_certificate(path.stem, path=path, now=datetime.now(UTC)) for path in paths)
+    addresses = tuple(Address(LOOPBACK, port) for port in free_ports(NUM_PARTIES))
+    return [
+        WinnerJob(
+            job_id="in-process",
+            agreement="0" * 64,
+            party=party,
+            addresses=addresses,
+            certificates=certificates,
+            identity_path=path,
+            num_queries=num_queries,
+            num_classes=num_classes,
+            lowest=terms.lowest,
+            highest=terms.highest,
+            threshold=terms.threshold,
+            time_limit_s=winner_time_limit_s(num_queries, num_classes),
+        )
+        for party, path in enumerate(paths)
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that are free; all are held at once, so that they differ."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [probe.getsockname()[1] for probe in probes]

@@ -1,7 +1,9 @@
-"""The winners of some queries among three talliers: a tournament over the classes, all queries at once.
+"""The tournament: rows are checked, numbers are compared, and the winner of each question is found.
+
+The winners of some queries among three talliers: a tournament over the classes, all queries at once.
 
     shares in    tallier 2 splits its part in two and goes: s = x_0 + x_1 + x_2 = a + b modulo p
-    level        neighbours are compared, the larger and its number go on (workers.winner.comparison); who has no
+    level        neighbours are compared, the larger and its number go on (workers.winner.tournament); who has no
                  neighbour goes on as it is. A threshold is one more contestant, the last, whose number is -1: classes
                  are in order and left stays on ties, so the lowest class with the largest sum wins, or nobody.
                  Two classes without a threshold are one shared difference, compared with zero: their price counts on
@@ -25,6 +27,45 @@ pseudo-random functions, SHA-256 without collisions.)
 
 The dealer's work does not wait for the others', and is bounded by `Room`: chunks of queries are begun in one order
 everywhere, as many as there is room for, so the first unfinished one is under way at all three, and every chunk ends.
+
+One comparison between two talliers, of shared sums left and right: the larger, and its number; no more is opened.
+
+Talliers 0 and 1 hold values and numbers in two parts, values modulo 2^64, numbers modulo 2^16; capital letters are
+public between the two; small ones have been dealt (workers.winner.engine). With d = left - right + 2^l, and e the
+number of right less that of left:
+
+    1. open    Z = d + r,  Y = e + q
+    2. open    X = mu xor (for each digit of Z mod 2^l: is it below that of r, is it equal)      by their one-hots
+    3. open    B = rho xor [Z mod 2^l < r mod 2^l]                                               by the truth table at X
+    no more    d has bit l unless right is larger: with K = 1 xor (bit l of Z) xor B and b = rho xor (bit l of r),
+               c = K xor b is 1 where right is larger, else 0.  As c = K + (1 - 2K) b,
+                   larger   = left  + c (right - left)      right - left = 2^l - Z + r
+                   number   = its number + c e              e = Y - q
+               are sums of public numbers times parts of b, b r and b q.
+
+Left stays on ties. Three waits, whatever is compared and however many at once.
+
+**What each sees**, if it is dishonest but follows the protocol. Tallier 0: Z, Y, X and B. In each, tallier 1's part of
+the mask (r, q, mu, rho) is uniform, of a stream that tallier 0 does not have, and nothing else that tallier 0 sees
+depends on it: what tallier 0 was dealt is hidden by other words of that stream. So Z, Y, X and B are uniform and
+independent of all that it holds, of every sum, and of each other. Tallier 1: the same with the masks of tallier 0.
+Tallier 2: nothing. So whoever draws uniform words has drawn what a tallier sees, without a sum: a simulator, whose
+distance is 0, but for AES in counter mode being told from random bits. Put otherwise: for what a tallier saw, and any
+other sums, there are masks of the other tallier, as likely as those that were drawn, with which it would have seen
+the same; `tests/workers/winner/test_view.py` computes them, and looks.
+
+**Sums outside their range.** Nobody can see whether an agent's noise was in range, nor whether a tallier put in what it
+had added up. Where d lies outside [0, 2^(l + 1)), c is 0 or 1 still, and what is opened in the end a class; but perhaps
+not the right one. H = (d >> l) tells: it must be 0 or 1, which is to say H - (1 - c) = 0, and
+
+    H - (1 - c) = (Z >> l) - (r >> l) - [Z mod 2^l < r mod 2^l] - 1 + c      modulo 2^(64 - l)
+
+is a sum of public numbers and parts again: what tallier 0 has of it must be what tallier 1 has of its negative.
+`Comparison.residues` are these; if they differ, no winner is opened (workers.winner.tournament).
+
+The row check among three talliers: commit, reveal, combine, compare; before anything is opened.
+
+What it proves stands in labeler.tally; here are its three exchanges over the connections of a job.
 """
 
 from __future__ import annotations
@@ -32,7 +73,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -41,11 +82,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import Unavailable
-from labeler.randomness import AesCtrSource, derive_key, keyed_source
+from labeler.randomness import AesCtrSource, derive_key, keyed_source, os_source
 from labeler.sharing import uniform_below
-from workers.winner.comparison import Numbers, Pairs, compare
-from workers.winner.correlations import Correlation, Width, Words, deal, draw_masks, part_of
-from workers.winner.engine import ABSTAINED, WinnerJob
+from labeler.tally import (
+    NONCE_BYTES,
+    check_commitment,
+    coefficients,
+    combine,
+    commitment,
+    misshapen,
+    refuse_misshapen,
+)
+from workers.winner.engine import ABSTAINED, Correlation, Masks, Width, WinnerJob, Words, deal, draw_masks, part_of
 
 DEALER: Final = 2
 """The tallier that deals, and sees nothing that is opened but the winners."""
@@ -275,3 +323,147 @@ def _range(job: WinnerJob) -> tuple[int, int]:
     """The lowest number that is compared, and how far above it the highest lies."""
     width = job.highest - job.lowest
     return (-width, 2 * width) if job.is_duel else (job.lowest, width)
+
+
+Exchange = Callable[[bytes], Awaitable[bytes]]
+"""Sends bytes to the other of the two talliers, and gives as many back from it."""
+
+Deal = Callable[[], Awaitable[Correlation]]
+"""Waits for what was dealt."""
+
+Numbers = NDArray[np.uint16]
+
+_ONE = np.uint64(1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """One tallier's part of what came out, shape (n,).
+
+    Attributes:
+        values: of the larger of each two, uint64.
+        numbers: of its number, uint16.
+        residues: uint64; equal at both talliers where all differences were in range.
+    """
+
+    values: Words
+    numbers: Numbers
+    residues: Words
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pairs:
+    """One tallier's parts of what is compared, each of shape (n,): values uint64, numbers uint16."""
+
+    left: Words
+    right: Words
+    left_numbers: Numbers
+    right_numbers: Numbers
+
+
+async def compare(party: int, width: Width, pairs: Pairs, masks: Masks, deal: Deal, exchange: Exchange) -> Comparison:
+    """The larger of each two; see the module.
+
+    Args:
+        party: 0 or 1.
+        width: of the comparisons; a difference in range lies in [-2^l, 2^l).
+        masks: this tallier's part, for this many comparisons, used for nothing else.
+        deal: the like; waited for once the first opening needs no more of this tallier.
+    """
+    top = np.uint64(1 << width.bits)
+    own_z = pairs.left - pairs.right + masks.r
+    if party == 0:
+        own_z += top
+    own_y = pairs.right_numbers - pairs.left_numbers + masks.q
+    z, y = await _open_words(own_z, own_y, exchange)
+    dealt = await deal()
+    x = await _open_bytes(_looked_up(width, z, dealt) ^ masks.mu, exchange)
+    own_borrow = _entry(dealt.tables, x) ^ masks.rho
+    borrow = await _open_bits(own_borrow, exchange)
+
+    high = z >> np.uint64(width.bits)
+    flip = _ONE ^ (high & _ONE) ^ borrow
+    sign = _sign(flip)
+    is_flipped = flip.astype(bool)
+    values = np.where(is_flipped, pairs.right, pairs.left) + sign * ((top - z) * dealt.b + dealt.br)
+    small_sign, small_b = sign.astype(np.uint16), dealt.b.astype(np.uint16)
+    numbers = np.where(is_flipped, pairs.right_numbers, pairs.left_numbers) + small_sign * (y * small_b - dealt.bq)
+
+    own = sign * dealt.b - _sign(borrow) * dealt.rho - dealt.high
+    residues = own + high + flip - borrow - np.ones_like(own) if party == 0 else np.zeros_like(own) - own
+    return Comparison(values, numbers, residues << np.uint64(width.bits))
+
+
+def _sign(bits: Words) -> Words:
+    """1 where a bit is 0, and -1 modulo 2^64 where it is 1."""
+    return np.ones_like(bits) - bits - bits
+
+
+def _looked_up(width: Width, z: Words, dealt: Correlation) -> NDArray[np.uint8]:
+    """This tallier's part of the bits that digits of Z are below, and equal to, those of r."""
+    found = np.zeros(len(z), dtype=np.uint8)
+    for place in range(width.digits):
+        above = dealt.one_hots[place] >> width.digit(z, place)
+        is_below = np.bitwise_count(above >> _ONE) & np.uint8(1)
+        if place == 0:
+            found |= is_below
+        else:
+            found |= is_below << np.uint8(2 * place - 1)
+            found |= (above & _ONE).astype(np.uint8) << np.uint8(2 * place)
+    return found
+
+
+def _entry(tables: Words, index: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bit `index` of each table."""
+    word = tables[0] if len(tables) == 1 else np.where(index < 64, tables[0], tables[1])
+    found: NDArray[np.uint8] = ((word >> (index & np.uint8(63)).astype(np.uint64)) & _ONE).astype(np.uint8)
+    return found
+
+
+async def _open_words(own_z: Words, own_y: Numbers, exchange: Exchange) -> tuple[Words, Numbers]:
+    theirs = await exchange(own_z.astype("<u8", copy=False).tobytes() + own_y.astype("<u2", copy=False).tobytes())
+    count = len(own_z)
+    z = own_z + np.frombuffer(theirs, dtype="<u8", count=count)
+    return z, own_y + np.frombuffer(theirs, dtype="<u2", offset=8 * count)
+
+
+async def _open_bytes(own: NDArray[np.uint8], exchange: Exchange) -> NDArray[np.uint8]:
+    return own ^ np.frombuffer(await exchange(own.tobytes()), dtype=np.uint8)
+
+
+async def _open_bits(own: NDArray[np.uint8], exchange: Exchange) -> Words:
+    packed = np.packbits(own)
+    theirs = np.frombuffer(await exchange(packed.tobytes()), dtype=np.uint8)
+    return np.unpackbits(packed ^ theirs, count=len(own)).astype(np.uint64)
+
+
+Share = Callable[[bytes], Awaitable[list[bytes]]]
+"""Sends the same bytes to both others, and gives everybody's, as long, in tallier order."""
+
+
+async def check_rows(share: Share, job: WinnerJob, rows: NDArray[np.uint64]) -> None:
+    """Compare what the rows of every contributor sum to at all talliers together.
+
+    Args:
+        share: with the two others, on the channel of the job.
+        job: names the contributors, in the order of the rows.
+        rows: this tallier's row sums, residues, shape (contributors, num_queries).
+
+    Raises:
+        ProtocolViolation: a tallier revealed another nonce than it had committed to or sent something else, or rows
+            do not add up: then the error names the agents.
+    """
+    field = job.field
+    nonce = os_source().bytes(NONCE_BYTES)
+    committed = await share(commitment(nonce, agreement=job.agreement, tallier=job.party))
+    revealed = await share(nonce)
+    for tallier, said in enumerate(committed):
+        check_commitment(said, revealed[tallier], agreement=job.agreement, tallier=tallier)
+    factors = coefficients(revealed, agreement=job.agreement, num_queries=job.num_queries, field=field)
+    combinations = [
+        np.frombuffer(data, dtype="<u8").astype(np.uint64)
+        for data in await share(combine(rows, factors, field).astype("<u8").tobytes())
+    ]
+    for combination in combinations:
+        field.check(combination, "a combination of row sums")
+    refuse_misshapen(misshapen(combinations, job.contributors, field))

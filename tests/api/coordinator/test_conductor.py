@@ -24,13 +24,12 @@ from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
-from labeler.batch import QueryBatch
 from labeler.errors import WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from tests.api.conftest import House
 from tests.job_steps import take_step
 from workers.federation.redis_server import RedisServer

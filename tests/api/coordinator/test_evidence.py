@@ -18,8 +18,7 @@ from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.tasks import TaskRecord
 from feature_store.keys import PartyKeys
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation
-from labeler.evidence.check import differences
-from labeler.evidence.derive import derive
+from labeler.evidence.derive import derive, differences
 from labeler.evidence.document import Facts
 from labeler.rounds.effects import Said
 from tests.api.conftest import House

@@ -20,7 +20,7 @@ from feature_store.quantize import quantize
 from labeler.errors import Unavailable
 from labeler.messages.rounds import Settled
 from labeler.messages.shares import winner_to_bytes
-from labeler.winner import Winner
+from labeler.sharing import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk
 from tests.job_steps import take_step

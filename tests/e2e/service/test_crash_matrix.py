@@ -18,10 +18,9 @@ from benchmarks.one_round import run_round
 from feature_store.erasable import keys_in
 from feature_store.faults import FAULT_POINTS
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.release import Release
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.e2e.service.conftest import Service, running, wait_until
 from workers.agent.ledger import InMemoryLedger

@@ -21,10 +21,10 @@ from feature_store.index import Neighbors, nearest_by_definition
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.planning import price
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 

@@ -12,8 +12,7 @@ from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.journal.unpriced import accounts_charged_without
 from labeler.budget import NothingLeft
 from labeler.errors import JournalBroken
-from labeler.evidence.check import differences
-from labeler.evidence.derive import derive, software
+from labeler.evidence.derive import derive, differences, software
 from labeler.setting import LEVELS
 from tests.feature_store.journal.conftest import Clock, Place
 from tests.labeler.evidence.conftest import AGENTS, task_with

@@ -18,8 +18,17 @@ from labeler.auditing import Attempt, AuditFacts
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import ProtocolViolation
-from labeler.evidence.check import contradictions, differences, rebuilt
-from labeler.evidence.derive import bound, decimal, derive, proof_of, software, source_of
+from labeler.evidence.derive import (
+    bound,
+    contradictions,
+    decimal,
+    derive,
+    differences,
+    proof_of,
+    rebuilt,
+    software,
+    source_of,
+)
 from labeler.evidence.document import Evidence, canonical_bytes, parse_evidence
 from labeler.methods import METHODS
 from labeler.planning import price

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from labeler.evidence.check import contradictions, differences, rebuilt
-from labeler.evidence.derive import derive, software
+from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task

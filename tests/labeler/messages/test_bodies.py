@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from labeler.batch import QueryBatch
 from labeler.errors import (
     AwaitingApproval,
     BudgetExceeded,
@@ -39,10 +38,9 @@ from labeler.messages.shares import (
     winner_to_bytes,
 )
 from labeler.randomness import seeded_source
-from labeler.sharing import ShareVector, split, unshard
-from labeler.tally import AggregateShare, BallotShare, split_ballots
+from labeler.sharing import ShareVector, Winner, split, unshard
+from labeler.tally import AggregateShare, BallotShare, QueryBatch, split_ballots
 from labeler.task import parse_task
-from labeler.winner import Winner
 
 TASK = parse_task(
     {

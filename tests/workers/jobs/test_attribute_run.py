@@ -19,9 +19,9 @@ from feature_store.job_files.image_labels import stamp_of
 from feature_store.job_files.models import read_model
 from feature_store.shard import Shard
 from feature_store.students.attributes import label_attributes
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefusal
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger

@@ -21,11 +21,10 @@ from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobStore
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import BadData, InvalidTask, ProtocolViolation, Unavailable
 from labeler.release import Release
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import Case, JobPlan, Rates

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.records import Array
-from workers.learning.certainty import certainty, fit_certainty
+from workers.learning.private_heads import certainty, fit_certainty
 
 
 def terms(least: int, negatives: int, dimension: int, regularisation: float) -> LocalHeadTerms:

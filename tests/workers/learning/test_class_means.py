@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from feature_store.job_files.models import LINEAR, model_file, read_model
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows
-from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.linear_model import LinearModel, released_model
 from labeler.methods.blind_average import FINE, LinearTerms, MeanTerms, linear_terms, model_terms, weight_sum
@@ -26,9 +25,10 @@ from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.records import FEATURE_ONE, PublicAxes, Records, Rows
 from labeler.release import Release
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.workers.answer import answer as answer_of
-from workers.learning.class_means import class_sums, whole_rows, whole_sums
+from workers.learning.linear import class_sums, whole_rows, whole_sums
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
 MEANS = {"learner": "means", "axes": AXES}

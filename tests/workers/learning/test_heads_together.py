@@ -7,12 +7,11 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from labeler.batch import QueryBatch
 from labeler.errors import BadData
 from labeler.records import Records
+from labeler.tally import QueryBatch
 from labeler.task import parse_task
-from workers.learning.heads import predict, train_head
-from workers.learning.heads_together import fit_heads
+from workers.learning.heads import fit_heads, predict, train_head
 from workers.learning.linear import NO_RECORD
 from workers.simulated.ballots import ballots_of
 from workers.simulated.federation import digits_pool

@@ -14,8 +14,7 @@ from benchmarks.learning.head_noise import solve_noise
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import ByteSource, os_source, seeded_source
-from workers.learning.private_heads import PrivateHeads, fit_heads
-from workers.learning.public_map import PublicMap, plain_map
+from workers.learning.private_heads import PrivateHeads, PublicMap, fit_heads, plain_map
 
 CLASSES, STORED, NEGATIVES = 4, 12, 40
 FALSE_ALARM = 1e-6

@@ -23,8 +23,7 @@ from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task, parse_task
 from workers.learning.linear import NO_RECORD, train_linear, train_users
-from workers.learning.private_heads import fit_heads
-from workers.learning.public_map import plain_map
+from workers.learning.private_heads import fit_heads, plain_map
 
 Array = NDArray[np.float64]
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import FEATURE_ROUNDING
-from workers.learning.public_map import CONSTANT_SHARE, fit_public_map, plain_map
+from workers.learning.private_heads import CONSTANT_SHARE, fit_public_map, plain_map
 
 
 def stored(rng: np.random.Generator, count: int, dimension: int = 24) -> np.ndarray:

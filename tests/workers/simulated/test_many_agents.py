@@ -15,14 +15,13 @@ from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.methods import METHODS
 from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.release import open_histogram
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.learner import Trainer

@@ -37,7 +37,6 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import LabelerError
@@ -47,7 +46,7 @@ from labeler.methods.knn import attribute_ballots
 from labeler.methods.terms import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
-from labeler.tally import round_of
+from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.workers.answer import answer as answer_of
 from tests.workers.journal_store import ChargingLedger, JournalStore

@@ -11,9 +11,9 @@ from benchmarks.answering import AnsweringAgent
 from feature_store.index import build
 from feature_store.index.engine import Engine
 from feature_store.shard import Shard
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import BudgetExceeded, InvalidSetting
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.feature_store.index.fake_devices import FakeDevice
 from workers.agent.ledger import InMemoryLedger

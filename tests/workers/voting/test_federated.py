@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_store.query_selection import axis_rows, model_rows
-from labeler.batch import QueryBatch
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
 from labeler.linear_model import final_model, model_before
 from labeler.methods.federated import StepTerms, check_model, check_step, on_grid, step_sum, step_terms
 from labeler.randomness import keyed_source
 from labeler.records import PublicAxes, Records, Rows
 from labeler.release import Release
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.workers.answer import answer as answer_of
-from workers.learning.sampled_steps import clipped_slopes, coins, probabilities, rows_on_grid, sampled_gradients
+from workers.learning.linear import clipped_slopes, coins, probabilities, rows_on_grid, sampled_gradients
 
 DIMENSION, CLASSES = 12, 3
 RNG = np.random.default_rng(5)

@@ -15,10 +15,10 @@ from feature_store.manifest import MANIFEST_NAME, Manifest, write_manifest
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.blind_average import weight_sum
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.embedder.shards import embed_images

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from feature_store.query_selection import axis_rows, model_rows
-from labeler.batch import QueryBatch
 from labeler.errors import PrivacyRefusal
 from labeler.methods import METHODS
 from labeler.methods.ensemble import most_records
 from labeler.methods.terms import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.learning.heads import train_head
 from workers.learning.learner import Trainer

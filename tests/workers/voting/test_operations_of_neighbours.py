@@ -21,9 +21,9 @@ from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
-from labeler.batch import QueryBatch
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.feature_store.index.fake_devices import fakes_have_names
 from tests.operations import Operation, difference, operations

@@ -15,11 +15,11 @@ from benchmarks.answering import AnsweringAgent
 from feature_store.durable import replace_file
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.per_instance_privacy import OwnLosses, own_losses
 from labeler.planning import price
+from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, natural_records
 from workers.agent.ledger import InMemoryLedger

@@ -15,7 +15,6 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows, select_queries
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import BadData, InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import LinearModel, released_model
@@ -23,6 +22,7 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.planning import price
 from labeler.records import FEATURE_ONE, PublicAxes, axes_of
 from labeler.release import Release
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 

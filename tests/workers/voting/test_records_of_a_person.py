@@ -14,7 +14,6 @@ from benchmarks.answering import AnsweringAgent
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
@@ -23,6 +22,7 @@ from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
 from labeler.records import first_of_each_person
+from labeler.tally import QueryBatch
 from labeler.task import StatedLevel, Task, parse_task
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.private_heads import fit_heads

@@ -19,7 +19,6 @@ from scipy.stats import norm
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.sampled import IntegerReplaced
-from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import check_ballots
 from labeler.contribution import on_grid as votes_on_grid
@@ -31,6 +30,7 @@ from labeler.methods.terms import RunnerContext
 from labeler.planning import price
 from labeler.records import FEATURE_ONE, ModelStore, Records, first_of_each_person
 from labeler.setting import StatedLevel
+from labeler.tally import QueryBatch
 from labeler.task import NEGATIVES_EVERY, Task, parse_task
 from workers.learning.learner import Trainer
 from workers.learning.private_heads import fit_heads

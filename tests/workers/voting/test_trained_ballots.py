@@ -14,7 +14,6 @@ from benchmarks.answering import AnsweringAgent
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from labeler.accounting.events import IntegerSum
-from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.contribution import check_ballots
 from labeler.errors import PrivacyRefusal
@@ -23,6 +22,7 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.workers.answer import answer as answer_of
 from workers.agent.ledger import InMemoryLedger

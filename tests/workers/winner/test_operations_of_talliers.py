@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from labeler.randomness import os_source
-from labeler.sharing import ShareVector, field_for, split
+from labeler.sharing import ShareVector, WinnerTerms, field_for, split
 from labeler.tally import BallotShare, Round, add_shares, split_ballots
-from labeler.winner import WinnerTerms
 from tests.operations import difference, operations
 from tests.workers.winner.test_tournament import computed, shares_of
 from workers.winner.engine import WinnerJob

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.winner_party import _orders, write_trio
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.randomness import os_source
-from labeler.winner import WinnerTerms
+from labeler.sharing import WinnerTerms
 from tests.oracles.winner_reference import reference_winners
 from tests.workers.winner.conftest import (
     HIGHEST,
@@ -36,10 +36,8 @@ from tests.workers.winner.conftest import (
     shares_of,
 )
 from workers.winner import session
-from workers.winner.certificates import pinned_context
 from workers.winner.engine import WinnerJob, WinnerOrder
-from workers.winner.link import PROTOCOL_NAME
-from workers.winner.links import Links
+from workers.winner.links import PROTOCOL_NAME, Links, pinned_context
 from workers.winner.session import SecureEngine
 
 MakeJobs = Callable[..., list[WinnerJob]]

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from labeler.errors import Unavailable
 from labeler.randomness import os_source
 from labeler.sharing import field_for, split
-from workers.winner.correlations import Width
-from workers.winner.engine import WinnerJob
+from workers.winner.engine import Width, WinnerJob
 from workers.winner.tournament import Finished, Room, deal_chunk, find_chunk, levels, masked_answer, open_answers
 
 MakeJobs = Callable[..., list[WinnerJob]]

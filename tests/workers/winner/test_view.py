@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workers.winner.comparison import Comparison, Pairs, compare
-from workers.winner.correlations import Correlation, Masks, Width, deal, draw_masks, part_of
+from workers.winner.engine import Correlation, Masks, Width, deal, draw_masks, part_of
+from workers.winner.tournament import Comparison, Pairs, compare
 
 COUNT = 400
 Words = NDArray[np.uint64]
