@@ -217,11 +217,17 @@ class SettingsText:
             line = data.count(b"\n", 0, error.start) + 1
             raise InvalidSetting(f"{name} is not valid TOML: line {line} is not UTF-8; save it as UTF-8") from None
         try:
-            return cls(text, name, tomllib.loads(text))
+            fields = tomllib.loads(text)
+            if _is_deep(fields):
+                raise RecursionError
+            return cls(text, name, fields)
         except tomllib.TOMLDecodeError as error:
             raise InvalidSetting(f"{name} is not valid TOML: {_syntax(str(error), text)}") from None
         except RecursionError:
-            raise InvalidSetting(f"{name} is not valid TOML: it is nested too deeply") from None
+            raise InvalidSetting(
+                f"{name} refused: a field is nested more than {MOST_NESTED} levels deep; no setting is, so look for a key "
+                "of many dots or a list of many brackets"
+            ) from None
         except ValueError:
             raise InvalidSetting(f"{name} is not valid TOML: a number in it has thousands of digits") from None
 
@@ -274,6 +280,23 @@ class SettingsText:
                 place = Place(line, named.end() + inner.start() + 1) if inner is not None and is_inner else outer
                 places.setdefault((*table, *loc), place)
         return places
+
+
+MOST_NESTED: Final = 50
+"""Levels of tables and lists in a file of settings."""
+
+
+def _is_deep(fields: dict[str, Any]) -> bool:
+    """Return whether tables or lists are nested too deeply; level by level, however deep they are."""
+    level: list[Any] = [fields]
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
 
 
 def _syntax(message: str, text: str) -> str:

@@ -8,7 +8,7 @@ A noisy sum, negative or not, is a residue modulo a prime p, and p leaves 43 bit
 
 So a sum is one of very few residues. Two talliers whose parts add up to it modulo p have parts whose sum as integers
 is p more than the sum, but where a part is among those few: with probability below 2^-42, which that tallier sees by
-itself (workers.winner.tournament). Earlier versions opened differences behind masks of 41 bits in the same fields.
+itself (workers.winner.tournament).
 
 All moduli stay below 2^64, so a residue is one 64-bit word.
 

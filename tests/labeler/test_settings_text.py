@@ -137,3 +137,14 @@ def test_a_refusal_has_no_words_of_the_library_that_checks(text: str, said: str)
     assert said in str(refused.value)
     for word in ("constrained", "literal[", "tuple", "dictionary"):
         assert word not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a" + ".a" * 50_000 + " = 1", "a = " + "[" * 900 + "]" * 900, "a = " + "[" * 50_000])
+def test_a_field_that_is_nested_without_end_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^task file refused: a field is nested more than 50 levels deep; no "):
+        SettingsText.of(text.encode(), "task file")
+
+
+def test_a_field_that_is_nested_as_settings_are_is_read() -> None:
+    text = SettingsText.of(("a" + ".a" * 49 + " = 1").encode(), "task file")
+    assert text.place(("a",) * 50) is not None

@@ -141,7 +141,7 @@ def tallier_listen(
     Example: `labeler tallier listen t0.example.org:7700 --home t0`
     """
     from workers.homes.new import add_winner_identity
-    from workers.winner.links import fingerprint
+    from workers.winner.certificates import fingerprint
 
     public = add_winner_identity(home, listen=address)
     said = f"Send {home / 'keys.public.json'} to the two other talliers, and read out its certificate:"
@@ -160,7 +160,7 @@ def tallier_peers(
     """
     from workers.homes.new import read_public
     from workers.tallier.peers import pin_peers
-    from workers.winner.links import fingerprint
+    from workers.winner.certificates import fingerprint
 
     peers = pin_peers(home, [read_public(path) for path in files])
     pinned = [

@@ -23,8 +23,9 @@ from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting
 from workers.agent.policy import HexKey, PartyId, toml_value
 from workers.party.home import Settings, read_settings
+from workers.winner.certificates import fingerprint, issue_certificate, read_certificate
 from workers.winner.engine import NUM_PARTIES, Address
-from workers.winner.links import PROTOCOL_NAME, fingerprint, issue_certificate, read_certificate
+from workers.winner.links import PROTOCOL_NAME
 
 IDENTITY_FILE = "winner.pem"
 PEERS_FILE = "peers.toml"

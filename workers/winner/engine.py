@@ -69,7 +69,7 @@ from labeler.errors import InvalidSetting, LabelerError
 from labeler.randomness import ByteSource
 from labeler.sharing import PrimeField, comparison_bits, field_for
 from labeler.task import MOST_CLASSES
-from workers.winner.links import fingerprint
+from workers.winner.certificates import fingerprint
 
 DIGIT_BITS: Final = 6
 """Bits of a digit: the one-hot of a digit is one word."""

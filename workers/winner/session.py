@@ -38,8 +38,9 @@ from numpy.typing import NDArray
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.randomness import os_source
 from labeler.sharing import WinnerTerms, winner_time_limit_s
+from workers.winner.certificates import issue_certificate
 from workers.winner.engine import ABSTAINED, NUM_PARTIES, Address, Outcome, WinnerJob, WinnerOrder
-from workers.winner.links import CLOSE_LIMIT_S, OPENING, Channel, Links, Record, issue_certificate
+from workers.winner.links import CLOSE_LIMIT_S, OPENING, Channel, Links, Record
 from workers.winner.tournament import (
     DEALER,
     SEED_BYTES,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from labeler.errors import LabelerError
 from labeler.randomness import os_source
 from labeler.sharing import split
+from workers.winner.certificates import issue_certificate
 from workers.winner.engine import Address, Outcome, WinnerEngine, WinnerJob, WinnerOrder
-from workers.winner.links import issue_certificate
 
 LOWEST, HIGHEST = -15_150, 19_350
 """Sums of three agents with k = 50 and sigma = 25 on the usual grid: 16 bits."""

@@ -12,7 +12,7 @@ import pytest
 
 from labeler.errors import InvalidSetting
 from tests.workers.winner.conftest import Identities
-from workers.winner.links import fingerprint, issue_certificate, pinned_context, read_certificate
+from workers.winner.certificates import fingerprint, issue_certificate, pinned_context, read_certificate
 
 NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 

@@ -36,8 +36,9 @@ from tests.workers.winner.conftest import (
     shares_of,
 )
 from workers.winner import session
+from workers.winner.certificates import pinned_context
 from workers.winner.engine import WinnerJob, WinnerOrder
-from workers.winner.links import PROTOCOL_NAME, Links, pinned_context
+from workers.winner.links import PROTOCOL_NAME, Links
 from workers.winner.session import SecureEngine
 
 MakeJobs = Callable[..., list[WinnerJob]]
