@@ -217,16 +217,16 @@ class SettingsText:
             line = data.count(b"\n", 0, error.start) + 1
             raise InvalidSetting(f"{name} is not valid TOML: line {line} is not UTF-8; save it as UTF-8") from None
         try:
-            fields = tomllib.loads(text)
-            if _is_deep(fields):
+            # Before it is read: the time that tomllib takes grows with the square of the dots.
+            if _DEEP_KEY.search(text) or _is_deep(fields := tomllib.loads(text)):
                 raise RecursionError
             return cls(text, name, fields)
         except tomllib.TOMLDecodeError as error:
             raise InvalidSetting(f"{name} is not valid TOML: {_syntax(str(error), text)}") from None
         except RecursionError:
             raise InvalidSetting(
-                f"{name} refused: a field is nested more than {MOST_NESTED} levels deep; no setting is, so look for a key "
-                "of many dots or a list of many brackets"
+                f"{name} refused: a field is nested more than {MOST_NESTED} levels deep; no setting is, so look for a "
+                "key of many dots or a list of many brackets"
             ) from None
         except ValueError:
             raise InvalidSetting(f"{name} is not valid TOML: a number in it has thousands of digits") from None
@@ -284,6 +284,9 @@ class SettingsText:
 
 MOST_NESTED: Final = 50
 """Levels of tables and lists in a file of settings."""
+
+
+_DEEP_KEY: Final = re.compile(rf"^[ \t]*\[*[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_NESTED},}}", re.MULTILINE)
 
 
 def _is_deep(fields: dict[str, Any]) -> bool:
