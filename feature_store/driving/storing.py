@@ -132,7 +132,7 @@ class Storer:
                 return False
             case Begin():
                 steps.fix_participants(connection, job_id, store.number, store.participants)
-                return not store.is_asked or steps.set_asked(connection, job_id, store.number)
+                return steps.set_asked(connection, job_id, store.number)
             # No view shows these: watchers would learn when an agent answered.
             case StoreShareNote():
                 steps.note_share(connection, job_id, store.number)

@@ -328,9 +328,6 @@ class Settled(Body):
     the sentence with which it refuses every settled round: the coordinator could as well not have asked. Said never,
     the agent erases by itself after the deadline it was asked with, and at the latest after a month. Said of a round
     that the agent was not charged for, it changes nothing.
-
-    It travels as "answered" because an agent of an older version leaves a message of that kind from the coordinator
-    alone and says so in its log, while a kind that it does not know would stop it from reading its mail.
     """
 
     version: ClassVar[str] = "labeler-settled/1"

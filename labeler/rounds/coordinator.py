@@ -324,8 +324,6 @@ class _Turn:
                 self._settle_whom()
             elif current.state == "waiting":
                 self._begin(current)
-            elif current.state == "asked" and not current.participants:
-                self._fix_participants(current, is_asked=False)  # asked by a version that did not store them
             elif current.state == "asked":
                 self._collect(current)
             elif current.state == "agreed":
@@ -405,9 +403,6 @@ class _Turn:
             # Before it is charged for: a batch that fits into no message costs nothing.
             self._effects.append(MakeBodies(current.number))
             return
-        self._fix_participants(current, is_asked=True)
-
-    def _fix_participants(self, current: RoundRun, *, is_asked: bool) -> None:
         agents, parties = self.job.agents, self.job.parties
         keys = {agent: parties[agent].verify_key for agent in agents if agent in parties}
         if len(keys) < self.job.task.quorum:
@@ -419,10 +414,8 @@ class _Turn:
             )
             return
         # Durable before the first question leaves: from here on nobody can say that nothing left.
-        self._effects += [Begin(current.number, keys, is_asked), Tell()]
-        one = self._change_round(current, state="asked", participants=keys)
-        if not is_asked:
-            self._collect(one)
+        self._effects += [Begin(current.number, keys), Tell()]
+        self._change_round(current, state="asked", participants=keys)
 
     def _collect(self, current: RoundRun) -> None:
         talliers = self._talliers()

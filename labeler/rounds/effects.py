@@ -331,12 +331,10 @@ class Begin:
 
     Attributes:
         participants: agent id -> the key its shares are signed with.
-        is_asked: False where it was noted before and only the participants are missing.
     """
 
     number: int
     participants: Mapping[str, str]
-    is_asked: bool = True
 
 
 @dataclass(frozen=True)

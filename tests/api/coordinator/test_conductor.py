@@ -29,7 +29,6 @@ from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience
-from labeler.tally import QueryBatch, round_of
 from tests.api.conftest import House
 from tests.job_steps import take_step
 from workers.federation.redis_server import RedisServer
@@ -228,19 +227,6 @@ def test_nothing_is_given_up_while_a_tallier_is_silent_or_the_moment_has_not_pas
     desk.patience_s = 60.0
     desk.conductor().advance(job.job_id)
     assert desk.round(job).refusals == {}
-
-
-def test_a_round_that_was_asked_before_participants_were_stored_gets_them(desk: Desk) -> None:
-    job = desk.job()
-    vectors = quantize(np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)]))
-    batch = QueryBatch(vectors)
-    task = desk.house.tasks.get(job.task_id).task
-    take_step(desk.house.jobs, "set_batches", job.job_id, [(0, batch.digest, round_of(task, batch).digest)])
-    desk.house.begin(job.job_id)
-    take_step(desk.house.jobs, "set_asked", job.job_id, 0)
-    desk.open(job)
-    assert set(desk.round(job).participants) == set(AGENTS)
-    assert desk.openings("t1")
 
 
 def test_a_job_that_needs_an_agent_whose_keys_were_revoked_is_refused_and_charged_to_nobody(
