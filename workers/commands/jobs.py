@@ -11,8 +11,7 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS
-from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
-from workers.commands.places import check_file
+from workers.commands.console import Json, check_file, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
