@@ -37,8 +37,7 @@ def doctor(
 
     `labeler doctor --gpu --json > this-machine.json`
     """
-    from workers.doctor.checkup import check_up
-    from workers.doctor.steps import steps
+    from workers.doctor.checkup import check_up, steps
     from workers.progress import progress_bars
 
     with progress_bars(quiet=as_json) as progress:
@@ -126,7 +125,7 @@ def audit(
     from feature_store.shard import Shard
     from workers.audit.page import render_page
     from workers.audit.run import PAGE_FILE, Audit, default_adversaries, run_audit
-    from workers.audit.tasks import read_task
+    from workers.audit.surroundings import read_task
     from workers.progress import progress_bars
     from workers.simulated.federation import digits_pool, shard_pool
 

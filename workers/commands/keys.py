@@ -168,7 +168,7 @@ def invite(
 
     Example: `labeler invite hospital-a --url https://labels.example.org`
     """
-    from workers.homes.invitations import write_invitation
+    from workers.homes.joining import write_invitation
 
     if withdraw:
         with service.connect(url, token, ca_file) as client:

@@ -195,7 +195,7 @@ def tallier_agents(
 
     Example: `labeler tallier agents hospital-a.public.json hospital-b.public.json --home tallier`
     """
-    from workers.homes.named_agents import name_agents
+    from workers.homes.keys import name_agents
     from workers.homes.new import read_public
 
     documents = [read_public(path) for path in files]
@@ -320,7 +320,7 @@ def _agree(
         InvalidSetting: the phrase is another one.
     """
     from labeler.invitation import same_phrase
-    from workers.homes.invitations import read_invitation, terms_of
+    from workers.homes.joining import read_invitation, terms_of
 
     asked = read_invitation(path, role="tallier" if role == "tallier" else "agent", now=datetime.now(UTC))
     if not quiet:

@@ -305,7 +305,7 @@ def exposure(
     from labeler.batch import QueryBatch
     from labeler.budget import say_epsilon
     from labeler.errors import InvalidSetting
-    from workers.audit.tasks import read_task
+    from workers.audit.surroundings import read_task
     from workers.party.home import path_in_home, read_agent_config
     from workers.voting.own_loss import own_losses
     from workers.voting.records import select_records
