@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as Waited
 from threading import Lock
 from typing import Final, TypeVar
 
-from api.rate_limit import Slots
+from api.limits import Slots
 from labeler.errors import Unavailable
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.task import Task

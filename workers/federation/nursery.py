@@ -48,7 +48,7 @@ WARMED: Final = (
     "httpcore2",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
-    "api.quick_protocol",
+    "uvicorn.protocols.http.httptools_impl",
     # Last.
     "workers.federation.warmed",
 )
