@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args, get_origin
 
 from fastapi import Request, Response
-from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
@@ -203,7 +203,7 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return what answers a request."""
         handle = super().get_route_handler()
-        known = {one.alias: _is_list(one.field_info.annotation) for one in get_flat_dependant(self.dependant).query_params}
+        known = dict(_queries(self.dependant))
 
         async def guarded(request: Request) -> Response:
             await request.app.state.gate.admit(request, self.path)
@@ -235,6 +235,14 @@ def media_type(request: Request, *taken: str) -> str:
     if found not in taken:
         raise HTTPException(415, f"send the body as {' or '.join(taken)}; found {found[:100] or 'no Content-Type'}")
     return found
+
+
+def _queries(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Parameters in a query that a route knows, and whether each may be repeated."""
+    for one in dependant.query_params:
+        yield one.alias, _is_list(one.field_info.annotation)
+    for other in dependant.dependencies:
+        yield from _queries(other)
 
 
 def _is_list(annotation: Any) -> bool:

@@ -1,7 +1,7 @@
 """A job as it arrives: feature vectors in JSON, or images in a form, part by part while it is sent.
 
-Never all images of a form are in memory, nor on disk twice. Of the part in hand `SPOOL_BYTES` are held in memory; the rest
-lies in the upload's own folder, so unfinished forms cost disk and not memory.
+Never all images of a form are in memory, nor on disk twice. Of the part in hand `SPOOL_BYTES` are held in memory; the
+rest lies in the upload's own folder, so unfinished forms cost disk and not memory.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class JobIntake:
             raise HTTPException(422, "the Content-Type of a form needs a boundary")
         with (
             UploadWriter(folder, self._limits) as writer,
-            tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=folder) as spool,
+            tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder)) as spool,
         ):
             form = _Form(cast("BinaryIO", spool), writer, max_image_bytes=self._limits.max_image_bytes)
             parts = _Parts(is_ours=boundary.startswith(OUR_BOUNDARY))

@@ -15,9 +15,9 @@ what lasts (streams, exports)  `Slots`, beside each route              429
 idle connections               `api.server`                            the longest idle ones are closed
 ============================== ======================================= ==================================
 
-A client is an address: the peer's, or what a trusted proxy says it is. Strangers' bodies have room of their own, so that
-those who send slowly shut nobody out who has a token. What no application can bound (slow heads, connections in all)
-the edge bounds (`workers.edge`). None of it is part of the privacy bound, so a restart may forget it.
+A client is an address: the peer's, or what a trusted proxy says it is. Strangers' bodies have room of their own, so
+that those who send slowly shut nobody out who has a token. What no application can bound (slow heads, connections in
+all) the edge bounds (`workers.edge`). None of it is part of the privacy bound, so a restart may forget it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from labeler.errors import InvalidSetting, RateLimited, TooLarge, Unavailable
+from labeler.errors import InvalidSetting, LabelerError, RateLimited, TooLarge, Unavailable
 from labeler.messages import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def most_bytes(path: str, *, is_form: bool, limits: LimitsTable) -> int:
 
 @lru_cache(maxsize=4096)
 def address_group(host: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 address, all of which one host may use."""
+    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 one, all of which one host may use."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -240,18 +240,25 @@ class Body:
 
     Args:
         most: bytes.
-        is_expected: the head says that one comes.
+        stated: bytes, as the head says; None where it comes in chunks.
     """
 
-    def __init__(self, receive: Receive, bodies: dict[Sender, Slots], *, most: int, is_expected: bool) -> None:
-        self._receive, self._bodies, self._most = receive, bodies, most
-        self.is_read = not is_expected
+    def __init__(self, receive: Receive, bodies: dict[Sender, Slots], *, most: int, stated: int | None) -> None:
+        self._receive, self._bodies, self._most, self._stated = receive, bodies, most, stated
+        self.is_read = stated == 0
         self._size = 0
         self._waited_s = 0.0
         self._held: tuple[Slots, str] | None = None
 
     def admit(self, sender: Sender, name: str) -> None:
-        """Count it as a sender's until it is read; raises Crowded."""
+        """Count it as a sender's until it is read; the gate calls this before a byte is.
+
+        Raises:
+            TooLarge: the head states more than is taken.
+            Crowded: too many bodies are under way.
+        """
+        if self._stated is not None and self._stated > self._most:
+            raise too_large(self._most, self._stated)
         if not self.is_read and self._held is None:
             slots = self._bodies[sender]
             slots.take(name)
@@ -304,9 +311,7 @@ class Limits:
         refuse: answers with a refusal.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, limits: LimitsTable, refuse: Callable[[Exception, str], ASGIApp]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, limits: LimitsTable, refuse: Callable[[LabelerError, str], ASGIApp]) -> None:
         self._app, self._limits, self._refuse = app, limits, refuse
         most = limits.max_connections_per_address
         self._clients = Slots("requests", each=most, total=2**62)
@@ -323,17 +328,15 @@ class Limits:
         headers = dict(scope["headers"])
         is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
         most = most_bytes(scope["path"], is_form=is_form, limits=self._limits)
-        length = int(headers.get(b"content-length", b"0"))  # the server has checked that it is a number
+        # The server has checked that a length is a number, and that there is only one of the two.
+        stated = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
         # However many requests are under way, the health of the service can be asked.
         client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
-        body = Body(receive, self._bodies, most=most, is_expected=bool(length) or b"transfer-encoding" in headers)
-        scope[BODY_KEY] = body
+        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated)
         try:
-            if length > most:
-                raise too_large(most, length)
             if client:
                 self._clients.take(client)
-        except (TooLarge, TooManyRequests) as error:
+        except TooManyRequests as error:
             await self._refuse(error, scope["path"])(scope, receive, send)
             return
         try:

@@ -1,8 +1,8 @@
 """Around every request: an id, headers that protect a browser, one log line, one count, and no leaked traceback.
 
 HEAD is answered here for all routes as GET without its body, so access, limits and refusals are those of GET. A refusal
-reaches whoever is still sending: the rest of a request is read and dropped before the answer goes out, else the sender's
-system would report a broken connection, and the answer would be lost (RFC 9112, section 9.6). Long polls and event
+reaches whoever is still sending: the rest of a request is read and dropped before the answer goes out, else the
+sender's system would report a broken connection, and the answer be lost (RFC 9112, section 9.6). Long polls and event
 streams end when the server stops.
 """
 

@@ -1,13 +1,12 @@
-"""One process that serves the coordinator over HTTP until it is told to stop: stock uvicorn, on this machine or behind a
-proxy.
+"""Stock uvicorn, which serves the coordinator on this machine or behind a proxy until it is told to stop.
 
 Bounds on requests and bodies are those of `api.limits`; slow heads and encryption are the edge's (`workers.edge`), or
 another proxy's. What is left for this server is that connections without a request under way never keep others out.
 X-Forwarded-For is believed from the proxies of the settings alone, and of its addresses the rightmost that is no such
 proxy counts: whatever stands further left was written by whoever asked.
 
-A stop is gentle: no new connection is taken, long polls and event streams end at once, requests under way have `GRACE_S`
-to finish, and only then is the coordinator stopped.
+A stop is gentle: no new connection is taken, long polls and event streams end at once, requests under way have
+`GRACE_S` to finish, and only then is the coordinator stopped.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
 from api.app import create_app
-from labeler.errors import Unavailable
+from labeler.errors import InvalidSetting, Unavailable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -41,6 +41,8 @@ KEEP_ALIVE_S: Final = 75
 FIRST_REQUEST_S: Final = 10.0
 """Until the head of a connection's first request is whole."""
 BACKLOG: Final = 512
+BURST: Final = 4
+"""Newcomers are refused (503) where so many times as many connections are open as may be idle."""
 FILES_FOR_OURSELVES: Final = 256
 """Descriptors that are kept for the journal, the mailbox and uploads."""
 
@@ -54,8 +56,8 @@ class Server(uvicorn.Server):
     uvicorn raises the signal again once it has stopped, which would end the process before the coordinator could.
 
     Args:
-        most_idle: connections without a request under way; beyond them those that have been idle longest are closed. It
-            is no `limit_concurrency`, which refuses a newcomer because others hold idle connections.
+        most_idle: connections without a request under way; beyond them those that have been idle longest are closed.
+            uvicorn's own `limit_concurrency` refuses the newcomer, because others hold idle connections.
     """
 
     def __init__(
@@ -73,9 +75,12 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            http="httptools",
+            loop="auto",
             ws="none",
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
+            limit_concurrency=BURST * most_idle,
             **settings,
         )
         super().__init__(config)
@@ -89,7 +94,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that are idle for too long, or too many; uvicorn calls it ten times a second."""
-        connections = self.server_state.connections
+        connections: set[Any] = self.server_state.connections
         if counter % 10 == 0 or len(connections) > self._most_idle:
             now_s = asyncio.get_running_loop().time()
             idle: list[tuple[float, Any]] = []
@@ -147,16 +152,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, *, scheme: str = "http") -> str:
     """Return the address of a listening socket, as who stands before it calls it."""
     host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def serve_at(
     listening: socket.socket,
     coordinator: Coordinator,
     *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
 ) -> None:
@@ -164,22 +171,33 @@ def serve_at(
 
     Args:
         coordinator: opened, not yet started.
+        tls_cert, tls_key: PEM files; both or neither.
         on_ready: called with the URL once requests are taken.
         on_server: called with the server before it runs, for whoever stops it from another thread.
+
+    Raises:
+        InvalidSetting: certificate or key cannot be read, or only one of them was given.
     """
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     app = create_app(coordinator)
     proxies = list(coordinator.config.trusted_proxies)
     most = _affordable(coordinator.config.limits.max_connections)
     server = Server(
         app,
         most_idle=most,
-        on_ready=lambda: on_ready(url_of(listening)),
+        on_ready=lambda: on_ready(url_of(listening, scheme="http" if tls_cert is None else "https")),
         on_stop=lambda: app.state.shutdown.begin(),
-        limit_concurrency=2 * most,
         proxy_headers=bool(proxies),
         forwarded_allow_ips=proxies,
         lifespan="on",
+        ssl_certfile=tls_cert,
+        ssl_keyfile=None if tls_key is None else str(tls_key),
     )
+    try:
+        server.config.load()
+    except OSError as error:
+        raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
     on_server(server)
     coordinator.start()
     try:
@@ -189,17 +207,17 @@ def serve_at(
 
 
 def _affordable(wanted: int) -> int:
-    """Return half as many connections as there are file descriptors for, at most `wanted`.
+    """Return how many connections may be idle: a `BURST`-th of the file descriptors that there are, at most `wanted`.
 
     The process may have more descriptors where it is allowed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * wanted + FILES_FOR_OURSELVES
+    needed = BURST * wanted + FILES_FOR_OURSELVES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    taken = max((soft - FILES_FOR_OURSELVES) // 2, 16)
+    taken = max((soft - FILES_FOR_OURSELVES) // BURST, 16)
     log.warning("fewer connections are taken than the settings say: too few files may be open", extra={"taken": taken})
     return taken

@@ -21,8 +21,8 @@ from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
 from api.in_turn import Pricing
 from api.job_intake import JobIntake, Received
-from api.request_context import until_stopping
 from api.limits import Slots
+from api.request_context import until_stopping
 from api.routes.parameters import After, IdempotencyKey, JobId, Limit, Who
 from api.schema import (
     MAX_THUMBNAILS,

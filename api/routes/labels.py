@@ -13,8 +13,8 @@ from api import examples, refusals
 from api.access import Route
 from api.coordinator.ownership import Reader
 from api.documentation import BUDGET_REFUSAL, answers, problem
-from api.request_context import unless_stopping
 from api.limits import Slots, TooManyRequests
+from api.request_context import unless_stopping
 from api.routes.parameters import IdempotencyKey, Who
 from api.schema import FINISHED, JobRequest, JobView, LabelRow, LabelsRequest, LabelsView
 

@@ -104,7 +104,7 @@ class MessageIntake:
         is_greedy = self._in_flight[sender] + size > MAX_MESSAGE_BYTES
         if is_greedy or self._in_flight.total() + size > self._most:
             whose = f"of {sender!r}" if is_greedy else "of all parties"
-            raise Crowded(f"as many bytes of messages {whose} are under way as are taken at once; send again in a moment")
+            raise Crowded(f"as many bytes of messages {whose} are under way as are taken at once; send again soon")
         self._in_flight[sender] += size
 
 
