@@ -25,7 +25,6 @@ from starlette.exceptions import HTTPException
 
 from api.access import JSON, media_type, parse_json, read_json
 from api.coordinator.incoming import INCOMING
-from api.coordinator.parquet_process import readers
 from api.coordinator.uploads import UploadWriter
 from api.limits import MAX_JSON_BYTES, SPOOL_BYTES
 from api.schema import JobRequest
@@ -121,9 +120,6 @@ async def _put(parts: _Parts, form: _Form) -> None:
             await run_in_threadpool(form.end)
         else:
             form.start(*found)
-            if found[0] == "parquet":
-                # It loads what it needs while the file is still arriving.
-                await run_in_threadpool(readers.expect)
 
 
 class _Parts:
