@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from api.coordinator.config import CoordinatorConfig, read_config
 from labeler.errors import InvalidSetting
 from workers.homes.settings_file import COORDINATOR_FILE
-from workers.readiness import tell_ready
+from workers.service_process import tell_ready
 
 if TYPE_CHECKING:
     from api.coordinator.stepwise import StepwiseCoordinator

@@ -60,8 +60,8 @@ def embedder(home: Home) -> None:
 
     Example: `labeler embedder --home coordinator`
     """
-    from workers.logs import configure_logging
     from workers.serve import run_home_embedder
+    from workers.service_process import configure_logging
 
     configure_logging()
     run_home_embedder(home, stop=stop_signal())
