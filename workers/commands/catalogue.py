@@ -247,7 +247,7 @@ def word_errors_of(command: Any) -> None:
     for inner in getattr(command, "commands", {}).values():
         word_errors_of(inner)
     options = {
-        parameter.name: max(parameter.opts, key=len)
+        parameter.name: next(option for option in parameter.opts if option.startswith("--"))
         for parameter in command.params
         if parameter.param_type_name == "option" and parameter.name
     }

@@ -48,7 +48,7 @@ def look_first(job: LabellingJob, folder: JobFolder) -> None:
 def _check_source(job: LabellingJob, shard: Shard) -> None:
     """Public images that are embedded on the way: they are there, and so is the backbone of the shards."""
     if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
-        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --queries from")
+        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
     if job.backbone is None:
         return
     fingerprint = load_backbone(job.backbone, fingerprint=shard.fingerprint).fingerprint
