@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.backbones import Backbone, Decoder, load_backbone
+from feature_store.backbones import Backbone, load_backbone
 from feature_store.cluster.driver import Driver, cluster_here, ray_module
 from feature_store.embed_steps import Embedded, Loaded, loaded_batches
 from labeler.errors import MixedShards
@@ -38,8 +38,6 @@ class Recipe:
     architecture: str | None = None
     device: str = "auto"
     batch_size: int | None = None
-    decoder: Decoder | None = None
-    fingerprint: str = ""
 
     def load(self) -> Backbone:
         """The backbone.
@@ -52,8 +50,6 @@ class Recipe:
             architecture=self.architecture,
             device=self.device,
             batch_size=self.batch_size,
-            decoder=self.decoder,
-            fingerprint=self.fingerprint,
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from feature_store.attributes import AttributeSource, celeba_source, read_attributes
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
 from feature_store.manifest import read_manifest
 from feature_store.persons import PersonColumn

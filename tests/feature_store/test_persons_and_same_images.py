@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feature_store import embedding, same_images
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import EmbedReport, embed_source
 from feature_store.manifest import read_manifest
 from feature_store.persons import PersonColumn

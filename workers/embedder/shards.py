@@ -9,7 +9,6 @@ from typing import Any
 from PIL import Image
 
 from feature_store.attributes import CELEBA_TABLE, AttributeSource, celeba_source, is_celeba
-from feature_store.backbones import Decoder
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import Duplicates, embed_source
@@ -17,7 +16,6 @@ from feature_store.images import ImageSource
 from feature_store.persons import PersonColumn
 from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
-from feature_store.shard_writer import begun_with
 from feature_store.sources import open_source
 from feature_store.twice import Twice, named
 from labeler.errors import InvalidSetting, UnreadableImage
@@ -35,8 +33,6 @@ def embed_images(
     batch_size: int | None = None,
     threads: int | None = None,
     device: str = "auto",
-    decoder: Decoder | None = None,
-    fingerprint: str = "",
     persons: PersonColumn | None = None,
     duplicates: Duplicates | None = None,
     key: Path | None = None,
@@ -52,9 +48,7 @@ def embed_images(
     Args:
         batch_size: images in a forward pass; what the device likes when None.
         threads: that read and prepare images; as many as there are cores when None.
-        device, decoder: see feature_store.backbones.load_backbone. A shard that is there, or was begun, goes on with
-            the decoder it was begun with unless another one is named.
-        fingerprint: of shards that it has to fit, likewise.
+        device: see feature_store.backbones.load_backbone.
         attributes, split: a table of the attributes of a folder's images, and which images (feature_store.attributes).
         ray: embed by the workers of a Ray cluster: host:port of one that this party runs, or "" for one of our own.
 
@@ -67,8 +61,6 @@ def embed_images(
         architecture=architecture,
         device=device,
         batch_size=batch_size,
-        decoder=decoder,
-        fingerprint=begun_with(out) or fingerprint,
     )
     images = _source(source, attributes, split)
     loaded = recipe.load()
@@ -148,19 +140,16 @@ def embed_queries(
     out: Path,
     *,
     classes: tuple[str, ...],
-    fingerprint: str,
     progress: ProgressCallback = silent,
 ) -> Shard:
-    """Embed public images to ask about, once, as the shards that answer were.
+    """Embed public images to ask about, once.
 
     Folder names outside the task's classes say nothing about the truth.
 
     Raises:
         UnreadableImage: some are no images. A question must not vanish silently, so nothing is asked.
     """
-    result = embed_images(
-        source, backbone, out, classes=classes, public=True, fingerprint=fingerprint, progress=progress
-    )
+    result = embed_images(source, backbone, out, classes=classes, public=True, progress=progress)
     if result["skipped"]:
         first = result["skipped"][0]
         raise UnreadableImage(

@@ -51,7 +51,7 @@ def _check_source(job: LabellingJob, shard: Shard) -> None:
         raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --queries from")
     if job.backbone is None:
         return
-    fingerprint = load_backbone(job.backbone, fingerprint=shard.fingerprint).fingerprint
+    fingerprint = load_backbone(job.backbone).fingerprint
     if fingerprint != shard.fingerprint:
         raise MixedShards(
             f"--backbone has the fingerprint {fingerprint[:12]}, and shard {shard.path.name!r} was made by another, "

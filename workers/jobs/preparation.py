@@ -195,7 +195,6 @@ def open_queries(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress:
         job.backbone,
         folder.out / ".job" / "queries",
         classes=asks.classes,
-        fingerprint=asks.fingerprint,
         progress=progress,
     )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from feature_store.attributes import AttributeSource, celeba_source, read_attributes
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
 from feature_store.exports import Wanted, export_images
 from feature_store.job_files.image_labels import stamp_of
