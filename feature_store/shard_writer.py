@@ -4,8 +4,6 @@ Rows are gathered in a hidden folder beside the shard. After each batch a small 
 file count; whatever a crash left beyond them is cut off on resuming. `finish` turns them into the shard's files in
 another hidden folder and renames it: the shard is there complete, or not at all. Folders and files of a private shard,
 half-written ones included, are their owner's alone.
-
-A little over 400 lines: what is gathered, what counts after a crash and what becomes of it are one format.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def embed(
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
     from feature_store.embedding import Duplicates
-    from feature_store.persons import PersonColumn
+    from feature_store.sources import PersonColumn
     from workers.embedder.shards import embed_images, told
     from workers.progress import progress_bars
 
@@ -188,7 +188,7 @@ def declare(
 
     Example: `labeler declare hospital-a.shard --max-records 10000`
     """
-    from feature_store.declared import declare_most
+    from feature_store.shard import declare_most
 
     is_new = declare_most(shard, max_records)
     said = f"{shard} declares at most {max_records} records" + ("" if is_new else ", as before")
@@ -215,7 +215,7 @@ def delete(
 
     Example: `labeler delete hospital-a.shard --persons leaving.txt`
     """
-    from workers.embedder.deletions import delete_records, lines_of
+    from workers.embedder.shards import delete_records, lines_of
 
     result = delete_records(
         shard,

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from feature_store.backbone_names import packaged_name
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
-from feature_store.declared import check_served, declare_most
 from feature_store.durable import replace_file
 from feature_store.embedding import embed_source
 from feature_store.manifest import read_manifest
-from feature_store.shard import Shard
+from feature_store.shard import Shard, check_served, declare_most
 from labeler.errors import InvalidSetting, MixedShards
 from workers.agent.policy import toml_value
 
