@@ -13,7 +13,6 @@ from api import refusals
 from api.access import Gate
 from api.crowding import PerClient
 from api.documentation import document
-from api.front import Front
 from api.in_turn import Pricing
 from api.lingering import Lingering
 from api.metrics import Metrics
@@ -90,7 +89,6 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     for router in routers:
         app.include_router(router)
     refusals.install(app)
-    app.add_middleware(Front, routers=routers, gate=app.state.gate)
     app.add_middleware(PerClient, most=coordinator.config.limits.max_connections_per_address)
     app.add_middleware(Lingering)
     app.add_middleware(RequestContext, metrics=metrics)

@@ -18,7 +18,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.coordinator.incoming import INCOMING
-from api.coordinator.parquet_process import readers
 from api.coordinator.uploads import UploadWriter
 from api.form_parts import PartData, PartEnd, PartStart, chunks, form_events, refuse_length
 from api.schema import JobRequest
@@ -111,9 +110,6 @@ class JobIntake:
                         form.data(event.data)
                     elif isinstance(event, PartStart):
                         form.start(event)
-                        if event.field == "parquet":
-                            # It loads what it needs while the file is still arriving.
-                            await run_in_threadpool(readers.expect)
                     elif isinstance(event, PartEnd):
                         await run_in_threadpool(form.end)
                 return await run_in_threadpool(form.received)

@@ -15,7 +15,8 @@ Names of attributes are public, as a list of classes is. What stands in a row is
 names the line that is wrong, and neither its image nor what it says.
 
 **Persons** are said by a folder level, a table of file names, or a column of the source's own. Every image must have
-its person, and exactly one: an image of nobody would be protected as somebody else's, or not at all. Names of people are read, turned into digests under the site's key, and forgotten; no message repeats one.
+its person, and exactly one: an image of nobody would be protected as somebody else's, or not at all. Names of people
+are read, turned into digests under the site's key, and forgotten; no message repeats one.
 
 One name is one person however it is written down in Unicode (composed or not: systems differ in file names) and
 whatever blanks stand around it. Nothing else is made equal: were two people taken for one, a record of one of them that

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 
 from api.coordinator import settlement
-from benchmarks.simulation.campaign import Stage
-from benchmarks.simulation.case import Case
 from feature_store.driving import storing
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.loading import Loader
@@ -34,12 +32,14 @@ from feature_store.journal.tasks import TaskStore
 from labeler import batching, tally
 from labeler.ballots import attribute_ballots
 from labeler.errors import BadData, StorageFull
+from labeler.linear_model import model_before
 from labeler.messages.rounds import Refusal
-from labeler.public_model import model_before
 from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
+from tests.simulation.campaign import Stage
+from tests.simulation.case import Case
 from tests.simulation.seeds import Wanted, comes_late, comes_through, is_left_to_a_tallier, of, seeds_where
 from workers.agent import durable_ledger
 from workers.agent import ledger as agent_ledger

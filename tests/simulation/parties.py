@@ -1,0 +1,289 @@
+"""Agents and talliers of a simulated federation: the real ones, wired as their processes wire them.
+
+A turn is one poll and all that follows from it, by the very loop of the process (`workers.party.link.converse`).
+Where the process would wait for the coordinator in the middle of its work, it tries again at once a few times, and
+is then told to stop: it begins anew from its home, as after a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
+from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_rounds import JournalRounds
+from feature_store.journal.asked_by import AskedBy
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.erasable_home import check_home, mark_home
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import LifetimeSpends
+from feature_store.journal.promises import PromiseStore
+from feature_store.keys import PartyKeys
+from feature_store.shard import claim
+from labeler.errors import LabelerError
+from labeler.messages import Message
+from tests.simulation.winners import MeetingRoom
+from workers.agent.admission import Admission
+from workers.agent.desk import AgentDesk
+from workers.agent.durable_ledger import DurableLedger
+from workers.agent.policy import Policy
+from workers.agent.service import _Records, account_of
+from workers.party.conversation import Handler, converse
+from workers.party.home import (
+    ANCHOR_FILE,
+    JOURNAL_FILE,
+    KEYS_FILE,
+    read_agent_config,
+    read_tallier_config,
+)
+from workers.party.http import CoordinatorDoor
+from workers.party.link import Letter, PartyLink
+from workers.tallier.desk import TallierDesk
+from workers.tallier.journal import TallierJournal
+from workers.tallier.peers import read_group
+from workers.tallier.winners import WinnerDesk
+
+_REAL_S = 60.0
+"""Of this machine's time, that a computation may take."""
+
+_TRIES = 3
+"""How often a party whose request was lost in the middle of its work tries again before it is told to stop."""
+
+URL = "http://127.0.0.1:1"
+"""Nobody listens there; every request goes through the door."""
+
+
+class Clock(Protocol):
+    """The time in a simulation."""
+
+    def utc(self) -> datetime:
+        """The time now, with its zone."""
+
+    def steady_s(self) -> float:
+        """Seconds that never run backwards."""
+
+
+class Party(Protocol):
+    """A party that lives: made from its home by whoever boots it."""
+
+    def turn(self) -> bool:
+        """One poll and what follows; False where the process has ended by itself."""
+
+    def close(self) -> None:
+        """Let go of everything; what is not on disk is lost."""
+
+
+class TurnStop(threading.Event):
+    """A process's stop signal that is given after every turn, and whose waits take no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_over = False
+        self._tries = 0
+        self.is_working = False
+        self.is_broken = False
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self._is_over, self._tries, self.is_working, self.is_broken = False, _TRIES, False, False
+
+    def end(self) -> None:
+        """The turn is over."""
+        self._is_over = True
+
+    def is_set(self) -> bool:
+        """Whether the turn is over."""
+        return self._is_over
+
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002  # in virtual time nobody waits
+        """True: it is told to stop. In the middle of work, only after a few tries."""
+        if self.is_working and self._tries > 0:
+            self._tries -= 1
+            return False
+        self.is_broken = self.is_working
+        self._is_over = True
+        return True
+
+
+class _Conversing:
+    """The loop of a party's process, one turn at a time."""
+
+    def __init__(
+        self,
+        link: PartyLink,
+        handler: Handler,
+        stop: TurnStop,
+        owned: ExitStack,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._link = link
+        self._handler = handler
+        self._stop = stop
+        self._owned = owned
+        self._look = look
+
+    def turn(self) -> bool:
+        """See Party. What an agent's thread does by the clock is done between turns."""
+        self._look()
+        self._stop.begin()
+        converse(self._link, self, self._stop)
+        return not self._stop.is_broken
+
+    def close(self) -> None:
+        """See Party."""
+        self._owned.close()
+
+    # The handler, and where a turn begins to work and ends.
+
+    def tidy(self) -> None:
+        """See Handler."""
+        self._handler.tidy()
+
+    @property
+    def due_in_s(self) -> float | None:
+        """See Handler."""
+        return self._handler.due_in_s
+
+    def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
+        """See Handler."""
+        self._stop.is_working = True
+        return self._handler.handle(mail)
+
+    def sent(self, errors: Sequence[LabelerError | None]) -> None:
+        """See Handler."""
+        self._handler.sent(errors)
+        self._stop.is_working = False
+        self._stop.end()
+
+
+def mark_records(shard: Path, agent_id: str) -> None:
+    """Mark a shard for an agent before any journal is there: all templates share shards, each has journals of its own,
+    and no schedule writes a mark that another finds."""
+    claim(shard, agent_id=agent_id, journal=_journal_of(agent_id))
+
+
+def _journal_of(agent_id: str) -> str:
+    return agent_id.encode().hex()
+
+
+def boot_agent(
+    home: Path, *, door: CoordinatorDoor, policy: Callable[[], Policy], clock: Clock, keys: PartyKeys | None = None
+) -> Party:
+    """An agent as `workers.agent.service.run_agent` makes it from its home."""
+    config = read_agent_config(home)
+    stop = TurnStop()
+    with ExitStack() as owned:
+        database = _journal(home, owned)
+        ledger = Ledger(database, clock=clock.utc)
+        erasable = KeyFolder(home / ERASABLE_FOLDER)
+        check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+        memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
+        rounds = JournalRounds(database, erasable)
+        account = account_of(config.agent_id)
+        site = DurableLedger(database, memory, ledger, promises, account=account, read_policy=policy, clock=clock.utc)
+        site.open_accounts()
+        mark_home(database, erasable)
+        rounds.sweep()
+        records = _Records(home, config, LifetimeSpends(database), journal=_journal_of(config.agent_id))
+        link = PartyLink(
+            url=URL,
+            party_id=config.agent_id,
+            keys=keys or PartyKeys.load(home / KEYS_FILE),
+            coordinator_key=policy().coordinator.verify_key,
+            home=home,
+            database=database,
+            journal_head=ledger.known_head,
+            check_own=ledger.check_not_behind,
+            clock=clock.utc,
+            facts=records.facts,
+            stop=stop,
+            wait_s=0.0,
+            door=door,
+        )
+        admission = Admission(
+            home,
+            memory,
+            asked_by=AskedBy(database),
+            read_policy=policy,
+            coordinator_key=link.coordinator_key,
+            clock=clock.utc,
+        )
+        desk = AgentDesk(
+            link.mail,
+            coordinator_key=link.coordinator_key,
+            records=records,
+            database=database,
+            rounds=rounds,
+            promises=promises,
+            ledger=site,
+            admission=admission,
+            clock=clock.utc,
+            ticks=clock.steady_s,
+        )
+        return _Conversing(link, desk, stop, owned.pop_all(), records.look)
+
+
+class PromptWinners(WinnerDesk):
+    """Computations that have ended when they have begun, as their engine never waits: whether a thread was fast enough
+    is not for a schedule to depend on."""
+
+    def begin(self) -> None:
+        """See WinnerDesk."""
+        super().begin()
+        self.wait(_REAL_S)
+
+
+def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock: Clock) -> Party:
+    """A tallier as `workers.tallier.service.run_tallier` makes it from its home."""
+    config = read_tallier_config(home)
+    stop = TurnStop()
+    with ExitStack() as owned:
+        database = _journal(home, owned)
+        ledger = Ledger(database, clock=clock.utc)
+        erasable = KeyFolder(home / ERASABLE_FOLDER)
+        check_home(database, erasable, has_entries=ledger.verify().seq > 0)
+        journal = TallierJournal(database, erasable, ledger)
+        mark_home(database, erasable)
+        journal.sweep()
+        keys = PartyKeys.load(home / KEYS_FILE)
+        winners = PromptWinners(
+            read_group(home, own_verify_key=keys.public.verify_key), keys, engine=room, patience_s=0.0
+        )
+        owned.callback(winners.close)
+        link = PartyLink(
+            url=URL,
+            party_id=config.tallier_id,
+            keys=keys,
+            coordinator_key=config.coordinator_verify_key,
+            home=home,
+            database=database,
+            journal_head=ledger.known_head,
+            check_own=ledger.check_not_behind,
+            clock=clock.utc,
+            facts=lambda: winners.facts,
+            stop=stop,
+            wait_s=0.0,
+            door=door,
+        )
+        desk = TallierDesk(
+            link.mail,
+            coordinator_key=link.coordinator_key,
+            coordinator_seal_key=config.coordinator_seal_key,
+            agents=config.agents,
+            journal=journal,
+            winners=winners,
+            clock=clock.utc,
+        )
+        return _Conversing(link, desk, stop, owned.pop_all())
+
+
+def _journal(home: Path, owned: ExitStack) -> Database:
+    # A file system in memory is allowed here and nowhere else: a simulated crash loses no page of it.
+    database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE, allow_unsynced=True)
+    owned.callback(database.close)
+    return database
