@@ -81,7 +81,7 @@ def _stream(load: Load, indices: range, recipe: Recipe, expected: tuple[str, int
     workers = max(1, min(int(free.get("GPU" if found.gpus else "CPU", 1)), len(blocks)))
     threads = max(1, found.cpus // found.gpus) if found.gpus else 1
     worker = ray.remote(_Worker).options(
-        num_cpus=threads, num_gpus=1 if found.gpus else 0, max_restarts=-1, max_task_retries=-1
+        num_cpus=threads, num_gpus=1 if found.gpus else 0, max_restarts=_RESTARTS, max_task_retries=_RESTARTS
     )
     shared = ray.put(load)
     actors = [worker.remote([shared], recipe, expected[0], threads) for _ in range(workers)]
@@ -100,6 +100,9 @@ def _stream(load: Load, indices: range, recipe: Recipe, expected: tuple[str, int
 
 _LEAST_BLOCK: Final = 32
 """Images: of a backbone that takes one at a time, handing over so few would cost more than embedding them."""
+
+_RESTARTS: Final = 3
+"""Of each worker; one that is lost more often is lost for a reason."""
 
 _WAITING: Final = 3
 """Blocks of each worker that are on the way; whoever writes them then holds up the workers."""
