@@ -18,7 +18,6 @@ from safetensors.numpy import load, save
 
 from feature_store.durable import replace_file
 from labeler.errors import BadData, LabelerError, TryAgain, UnreadableImage
-from labeler.jobs import StudentKind
 
 if TYPE_CHECKING:
     from feature_store.decode import Skipped
@@ -30,9 +29,6 @@ SHARD: Final = "public.shard"
 LABELS: Final = "labels.parquet"
 IMAGE_LABELS: Final = "image-labels.parquet"
 STUDENT: Final = "student.safetensors"
-USUAL_STUDENT: Final[StudentKind] = "planned"
-"""What labels the images of a job that names nothing else."""
-
 MOST_NAMED: Final = 10
 """So many images that cannot be asked about are named in one refusal."""
 
@@ -51,7 +47,6 @@ class StoredQuestions:
         images: features of all images, where a model is asked for that will label them.
         fingerprint: of the backbone.
         backbone: its name, for people; may be empty.
-        student: which kind labels the images.
     """
 
     features: NDArray[np.int16]
@@ -60,7 +55,6 @@ class StoredQuestions:
     images: NDArray[np.int16] | None
     fingerprint: str
     backbone: str
-    student: str = USUAL_STUDENT
 
     @property
     def asks_clusters(self) -> bool:
@@ -72,7 +66,7 @@ class StoredQuestions:
         arrays = {"features": self.features, "rows": self.rows, "assignment": self.assignment}
         if self.images is not None:
             arrays["images"] = self.images
-        metadata = {"fingerprint": self.fingerprint, "backbone": self.backbone, "student": self.student}
+        metadata = {"fingerprint": self.fingerprint, "backbone": self.backbone}
         return _in_one_order(save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, metadata))
 
 
@@ -103,7 +97,6 @@ def read_stored_questions(path: Path) -> StoredQuestions:
             images=arrays.get("images"),
             fingerprint=metadata.get("fingerprint", ""),
             backbone=metadata.get("backbone", ""),
-            student=metadata["student"],
         )
     except (OSError, SafetensorError, KeyError) as error:
         raise BadData(f"stored questions cannot be read ({type(error).__name__})") from None

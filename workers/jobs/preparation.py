@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from feature_store.index import load_engine
 from feature_store.job_files.naming import QuestionNames, query_rows
-from feature_store.job_files.questions import USUAL_STUDENT
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import Student
@@ -236,8 +235,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     task, cost = priced
     _check_k(job, task, shards)
     batches = _batches(task, queries.features)
-    student = job.file.student.kind or USUAL_STUDENT
-    return PreparedJob(job, task, cost, shards, public, test, queries, batches, student)
+    return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
 
 
 def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:

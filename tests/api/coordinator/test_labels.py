@@ -48,7 +48,7 @@ def write_questions(
     folder: Path, *, features: np.ndarray, rows: np.ndarray, assignment: np.ndarray, backbone: str = "pixels"
 ) -> None:
     arrays = {"features": features, "rows": rows, "assignment": assignment}
-    data = save(arrays, {"fingerprint": FINGERPRINT, "backbone": backbone, "student": "planned"})
+    data = save(arrays, {"fingerprint": FINGERPRINT, "backbone": backbone})
     (folder / "questions.safetensors").write_bytes(data)
 
 

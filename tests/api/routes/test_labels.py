@@ -59,7 +59,7 @@ def complete(service: Service, job_id: str, features: Features) -> None:
         "rows": np.arange(count, dtype=np.int64),
         "assignment": np.arange(count, dtype=np.int64),
     }
-    save_file(arrays, folder / "partial", {"fingerprint": FINGERPRINT, "backbone": "pixels", "student": "planned"})
+    save_file(arrays, folder / "partial", {"fingerprint": FINGERPRINT, "backbone": "pixels"})
     (folder / "partial").rename(folder / "questions.safetensors")
     service.agree(job_id)
     until(lambda: jobs.rounds(job_id)[0].state == "asked")

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.simulation.winners import MeetingRoom
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -28,6 +27,7 @@ from feature_store.keys import PartyKeys
 from feature_store.shard_mark import claim
 from labeler.errors import LabelerError
 from labeler.messages import Message
+from tests.simulation.winners import MeetingRoom
 from workers.agent.admission import Admission
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger
