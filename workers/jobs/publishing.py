@@ -26,10 +26,10 @@ from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes
 from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.jobs import ABSTAINED_LABEL, StudentKind
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
+from labeler.rounds.effects import ABSTAINED_LABEL, StudentKind
 from workers.jobs.attributes import read_releases
 from workers.jobs.folder import JobFolder
 from workers.jobs.preparation import PreparedJob

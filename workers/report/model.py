@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.collusion import holds_against
 from labeler.errors import InvalidSetting
-from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
+from labeler.planning import holds_against
+from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
 from workers.report.attributes import AttributeReport
 from workers.report.images import ImageLabels
@@ -91,7 +91,7 @@ class StudentOutcome:
 class LevelPrice:
     """The guarantee at one level: an epsilon and how it was proved, or the reason why there is none.
 
-    `participant_epsilon` is its value against one participant that reads the release (labeler.collusion),
+    `participant_epsilon` is its value against one participant that reads the release (labeler.planning),
     `histogram_epsilon` that of the sums where winners are released and cost less.
     """
 

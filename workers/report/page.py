@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Environment
 
 from feature_store.page_templates import page_templates
-from labeler.epsilon_words import say_epsilon, say_estimate
+from labeler.budget import say_epsilon, say_estimate
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from workers.report import words
 from workers.report.canvas import OTHER_COLOR, Picture, class_colors

@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from labeler.epsilon_words import say_epsilon, say_estimate
+from labeler.budget import say_epsilon, say_estimate
 from workers.report.canvas import (
     ACCENT,
     INK,

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.font_manager import FontProperties, findfont
 from PIL import Image, ImageDraw, ImageFont
 
-from labeler.jobs import AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from workers.report.canvas import FONT, INK, MUTED, PNG_DPI, RIGHT, SURFACE, WRONG, Picture, legible
 from workers.report.model import JobReport
 from workers.report.thumbnails import choose, is_tiny, open_picture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labeler.jobs import AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from workers.report.images import bands
 from workers.report.model import JobReport, LevelPrice, Privacy
 from workers.report.words import all_warnings

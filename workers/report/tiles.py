@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from labeler.jobs import AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from workers.report import thumbnails, words
 from workers.report.attributes import AttributeImage
 from workers.report.model import AnsweredQuery, JobReport

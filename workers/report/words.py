@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from labeler.epsilon_words import say_epsilon
-from labeler.jobs import AnswerStatus
+from labeler.budget import say_epsilon
 from labeler.methods.sensitivity import sums_means, unit_in_words
+from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 from workers.report.attributes import AttributeReport
 from workers.report.class_totals import class_totals
