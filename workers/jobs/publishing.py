@@ -36,8 +36,7 @@ from workers.jobs.preparation import PreparedJob
 from workers.jobs.report import job_report
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.report.model import CurvePoint, JobReport, StudentOutcome
-from workers.report.publish import write_report
-from workers.report.summary import report_json
+from workers.report.publish import report_json, write_report
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """How many times noisier the same answers are made to show what a cheaper job would have given."""

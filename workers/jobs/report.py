@@ -20,12 +20,12 @@ from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 from workers.jobs.preparation import PreparedJob
-from workers.report.attributes import AttributeReport
 from workers.report.coverage import map_public_set
-from workers.report.images import ImageLabels
 from workers.report.model import (
     AnsweredQuery,
+    AttributeReport,
     CurvePoint,
+    ImageLabels,
     JobReport,
     LevelPrice,
     PriceRow,
