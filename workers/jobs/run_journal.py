@@ -169,6 +169,8 @@ class RunJournal:
             RoundRecord(job.job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(order.batches)
         ]
         self.jobs.add(job, rounds, connection=connection)
+        # Nobody is asked whether they will: whoever names a shard has said so.
+        self.jobs.willingness.fix_asked(job.job_id, order.agents, connection=connection)
 
     def reserve(self, job_id: str, number: int, charges: Mapping[Level, int], connection: Connection) -> None:
         """Set the price of a round aside."""
