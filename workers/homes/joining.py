@@ -25,13 +25,12 @@ from ssl import PEM_cert_to_DER_cert
 from typing import Any
 
 from feature_store.clock import now_utc
-from feature_store.declared import check_served
 from feature_store.durable import replace_file, sync_folder
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.keys import PartyKeys, PublicKeys, verify_statement
-from feature_store.shard import Shard
+from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Forged, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
 from labeler.invitation import MAX_INVITATION_BYTES, Invitation, Role, enrolment_statement, read_document, token_digest
 from workers.agent.joined_policy import joined_policy, repinned_policy
