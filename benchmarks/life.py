@@ -260,7 +260,7 @@ def _answered(
             agents=len(shards),
             assignment=job.questions.assignment,
         )
-        student = fit_student("centred", answers, job.public.features, num_classes=len(columns), seed=number)
+        student = fit_student("matched", answers, job.public.features, num_classes=len(columns), seed=number)
         truth = np.searchsorted(columns, job.unseen.labels)
         accuracies.append(float((student.predict(job.unseen.features) == truth).mean()))
     for database in stores:

@@ -39,7 +39,7 @@ from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
-from labeler.jobs import AskedStrategy, StudentKind
+from labeler.jobs import AskedStrategy
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
@@ -88,7 +88,7 @@ class Setting:
     count: int | None
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
-    student: StudentKind = "auto"
+    student: str = "planned"
     strategy: AskedStrategy = "clustered"
 
     @property

@@ -22,20 +22,7 @@ AskedStrategy = Literal["all", "random", "clustered", "spectral"]
 Strategy = Literal["all", "random", "clustered", "spectral", "weights"]
 """How questions are chosen: as asked, or as a method that asks for a model needs it."""
 
-StudentKind = Literal[
-    "planned",
-    "auto",
-    "averaged",
-    "followed",
-    "pooled",
-    "blended",
-    "matched",
-    "centred",
-    "discriminant",
-    "prototypes",
-    "spreading",
-    "linear-probe",
-]
+StudentKind = Literal["planned", "followed", "pooled", "blended"]
 """What learns from the answers; see `feature_store.students.student`."""
 
 STUDENT_KINDS: Final[tuple[StudentKind, ...]] = get_args(StudentKind)

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from feature_store.journal import rounds
+from feature_store.journal.database import writing
 from feature_store.journal.jobs import JobStore
-from feature_store.journal.joining import writing
 
 
 def take_step(

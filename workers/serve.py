@@ -45,7 +45,6 @@ def run_coordinator(
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
     log_file: Path | None = None,
-    peer_url: str | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve a coordinator's home until SIGINT or SIGTERM.
@@ -54,11 +53,10 @@ def run_coordinator(
         port: 0 takes a free one.
         tls_cert, tls_key: PEM files; without them put a TLS proxy in front, except on loopback.
         log_file: takes the log instead of standard error; rotated by size.
-        peer_url: where other coordinators of this home reach this one; its own address where absent.
         on_ready: called with the URL once requests are taken.
 
     Raises:
-        JournalInUse: another coordinator owns home or journal; or this one, side by side with others, lost its lease.
+        JournalInUse: another coordinator owns home or journal.
         LabelerError: the settings, the keys, the journal or the address cannot be used.
     """
     from api.coordinator.service import Coordinator
@@ -77,12 +75,6 @@ def run_coordinator(
 
     # Whoever comes while the journal is opened and checked waits at the door, and is not sent away to try again later.
     with open_door(settings, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key) as door:
-        if settings.side_by_side is not None:
-            from api.leading_server import serve_side_by_side
-
-            _settle_in()
-            serve_side_by_side(door, settings, peer_url=peer_url, on_ready=ready)
-            return
         coordinator = Coordinator.open(settings)
         _settle_in()
         serve_at(door, coordinator, on_ready=ready)

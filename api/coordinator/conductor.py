@@ -26,11 +26,11 @@ from feature_store.driving.intake import Delivery
 from feature_store.driving.post_office import PostOffice
 from feature_store.driving.sending import Sender
 from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.keys import PartyKeys

@@ -33,8 +33,7 @@ from feature_store.clock import Clock
 from feature_store.durable import replacing
 from feature_store.embed_board import EmbedBoard
 from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import FINISHED, JobRecord, JobStore
+from feature_store.journal.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
 from feature_store.parquet_file import read_parquet
 from feature_store.room import making_room
 from labeler.errors import BadData, Gone, LabelerError, StorageFull
@@ -153,11 +152,8 @@ class Keeper:
                 return read_parquet(self._folder / job_id / LABELS)
             raise
 
-    def labels_file(self, job_id: str, *, is_made: bool) -> BinaryIO | None:
-        """`labels` as the file that is kept, open. None where there is none.
-
-        Args:
-            is_made: of a large job it is made now; only who leads makes files, since who leads removes them.
+    def labels_file(self, job_id: str) -> BinaryIO | None:
+        """`labels` as the file that is kept, open; that of a large job is made now. None where there is none.
 
         Raises:
             Gone: the job was forgotten.
@@ -168,7 +164,7 @@ class Keeper:
         with suppress(FileNotFoundError):
             return path.open("rb")
         job = self._jobs.get(job_id)
-        if is_made and job.state == "completed" and job.images > LARGE_ROWS:
+        if job.state == "completed" and job.images > LARGE_ROWS:
             with suppress(StorageFull, FileNotFoundError):
                 self._write_labels(job)
                 return path.open("rb")

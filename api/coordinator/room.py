@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from feature_store.journal.write_probe import WriteProbe
+
 from feature_store.room import is_full, storage_full
 from labeler.errors import LabelerError, Unavailable
 

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 from anyio import to_thread
+from feature_store.journal.write_probe import WriteProbe
 
 from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
@@ -70,15 +71,11 @@ from feature_store.decode_process import PixelLimits
 from feature_store.driving.errands import Errand
 from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
-from feature_store.journal.database import READER_FRESH_S
 from feature_store.journal.evidence import Wanted
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobRecord, no_such_job
+from feature_store.journal.jobs import ForgottenJobs, JobRecord, no_such_job
 from feature_store.journal.tasks import TaskRecord
-from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
-from feature_store.mailbox.leading import LeadingMailbox
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
 from labeler.rounds.effects import Patience
@@ -173,8 +170,7 @@ class Coordinator:
             relays=self.conductor.driver.relays,
             clock=clock,
         )
-        fresh_s = READER_FRESH_S if stores.database.is_read_only else None
-        self._seen = SeenJobs(self._read_views, fresh_s=fresh_s)
+        self._seen = SeenJobs(self._read_views)
         stores.database.listen(self._seen.changed)
         self._watching = threading.Thread(target=self._seen.run, args=(self._stopping,), name="views", daemon=True)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
@@ -225,34 +221,18 @@ class Coordinator:
         """
         with ExitStack() as owned:
             # Before anything else: whoever comes second must not touch what the first one has under way.
-            owned.enter_context(owning_home(config.home, side_by_side=config.side_by_side is not None))
+            owned.enter_context(owning_home(config.home))
             clear_incoming(config.home)
             stores = Stores.open(config, clock=clock)
             owned.callback(stores.database.close)
             keys = own_keys(config.home, is_known=bool(stores.parties.list()))
-            mailbox = LeadingMailbox(RedisMailbox(config.redis_url), is_followed=config.side_by_side is not None)
+            mailbox = RedisMailbox(config.redis_url)
             try:
                 mailbox.check()
             except TryAgain:
                 # Redis may come later; until then /readyz says what is missing.
                 log.warning("redis cannot be reached yet")
             coordinator = cls(config, stores, keys, mailbox, clock=clock)
-            coordinator._owned = owned.pop_all()
-        return coordinator
-
-    @classmethod
-    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Coordinator:
-        """A coordinator that answers what is only read, beside the one that leads; it is not started.
-
-        Raises:
-            JournalInUse: a coordinator that shares with nobody runs on this home.
-            InvalidSetting, Unavailable: the journal cannot be read yet.
-        """
-        with ExitStack() as owned:
-            owned.enter_context(owning_home(config.home, side_by_side=True))
-            stores = Stores.open_for_reading(config, clock=clock)
-            owned.callback(stores.database.close)
-            coordinator = cls(config, stores, own_keys(config.home, is_known=True), RedisMailbox(config.redis_url))
             coordinator._owned = owned.pop_all()
         return coordinator
 
@@ -453,7 +433,7 @@ class Coordinator:
             NotFound: there is no such job, or it is another requester's.
         """
         self._owners.job(reader, job_id)
-        return self._keeper.labels_file(job_id, is_made=not self.stores.database.is_read_only)
+        return self._keeper.labels_file(job_id)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
         """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.

@@ -26,11 +26,11 @@ from feature_store.driving.errands import Errand
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.job_files.questions import QUESTIONS
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobRecord, JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.keys import PartyKeys

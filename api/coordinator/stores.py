@@ -1,4 +1,4 @@
-"""Everything in the coordinator's journal, opened together: to lead with, or to read beside whoever leads."""
+"""Everything in the coordinator's journal, opened together."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.parties import PartyStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
-from feature_store.journal.task_shares import TaskShares
-from feature_store.journal.tasks import TaskStore
+from feature_store.journal.tasks import TaskShares, TaskStore
 from feature_store.journal.tokens import TokenStore
 
 
@@ -33,23 +31,6 @@ class Stores:
     parties: PartyStore
     sequences: Sequences
     tokens: TokenStore
-
-    @classmethod
-    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
-        """Open the journal that another process writes; nothing can be written, and little is remembered.
-
-        Raises:
-            InvalidSetting: it has not all tables yet, or is of another version; see also `check_delta`.
-            Unavailable: it cannot be reached.
-        """
-        database = open_database(config.journal_target, read_only=True)
-        try:
-            stores = cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
-            check_delta(stores.tasks, config.delta)
-        except BaseException:
-            database.close()
-            raise
-        return stores
 
     @classmethod
     def _over(cls, database: Database, ledger: Ledger, clock: Clock) -> Stores:
@@ -73,8 +54,7 @@ class Stores:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
             InvalidSetting: see `check_delta`.
         """
-        shares = config.side_by_side is not None
-        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head", side_by_side=shares)
+        database = open_database(config.journal_target, anchor=config.home / "journal.head")
         try:
             ledger = Ledger(database, clock=clock)
             ledger.verify()

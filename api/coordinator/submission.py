@@ -33,10 +33,9 @@ from api.problems import problem_of, refusal_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from feature_store.clock import Clock
 from feature_store.driving.errands import Errand, Result, run_errand
-from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCharge, RoundRecord
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Balance, Charge, Ledger
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes

@@ -16,10 +16,8 @@ from api.coordinator.pricing import price_view
 from api.coordinator.seen_jobs import Unseen
 from api.schema import FINISHED, JobState, JobView, Problem, RoundView, Selection, WaitingFor
 from feature_store.journal.database import Database
-from feature_store.journal.job_reading import LookedRows, look_at
-from feature_store.journal.jobs import JobRecord, RoundRecord
+from feature_store.journal.jobs import Answers, JobRecord, LookedRows, RoundRecord, look_at
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.willingness import Answers
 from labeler.errors import AwaitingApproval
 from labeler.rounds.coordinator import printable
 from labeler.rounds.effects import Said

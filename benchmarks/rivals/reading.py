@@ -2,7 +2,7 @@
 
 What a method releases labels public images too, and whatever is computed from these labels and public features is
 post-processing, for a rival as for us. So every method is shown twice: as its authors read it, and with the
-product's prototypes (`feature_store.students.prototypes`) refined over the public images from its labels.
+product's prototypes (`feature_store.students.members`) refined over the public images from its labels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rivals.world import World
-from feature_store.students.prototypes import PrototypeLearner
+from feature_store.students.members import PrototypeLearner
 
 SURE: Final = 0.82
 """What a refined label starts from: so much for the class a method names, the rest alike for the others."""

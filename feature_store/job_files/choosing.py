@@ -25,7 +25,6 @@ from feature_store.job_files.questions import (
     QUESTIONS,
     SHARD,
     UPLOAD,
-    USUAL_STUDENT,
     StoredQuestions,
     unasked,
     write_failure,
@@ -86,7 +85,6 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
         images=features if request.strategy == "weights" else None,  # What the model that is asked for will label.
         fingerprint=request.fingerprint,
         backbone=request.backbone,
-        student=USUAL_STUDENT,
     )
     replace_file(folder / QUESTIONS, stored.to_bytes(), mode=0o600)
 

@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,6 @@ from feature_store.own_process import bound_process
 from feature_store.room import is_full
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError
-from labeler.jobs import StudentKind
 
 CPU_S: Final = 1800
 ROOM_BYTES: Final = 2**30
@@ -134,12 +133,7 @@ def label_job(order: LabellingOrder) -> None:
         assignment=questions.assignment,
         contributors=order.contributors,
     )
-    labelled = label_images(
-        answers,
-        features,
-        rows=None if asks_for_a_model else questions.rows,
-        kind=cast(StudentKind, questions.student),
-    )
+    labelled = label_images(answers, features, rows=None if asks_for_a_model else questions.rows)
     rows = image_label_table(stamp, sources=sources, probabilities=labelled.probabilities, asked=labelled.asked)
     _write(folder, order, labelled.student.arrays, labelled.student.kind, rows)
 

@@ -20,12 +20,10 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobStore
+from feature_store.journal.jobs import ForgottenJobs, JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.parties import PartyStore
-from feature_store.journal.task_shares import TaskShares
-from feature_store.journal.tasks import TaskRecord, TaskStore
+from feature_store.journal.tasks import TaskRecord, TaskShares, TaskStore
 
 FINGERPRINT = "f" * 16
 CLASSES = ("cat", "dog", "owl")

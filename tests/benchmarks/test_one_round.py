@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from benchmarks.answering import AnsweringAgent
 from benchmarks.one_round import run_round
-from benchmarks.winner_reference import reference_winners
 from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.budget import Account
@@ -22,6 +21,7 @@ from labeler.tally import InputShare
 from labeler.task import Task, parse_task
 from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
+from tests.oracles.winner_reference import reference_winners
 from workers.agent.ledger import InMemoryLedger
 
 QUERIES = 9

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.simulation.campaign import Stage, memory_folder
-from benchmarks.simulation.subject import service
+from tests.simulation.campaign import Stage, memory_folder
+from tests.simulation.subject import service
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count, islice
 
-from benchmarks.simulation.case import Case, case_of
+from tests.simulation.case import Case, case_of
 
 Wanted = Callable[[Case], bool]
 

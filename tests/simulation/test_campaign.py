@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.simulation import campaign
-from benchmarks.simulation.bench import rows_of
-from benchmarks.simulation.campaign import Report, read_seeds, replay_command, run_seeds
 from labeler.errors import BadData, InvalidSetting, Unavailable
+from tests.simulation import campaign
+from tests.simulation.bench import rows_of
+from tests.simulation.campaign import Report, read_seeds, replay_command, run_seeds
 from workers.commands.catalogue import app
 
 

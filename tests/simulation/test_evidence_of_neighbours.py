@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulation.campaign import memory_folder
-from benchmarks.simulation.case import case_of
-from benchmarks.simulation.homes import Templates
-from benchmarks.simulation.subject import service
-from benchmarks.simulation.world import World
 from feature_store.journal.agent_evidence import agent_facts
 from feature_store.journal.database import open_database
 from feature_store.journal.evidence import Wanted, coordinator_facts
 from labeler.evidence.check import contradictions, differences, rebuilt
 from labeler.evidence.derive import derive, software
 from labeler.evidence.document import Evidence
+from tests.simulation.campaign import memory_folder
+from tests.simulation.case import case_of
+from tests.simulation.homes import Templates
+from tests.simulation.subject import service
+from tests.simulation.world import World
 
 SEEDS = (3, 5)
 LATER = datetime(2100, 1, 1, tzinfo=UTC)

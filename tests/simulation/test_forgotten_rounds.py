@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.campaign import memory_folder
-from benchmarks.simulation.case import JobPlan, Rates, case_of
-from benchmarks.simulation.homes import Templates
-from benchmarks.simulation.subject import service
-from benchmarks.simulation.world import COORDINATOR, World
 from feature_store.driving.sending import SUM_GRACE_S
 from feature_store.faults import listening
 from labeler.methods import ReleaseKind
+from tests.simulation.campaign import memory_folder
+from tests.simulation.case import JobPlan, Rates, case_of
+from tests.simulation.homes import Templates
+from tests.simulation.subject import service
+from tests.simulation.world import COORDINATOR, World
 
 DEADLINE_S = 600.0
 

@@ -11,11 +11,11 @@ from dataclasses import fields
 
 import pytest
 
-from benchmarks.simulation.campaign import Stage
 from feature_store.driving.coordinator import CoordinatorDriver
 from labeler.rounds.coordinator import resume
 from labeler.rounds.effects import UNFINISHED
 from labeler.rounds.job_state import JobRun, RoundRun
+from tests.simulation.campaign import Stage
 
 SEEDS = (3, 6, 12)
 

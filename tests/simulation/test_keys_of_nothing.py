@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.campaign import memory_folder
-from benchmarks.simulation.case import JobPlan, Rates, case_of
-from benchmarks.simulation.homes import Templates
-from benchmarks.simulation.subject import service
-from benchmarks.simulation.world import SETTLE_S, World
 from feature_store.faults import listening
+from tests.simulation.campaign import memory_folder
+from tests.simulation.case import JobPlan, Rates, case_of
+from tests.simulation.homes import Templates
+from tests.simulation.subject import service
+from tests.simulation.world import SETTLE_S, World
 
 DEADLINE_S = 600.0
 

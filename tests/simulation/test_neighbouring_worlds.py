@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulation import lives, soft_heads, ways
-from benchmarks.simulation.campaign import memory_folder, run_case
-from benchmarks.simulation.case import Case, case_of
-from benchmarks.simulation.contract import Outcome
-from benchmarks.simulation.homes import FINGERPRINT, MAX_RECORDS, RECORDS, VARIANTS, Templates, image_digests
-from benchmarks.simulation.parties import mark_records
-from benchmarks.simulation.subject import service
-from benchmarks.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, points
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.randomness import seeded_source
+from tests.simulation import lives, soft_heads, ways
+from tests.simulation.campaign import memory_folder, run_case
+from tests.simulation.case import Case, case_of
+from tests.simulation.contract import Outcome
+from tests.simulation.homes import FINGERPRINT, MAX_RECORDS, RECORDS, VARIANTS, Templates, image_digests
+from tests.simulation.parties import mark_records
 from tests.simulation.seeds import comes_through, seeds_where
+from tests.simulation.subject import service
+from tests.simulation.ways import CLASSES, DIMENSION, Way, attributes_of, points
 
 ASKED = ("neighbours", "winners", "attributes", "records", "lives", "steps", "heads")
 """What is asked; of each one schedule in which shares come through."""

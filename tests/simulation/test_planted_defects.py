@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 
 from api.coordinator import settlement
-from benchmarks.simulation.campaign import Stage
-from benchmarks.simulation.case import Case
 from feature_store.driving import storing
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.loading import Loader
@@ -40,6 +38,8 @@ from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
+from tests.simulation.campaign import Stage
+from tests.simulation.case import Case
 from tests.simulation.seeds import Wanted, comes_late, comes_through, is_left_to_a_tallier, of, seeds_where
 from workers.agent import durable_ledger
 from workers.agent import ledger as agent_ledger

@@ -7,10 +7,10 @@ from dataclasses import fields
 
 import pytest
 
-from benchmarks.simulation.campaign import Stage, replay_command
-from benchmarks.simulation.case import Rates, case_of
-from benchmarks.simulation.ways import Way
+from tests.simulation.campaign import Stage, replay_command
+from tests.simulation.case import Rates, case_of
 from tests.simulation.seeds import comes_late, is_left_to_a_tallier, of, seeds_where
+from tests.simulation.ways import Way
 
 QUICK = 200
 MANY = 2_400

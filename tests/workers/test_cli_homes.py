@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feature_store.journal.about import VERSION
 
 from api.coordinator.config import read_config
 from feature_store.erasable import KeyFolder
-from feature_store.journal.about import VERSION
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head

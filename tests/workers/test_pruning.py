@@ -16,7 +16,7 @@ import pytest
 from api.coordinator import submission
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import open_database
-from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import ForgottenJobs
 from feature_store.journal.tallier_memory import KeptShare, TallierMemory
 from labeler.errors import InvalidSetting, JournalInUse
 from labeler.messages.rounds import OpenRound

@@ -13,17 +13,12 @@ from fractions import Fraction
 from math import floor
 
 from feature_store.clock import Clock
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.answer_history import AnsweredTasks, check_delta
-from feature_store.journal.asked_by import AskedBy
+from feature_store.journal.agent_memory import AgentMemory, AnsweredTasks, AskedBy, check_delta
 from feature_store.journal.chain import Head
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.lifetimes import set_aside
-from feature_store.journal.promises import PromiseStore, Proposed, promise_name
-from feature_store.journal.requester_shares import RequesterShares
-from feature_store.journal.told import Compared
+from feature_store.journal.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
 from labeler.answered import Recipients
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO

@@ -39,7 +39,6 @@ BENCHES: Final = (
     "audit",
     "ray",
     "winner",
-    "winner-delay",
     "scale",
     "thousand-agents",
     "rivals",

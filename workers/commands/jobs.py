@@ -139,7 +139,7 @@ def student(
 
     Examples:
 
-    `labeler student job --kind linear-probe --test test.shard`
+    `labeler student job --kind pooled --test test.shard`
 
     `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
 

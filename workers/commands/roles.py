@@ -22,10 +22,6 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Log here instead of to standard error; put aside at 16 MiB, three are kept.")
     ] = None,
-    peer_url: Annotated[
-        str | None,
-        typer.Option(help="Where other coordinators of this home reach this one ([side_by_side]); else its address."),
-    ] = None,
     init: Annotated[
         bool, typer.Option("--init", help="Write a commented coordinator.toml and keys into the home, and end.")
     ] = False,
@@ -55,7 +51,6 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         log_file=log_file,
-        peer_url=peer_url,
         on_ready=lambda url: print_json({"url": url}) if as_json else None,
     )
 

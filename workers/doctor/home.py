@@ -54,9 +54,9 @@ def disk(home: str) -> Iterator[Finding]:
 
 def sqlite(home: str) -> Iterator[Finding]:
     """Whether a journal can be kept there as it must be: write-ahead log, every commit durable."""
-    from feature_store.journal.database import open_database
-    from feature_store.journal.engines import sqlite_version
     from feature_store.journal.write_probe import WriteProbe
+
+    from feature_store.journal.database import open_database, sqlite_version
 
     try:
         with tempfile.TemporaryDirectory(prefix=".labeler-doctor-", dir=_existing(Path(home))) as folder:

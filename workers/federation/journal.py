@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from feature_store.journal.database import Database
-from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.tokens import TokenStore
 from labeler.errors import BadData, JournalInUse, NotFound, ProtocolViolation
@@ -94,7 +93,7 @@ def _journal(home: Path) -> Database:
     until = time.monotonic() + _ENDING_S
     while True:
         try:
-            return open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
+            return open_database(journal_of(home), anchor=home / ANCHOR_FILE)
         except JournalInUse:
             if time.monotonic() > until:
                 raise

@@ -16,20 +16,19 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.journal.migrations.runner import Upgraded
+
 from feature_store.clock import now_utc
 from feature_store.durable import replace_file, sync_folder
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.anchor import Anchor, check_not_behind
-from feature_store.journal.backup import backup
+from feature_store.journal.backup import accept_restored, backup
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import renew_home
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.lifetimes import LIFE_TABLES, LifetimeSpends
-from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.migrations.runner import Upgraded
-from feature_store.journal.recovery import accept_restored
+from feature_store.journal.schema import LEDGER_TABLES
 from feature_store.journal.verification import verify_if_there
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
@@ -147,7 +146,7 @@ def upgrade_journal(home: Path, *, dump: Path | None) -> dict[str, Any]:
     if dump is not None and isinstance(target, Path):
         raise InvalidSetting("this journal is a file, of which a copy is made by itself; leave --dump out")
     done: list[Upgraded] = []
-    with closing(open_upgraded(target, anchor=home / ANCHOR_FILE, dump=dump, tell=done.append)) as database:
+    with closing(open_database(target, anchor=home / ANCHOR_FILE, dump=dump, tell=done.append)) as database:
         version = database.about().version
     if not done:
         return {"from": version, "to": version, "backup": None}

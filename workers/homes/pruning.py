@@ -19,12 +19,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from feature_store.journal.migrations.opening import COPY_NAME, COPY_TIME
+
 from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import Database
-from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import ForgottenJobs
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import COPY_NAME, COPY_TIME, open_upgraded
 from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting
 from workers.homes.keys import journal_of
@@ -75,7 +76,7 @@ def prune_home(
         raise InvalidSetting(f"{home} is no home of a coordinator, an agent or a tallier; is it the right folder?")
     before, size = clock() - age, _bytes_of(home)
     files = _old_heads(home, before)
-    with closing(open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
+    with closing(open_database(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
         # From here on a copy made before an upgrade is no way back any more: the journal opens and holds.
         Ledger(database, clock=clock).verify()
         files += _copies_before_upgrades(database.path, before)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +162,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     cost = price(task)
     batches = _batches(task, queries.features)
     check_budget(job, task, cost, job_charges(task, batches))
-    student = cast(StudentKind, job.file.student.kind or folder.usual_student())
-    return PreparedJob(job, task, cost, shards, public, test, queries, batches, student)
+    return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
 
 
 def settle(job: LabellingJob, folder: JobFolder, shards: Sequence[Shard], *, questions: int) -> Task:

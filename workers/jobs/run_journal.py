@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from feature_store.journal.blank import lay_blank
+
 from feature_store.clock import now_utc
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.reading import PartyBook
@@ -24,17 +26,21 @@ from feature_store.driving.stepping import Questions
 from feature_store.job_files.questions import named_error
 from feature_store.job_files.releases import release_from_bytes, release_to_bytes
 from feature_store.journal import rounds as steps
-from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.blank import lay_blank
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database, open_database
-from feature_store.journal.job_tables import JOB_TABLES
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.returned_queries import returned_queries
-from feature_store.journal.sequences import Sequences, sequences_sent, sequences_taken
-from feature_store.journal.tasks import TaskRecord, TaskStore, task_shares
-from feature_store.journal.willingness import job_answers, job_asked
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.rounds import AggregateStore
+from feature_store.journal.schema import (
+    JOB_TABLES,
+    job_answers,
+    job_asked,
+    returned_queries,
+    sequences_sent,
+    sequences_taken,
+    task_shares,
+)
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.mailbox.memory import MemoryMailbox
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges

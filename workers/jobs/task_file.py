@@ -69,8 +69,7 @@ class StudentTable(_Table):
     """`[student]`: what is trained on the answers. Costs no privacy.
 
     Attributes:
-        kind: which student; see feature_store.students.student. When absent "planned", or "auto" for a job that was
-            begun before there was "planned", so that it gives the same labels again.
+        kind: which student; see feature_store.students.student. "planned" when absent.
         seed: public seed of its training.
     """
 

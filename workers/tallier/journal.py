@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from feature_store.erasable import ErasableKeys
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tallier_memory import TallierMemory
 
 SUMS = "rounds-summed"

@@ -18,8 +18,8 @@ from api.coordinator.preparation import Preparation
 from api.coordinator.views import job_view
 from api.schema import JobView
 from feature_store.driving.intake import Delivery, incoming
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.jobs import RoundRecord
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from feature_store.journal.agent_models import agent_models, forget_models
 from sqlalchemy import inspect, text
 
-from feature_store.journal.agent_models import agent_models, forget_models
 from feature_store.journal.database import Database
 from tests.feature_store.journal.conftest import Place
 

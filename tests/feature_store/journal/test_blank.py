@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from feature_store.clock import now_utc
 from feature_store.journal.blank import lay_blank
+
+from feature_store.clock import now_utc
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.job_tables import JOB_TABLES
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.willingness import job_answers, job_asked
+from feature_store.journal.schema import JOB_TABLES, job_answers, job_asked
 
 TABLES = (*JOB_TABLES, job_answers, job_asked)
 

@@ -20,10 +20,8 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text, insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from feature_store.journal.charges import Charge
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.engines import POSTGRESQL_LOCK, READER_PAGES_KIB
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.database import POSTGRESQL_LOCK, READER_PAGES_KIB, Database, open_database
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.storage import check_synced
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, Unavailable, UnsafeStorage

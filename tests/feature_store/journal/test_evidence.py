@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from feature_store.journal.evidence import Wanted, coordinator_facts
-from feature_store.journal.evidence_chain import read_chain
+from feature_store.journal.evidence import Wanted, coordinator_facts, read_chain
 from feature_store.journal.jobs import JobStore
-from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.ledger import Charge, Ledger, accounts_charged_without
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.unpriced import accounts_charged_without
 from labeler.budget import NothingLeft
 from labeler.errors import JournalBroken
 from labeler.evidence.check import differences

@@ -11,17 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from feature_store.journal.about import VERSION
+from feature_store.journal.migrations.runner import Upgraded
 
 import feature_store.journal
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.about import VERSION
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Database, metadata, open_database
 from feature_store.journal.erasable_home import check_home
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.migrations.runner import Upgraded
 from feature_store.journal.tallier_memory import TallierMemory
 from tests.homes import CUTS, CutHome, unpack_cut
 
@@ -52,7 +51,7 @@ def cut(place: str, tmp_path: Path) -> CutHome:
 
 
 def upgraded(home: Path) -> Database:
-    return open_upgraded(home / "journal.db", anchor=home / "journal.head")
+    return open_database(home / "journal.db", anchor=home / "journal.head")
 
 
 def rules(path: Path) -> dict[str, str]:
@@ -67,7 +66,7 @@ def test_every_journal_is_upgraded_with_its_chain_and_balances(cut: CutHome) -> 
     for role, facts in cut.facts.items():
         journal = cut.federation / role / "journal.db"
         told: list[Upgraded] = []
-        with closing(open_upgraded(journal, anchor=journal.with_name("journal.head"), tell=told.append)) as database:
+        with closing(open_database(journal, anchor=journal.with_name("journal.head"), tell=told.append)) as database:
             ledger = Ledger(database, clock=now)
             assert (database.about().version, [one.source for one in told]) == (VERSION, [3])
             assert [ledger.verify().seq, ledger.head().hash] == facts["head"]

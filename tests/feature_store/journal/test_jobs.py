@@ -13,13 +13,20 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.job_reading import look_at
-from feature_store.journal.job_records import RoundCharge
-from feature_store.journal.jobs import FINISHED, Idempotency, JobRecord, JobState, JobStore, RoundRecord
+from feature_store.journal.jobs import (
+    FINISHED,
+    ForgottenJobs,
+    Idempotency,
+    JobRecord,
+    JobState,
+    JobStore,
+    RoundCharge,
+    RoundRecord,
+    look_at,
+)
 from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
 from labeler.errors import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from feature_store.journal.kept_connections import keeping_connections
 from sqlalchemy.exc import DBAPIError
 
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.kept_connections import keeping_connections
 
 
 def _rows(database: Database) -> int:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from feature_store.journal.charges import MAX_AMOUNT
 from feature_store.journal.database import Database
-from feature_store.journal.ledger import Balance, Charge, Ledger
+from feature_store.journal.ledger import MAX_AMOUNT, Balance, Charge, Ledger
 from labeler.budget import NothingLeft
 from labeler.errors import (
     BudgetExceeded,

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feature_store.journal.ledger_statements import entries_query
 from sqlalchemy import text
 
 from feature_store.journal.anchor import Anchor
-from feature_store.journal.book import Book
 from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.charges import MAX_AMOUNT
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.ledger_statements import entries_query
+from feature_store.journal.ledger import MAX_AMOUNT, Book, Charge, Ledger
 from labeler.budget import NothingLeft
 from labeler.errors import (
     BudgetExceeded,

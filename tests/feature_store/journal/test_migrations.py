@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feature_store.journal.about import VERSION, metadata
+from feature_store.journal.migrations.dumps import check_dump
+from feature_store.journal.migrations.runner import STEPS, Upgraded, upgrade
+from feature_store.journal.migrations.step import Step
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 import feature_store.journal
 from feature_store.erasable import KeysInMemory
-from feature_store.journal.about import VERSION, metadata
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head, canonical
@@ -27,10 +30,6 @@ from feature_store.journal.database import Database, open_database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.migrations import runner, v1_to_v2, v2_to_v3, v3_to_v4
-from feature_store.journal.migrations.dumps import check_dump
-from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.migrations.runner import STEPS, Upgraded, upgrade
-from feature_store.journal.migrations.step import Step
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, PrivacyRefusal, Replayed, Unavailable
@@ -63,7 +62,7 @@ def first(tmp_path: Path) -> KeptHome:
 
 def opened(home: KeptHome, role: str = "coordinator", **options: Any) -> Database:
     journal = home.journal(role)
-    return open_upgraded(journal, anchor=journal.with_name("journal.head"), **options)
+    return open_database(journal, anchor=journal.with_name("journal.head"), **options)
 
 
 def accounts(ledger: Ledger) -> list[list[object]]:
@@ -326,7 +325,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from feature_store.journal.migrations import runner
-from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.database import open_database
 from feature_store.journal.migrations.step import Step
 number = int(sys.argv[2])
 steps = list(runner.STEPS)
@@ -335,7 +334,7 @@ def dying(connection, apply=steps[number].apply):
     os.kill(os.getpid(), signal.SIGKILL)
 steps[number] = Step(steps[number].source, steps[number].target, dying)
 runner.upgrade.__kwdefaults__["steps"] = tuple(steps)
-open_upgraded(sys.argv[1], anchor=Path(sys.argv[1]).with_name("journal.head"))
+open_database(sys.argv[1], anchor=Path(sys.argv[1]).with_name("journal.head"))
 """
 
 
@@ -473,8 +472,8 @@ def test_a_journal_in_postgresql_is_upgraded_once_its_operator_names_a_dump_of_i
     dump = unpack_dump(version, role, tmp_path)
     postgres_server.restore(dump, url)
     with pytest.raises(InvalidSetting, match=r"pg_dump --file FILE URL.*labeler journal upgrade"):
-        open_upgraded(url, anchor=anchor)
-    with closing(open_upgraded(url, anchor=anchor, dump=dump)) as database:
+        open_database(url, anchor=anchor)
+    with closing(open_database(url, anchor=anchor, dump=dump)) as database:
         ledger = Ledger(database, clock=now)
         assert accounts(ledger) == facts["accounts"]
         assert ledger.verify() == Head(*facts["head"])

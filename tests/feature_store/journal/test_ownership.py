@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from feature_store.journal.about import VERSION
 from sqlalchemy import Engine, event
 
 from feature_store.journal import ownership
-from feature_store.journal.about import VERSION
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.ownership import POSTGRESQL_OWNER

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.requester_shares import RequesterShares
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.promises import RequesterShares
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from tests.feature_store.journal.conftest import refuses
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from feature_store.journal.migrations.rebuild import has_table, rebuild, renew_rules
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 from sqlalchemy.exc import IntegrityError
 
 from feature_store.journal.database import Database
-from feature_store.journal.migrations.rebuild import has_table, rebuild, renew_rules
-from feature_store.journal.rules import add_rule, forbid, remain, rules_of, set_once, stay
+from feature_store.journal.schema import add_rule, forbid, remain, rules_of, set_once, stay
 
 
 def a_table() -> Table:

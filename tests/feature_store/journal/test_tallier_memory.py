@@ -21,8 +21,8 @@ from feature_store.faults import listening
 from feature_store.journal.backup import backup
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.outages import no_room
+from feature_store.journal.schema import tallier_shares
 from feature_store.journal.tallier_memory import KeptRound, KeptShare, TallierMemory
-from feature_store.journal.tallier_tables import tallier_shares
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation, StorageFull
 from labeler.messages.rounds import OpenRound
 from labeler.tally import Round

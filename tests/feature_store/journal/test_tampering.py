@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import text
 
 from feature_store.journal.anchor import Anchor
+from feature_store.journal.backup import accept_restored
 from feature_store.journal.chain import EMPTY, GENESIS, Head
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.recovery import accept_restored
 from feature_store.journal.verification import hash_at, verify_if_there
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, Unavailable
 from tests.feature_store.journal.conftest import Clock, Place

@@ -13,7 +13,7 @@ from sqlalchemy.pool import Pool
 
 from feature_store.journal.chain import EMPTY, GENESIS, Head, entry_hash
 from feature_store.journal.database import Database
-from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_accounts, ledger_entries, ledger_reservations
+from feature_store.journal.schema import LEDGER_TABLES, ledger_accounts, ledger_entries, ledger_reservations
 from feature_store.journal.verification import verify_ledger
 from labeler.errors import JournalBroken
 from tests.feature_store.journal.conftest import Place

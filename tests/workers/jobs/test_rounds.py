@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 
 import workers.jobs.preparation
-from benchmarks.simulation.campaign import memory_folder
-from benchmarks.simulation.case import Case, JobPlan, Rates
-from benchmarks.simulation.homes import Shape, Template, Templates
-from benchmarks.simulation.subject import service
-from benchmarks.simulation.ways import questions
-from benchmarks.simulation.world import World
 from feature_store.driving.storing import Storer
 from feature_store.durable import replace_file
 from feature_store.faults import listening
 from feature_store.job_files.releases import release_to_bytes
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
@@ -33,6 +27,12 @@ from labeler.errors import BadData, InvalidTask, ProtocolViolation, Unavailable
 from labeler.release import Release
 from labeler.tally import round_of
 from labeler.task import Task
+from tests.simulation.campaign import memory_folder
+from tests.simulation.case import Case, JobPlan, Rates
+from tests.simulation.homes import Shape, Template, Templates
+from tests.simulation.subject import service
+from tests.simulation.ways import questions
+from tests.simulation.world import World
 from tests.workers.conftest import CLASSES
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger

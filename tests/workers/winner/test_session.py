@@ -21,10 +21,10 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.winner_party import _orders, write_trio
-from benchmarks.winner_reference import reference_winners
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.randomness import os_source
 from labeler.winner import WinnerTerms
+from tests.oracles.winner_reference import reference_winners
 from tests.workers.winner.conftest import (
     HIGHEST,
     LOWEST,

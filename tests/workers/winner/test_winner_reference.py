@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.winner_reference import ReferenceEngine, reference_winners
 from labeler.errors import ProtocolViolation, Unavailable
+from tests.oracles.winner_reference import ReferenceEngine, reference_winners
 from tests.workers.winner.conftest import run_three, shares_of
 from workers.winner.engine import WinnerJob
 

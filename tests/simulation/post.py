@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from benchmarks.simulation.case import Rates
 from feature_store.mailbox import Letter
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.mailbox.protocol import MAX_MAIL_BYTES, Work
@@ -27,6 +26,7 @@ from labeler.errors import (
     Unavailable,
 )
 from labeler.messages import Message, read_frames
+from tests.simulation.case import Rates
 from workers.party.http import Unreachable
 
 MAX_MESSAGES = 258

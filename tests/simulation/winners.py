@@ -1,4 +1,4 @@
-"""Three simulated talliers find winners together: the arithmetic of benchmarks.winner_reference, without waiting.
+"""Three simulated talliers find winners together: the arithmetic of tests.oracles.winner_reference, without waiting.
 
 Between processes the three calls of a job run at the same time. Here one tallier has its turn after the other, so who
 comes first is told that the others are not there yet, as by a job that has timed out, and is asked again; what it
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.winner_reference import reference_winners
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.sharing import unshard
+from tests.oracles.winner_reference import reference_winners
 from workers.winner.engine import NUM_PARTIES, Outcome, WinnerOrder
 
 

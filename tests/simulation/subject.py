@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.simulation.contract import Coordinator, Subject, VirtualClock
 from feature_store.mailbox import Mailbox
 from feature_store.mailbox.memory import MemoryMailbox
+from tests.simulation.contract import Coordinator, Subject, VirtualClock
 from workers.serve import stepwise_coordinator
 
 

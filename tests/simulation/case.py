@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from benchmarks.simulation.homes import Shape
-from benchmarks.simulation.ways import Way
 from labeler.methods import ReleaseKind
+from tests.simulation.homes import Shape
+from tests.simulation.ways import Way
 
 _WAYS: tuple[Way, ...] = ("neighbours",) * 6 + ("attributes", "records", "steps", "steps")
 _LATER_WAYS: tuple[Way, ...] = ("models", "weights")

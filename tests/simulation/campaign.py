@@ -26,12 +26,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulation.case import case_of
-from benchmarks.simulation.contract import Outcome, Subject
-from benchmarks.simulation.homes import Templates
-from benchmarks.simulation.world import run_case
 from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting, Unavailable
+from tests.simulation.case import case_of
+from tests.simulation.contract import Outcome, Subject
+from tests.simulation.homes import Templates
+from tests.simulation.world import run_case
 from workers.federation.supervisor import die_with_parent
 
 CHUNK = 20
@@ -311,7 +311,7 @@ def _run_chunk(first: int, last: int) -> Report:
 @cache
 def _stage() -> Stage:
     """Of this process, for as long as it lives."""
-    from benchmarks.simulation.subject import service
+    from tests.simulation.subject import service
 
     folder = memory_folder()
     place = folder.__enter__()

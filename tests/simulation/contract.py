@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulation.homes import START
 from feature_store.mailbox import Mailbox
+from tests.simulation.homes import START
 
 
 class VirtualClock:

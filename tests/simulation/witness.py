@@ -17,12 +17,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulation.disks import AgentDisk, CoordinatorDisk, TallierDisk
-from benchmarks.simulation.homes import VARIANTS, Template
-from benchmarks.simulation.lives import Asked, Lives
-from benchmarks.simulation.prices import Paid, Standing, is_covered, price, wrongly_paid
-from benchmarks.simulation.soft_heads import soft_labels
-from benchmarks.simulation.ways import ROWS, is_same, next_model, numbers_of, questions
 from feature_store.clock import Clock
 from feature_store.driving.sending import SUM_GRACE_S
 from feature_store.job_files.releases import release_from_bytes
@@ -42,6 +36,12 @@ from labeler.sharing import unshard
 from labeler.tallier_noise import noise_source
 from labeler.task import Level, Task
 from labeler.wellformed import BallotShare
+from tests.simulation.disks import AgentDisk, CoordinatorDisk, TallierDisk
+from tests.simulation.homes import VARIANTS, Template
+from tests.simulation.lives import Asked, Lives
+from tests.simulation.prices import Paid, Standing, is_covered, price, wrongly_paid
+from tests.simulation.soft_heads import soft_labels
+from tests.simulation.ways import ROWS, is_same, next_model, numbers_of, questions
 from workers.agent.agent import LOCAL_NOISE, NOISE
 
 PUBLIC_REASONS = frozenset({"policy-refusal", "protocol-violation", "awaiting-approval", "not-enrolled"})
@@ -69,7 +69,7 @@ class Violation(BaseException):
 
 
 class Witness:
-    """See the module; `benchmarks.simulation.post.Overheard`.
+    """See the module; `tests.simulation.post.Overheard`.
 
     Args:
         folder: of the federation.

@@ -19,20 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from benchmarks.simulation.case import Case, JobPlan, Rates, source
-from benchmarks.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
-from benchmarks.simulation.homes import REQUESTER, VARIANTS, Template, Templates
-from benchmarks.simulation.parties import Party, boot_agent, boot_tallier
-from benchmarks.simulation.post import Door, Killed, LossyMailbox, Network
-from benchmarks.simulation.ways import Way, questions, sizes_of
-from benchmarks.simulation.winners import MeetingRoom
-from benchmarks.simulation.witness import Violation, Witness
-from feature_store.faults import listening
 from feature_store.journal.kept_connections import keeping_connections
+
+from feature_store.faults import listening
 from feature_store.journal.outages import no_room
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError, StorageFull
 from labeler.rounds.coordinator import TURN_GRACE_S
+from tests.simulation.case import Case, JobPlan, Rates, source
+from tests.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
+from tests.simulation.homes import REQUESTER, VARIANTS, Template, Templates
+from tests.simulation.parties import Party, boot_agent, boot_tallier
+from tests.simulation.post import Door, Killed, LossyMailbox, Network
+from tests.simulation.ways import Way, questions, sizes_of
+from tests.simulation.winners import MeetingRoom
+from tests.simulation.witness import Violation, Witness
 from workers.agent.policy import Policy
 from workers.party.home import create_tallier_home, read_tallier_config
 

@@ -14,11 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.simulation.winners import MeetingRoom
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_memory import AgentMemory, AskedBy
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
@@ -28,6 +26,7 @@ from feature_store.keys import PartyKeys
 from feature_store.shard_mark import claim
 from labeler.errors import LabelerError
 from labeler.messages import Message
+from tests.simulation.winners import MeetingRoom
 from workers.agent.admission import Admission
 from workers.agent.desk import AgentDesk
 from workers.agent.durable_ledger import DurableLedger

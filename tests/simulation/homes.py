@@ -12,9 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.simulation.parties import URL, Clock, boot_agent, boot_tallier, mark_records
-from benchmarks.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points
-from benchmarks.simulation.winners import MeetingRoom
 from feature_store.journal.chain import EMPTY
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
@@ -30,6 +27,9 @@ from labeler.methods import ReleaseKind
 from labeler.randomness import seeded_source
 from labeler.setting import LEVELS
 from labeler.task import Task, parse_task
+from tests.simulation.parties import URL, Clock, boot_agent, boot_tallier, mark_records
+from tests.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points
+from tests.simulation.winners import MeetingRoom
 from workers.agent.policy import Policy
 from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
 from workers.party.home import AgentConfig, create_agent_home

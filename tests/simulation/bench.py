@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.rows import BenchRow
-from benchmarks.simulation.campaign import (
+from labeler.errors import InvalidSetting
+from tests.simulation.campaign import (
     LONGEST_S,
     Report,
     Stage,
@@ -18,9 +19,8 @@ from benchmarks.simulation.campaign import (
     replay_command,
     run_seeds,
 )
-from benchmarks.simulation.case import case_of
-from benchmarks.simulation.subject import service
-from labeler.errors import InvalidSetting
+from tests.simulation.case import case_of
+from tests.simulation.subject import service
 from workers.progress import ProgressCallback
 
 QUICK_SEEDS = "0:100"
