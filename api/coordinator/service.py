@@ -23,7 +23,6 @@ from typing import BinaryIO
 
 import pyarrow as pa
 from anyio import to_thread
-from feature_store.journal.write_probe import WriteProbe
 
 from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
@@ -201,7 +200,7 @@ class Coordinator:
             witnesses=self.mailroom.witnesses,
             roster=self.roster,
             mailbox=mailbox,
-            room=RoomProbe(config.home, WriteProbe(stores.database)).check,
+            room=RoomProbe(config.home, stores.database).check,
             waiting_for_embedder=lambda: self._preparation.waiting_for_embedder,
             clock=clock,
         )

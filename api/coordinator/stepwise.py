@@ -53,10 +53,7 @@ class StepwiseCoordinator:
     def __init__(self, home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]) -> None:
         self._home = home
         self._clock = clock
-        # One thread that never reads beside what it writes: one connection is enough, and half of what two cost.
-        database = open_database(
-            home / "journal.db", anchor=home / "journal.head", allow_unsynced=True, one_connection=True
-        )
+        database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
         self._database = database
         try:
             ledger = Ledger(database, clock=clock)

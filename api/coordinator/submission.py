@@ -172,7 +172,7 @@ def read_job(job_id: str, *, stores: Stores) -> JobView:
     with stores.database.read() as connection:
         job = stores.jobs.get(job_id, connection=connection)
         rounds = stores.jobs.rounds(job_id, connection=connection)
-        task = stores.tasks.made(job.task_digest) or stores.tasks.get(job.task_digest, connection=connection)
+        task = stores.tasks.get(job.task_digest, connection=connection)
         answers = stores.jobs.willingness.answers(job_id, connection=connection)
     return job_view(job, rounds, task, answers)
 
@@ -433,12 +433,12 @@ def _worst_case(order: _Order, long_prices: LongPrices | None) -> list[Charge]:
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
     """Refuse another job where many of a requester led nowhere: each leaves entries in the ledgers of all sites.
 
-    Jobs that were cancelled count against their own token alone. Far from its bound a token is counted once a minute.
+    Jobs that were cancelled count against their own token alone.
 
     Raises:
         PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before anybody was asked.
     """
-    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, most=most, connection=connection)
+    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, connection=connection)
     if found >= most:
         raise PrivacyRefusal(
             f"{found} jobs of this token ended in the last 24 hours after agents had said whether they will and before "

@@ -16,7 +16,7 @@ from api.coordinator.pricing import price_view
 from api.coordinator.seen_jobs import Unseen
 from api.schema import FINISHED, JobState, JobView, Problem, RoundView, Selection, WaitingFor
 from feature_store.journal.database import Database
-from feature_store.journal.jobs import Answers, JobRecord, LookedRows, RoundRecord, look_at
+from feature_store.journal.jobs import Answers, JobRecord, Looked, RoundRecord, look_at
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.errors import AwaitingApproval
 from labeler.rounds.coordinator import printable
@@ -68,22 +68,26 @@ def read_views(job_ids: Collection[str], *, database: Database, tasks: TaskStore
     with database.read() as connection:
         found = look_at(connection, job_ids)
     # What a view shows of a task holds for ever, so it need not be of the same moment.
-    known = {one.task_digest: tasks.made(one.task_digest) for one in found.values()}
-    missing = [digest for digest, task in known.items() if task is None]
-    others = tasks.get_all(missing) if missing else {}
+    known = tasks.get_all({one.job.task_digest for one in found.values()})
     return {
         job_id: Unseen(
-            is_final=rows.state in FINISHED,
-            num_rounds=rows.num_rounds,
-            is_small=rows.size <= SMALL_SIZE,
-            make=partial(_view_of, rows, known[rows.task_digest] or others[rows.task_digest]),
+            is_final=one.job.is_finished,
+            num_rounds=len(one.rounds),
+            is_small=_size(one) <= SMALL_SIZE,
+            make=partial(_view_of, one, known[one.job.task_digest]),
         )
-        for job_id, rows in found.items()
+        for job_id, one in found.items()
     }
 
 
-def _view_of(rows: LookedRows, task: TaskRecord) -> JobView:
-    one = rows.looked()
+def _size(one: Looked) -> int:
+    """Characters of what was said of a job, which is what making a view of it takes its time by."""
+    sentences = [said.sentence for said in one.answers.values()]
+    sentences += [sentence for of in one.rounds for sentence in of.refusals.values()]
+    return sum(map(len, sentences)) + sum(32 * len(held) for of in one.rounds for held in of.holdings.values())
+
+
+def _view_of(one: Looked, task: TaskRecord) -> JobView:
     view = job_view(one.job, one.rounds, task, one.answers)
     return view if one.forgotten_at is None else view.model_copy(update={"forgotten_at": one.forgotten_at})
 

@@ -289,7 +289,7 @@ class AgentMemory:
                 )
 
 
-def _total() -> Select[tuple[int]]:
+def _total() -> Select[int]:
     return select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
 
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Column, ColumnElement, Connection, Engine, and_, create_engine, event, insert, or_, text, update
+from sqlalchemy import Column, ColumnElement, Engine, and_, create_engine, event, insert, or_, text, update
+from sqlalchemy import Connection as Connection
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import QueuePool

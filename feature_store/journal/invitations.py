@@ -147,6 +147,6 @@ class InvitationStore:
             return [_record(row) for row in joined.execute(query)]
 
 
-def _record(row: Row[Any]) -> InvitationRecord:
+def _record(row: Row[*tuple[Any, ...]]) -> InvitationRecord:
     fields = {name: value for name, value in row._mapping.items() if name != "token_digest"}
     return InvitationRecord(**(fields | {"is_rotation": bool(row.is_rotation)}))

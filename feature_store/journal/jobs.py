@@ -285,9 +285,8 @@ class JobStore:
 
     def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
         """Jobs by id; those that are not there are left out."""
-        query = select(jobs).where(jobs.c.job_id.in_(sorted(job_ids)))
         with self._database.reading(connection) as joined:
-            return {row.job_id: JobRecord(**row._mapping) for row in joined.execute(query)}
+            return _jobs_of(joined, job_ids)
 
     def unfinished(self) -> list[JobRecord]:
         """Every job that still has to be moved on, oldest first."""
@@ -371,16 +370,6 @@ class JobStore:
         """The rounds of several jobs at once, by job; an empty list where there is no such job."""
         with self._database.reading(connection) as joined:
             return _rounds_of(joined, job_ids)
-
-    def look(self, job_ids: Collection[str], *, connection: Connection) -> dict[str, Looked]:
-        """Jobs by id, with what their views show; jobs that are not there are left out."""
-        found = self.many(job_ids, connection=connection)
-        rounds_of, answers = _rounds_of(connection, found), self.willingness.answers_of(found, connection=connection)
-        forgotten = _forgotten_at(connection, found)
-        return {
-            job_id: Looked(job, rounds_of[job_id], answers.get(job_id, {}), forgotten.get(job_id))
-            for job_id, job in found.items()
-        }
 
     def unasked(self, job_id: str, *, connection: Connection) -> list[tuple[int, int]]:
         """Queries (first number, how many) of the rounds of a job that were never tied to their questions for good."""
@@ -474,11 +463,7 @@ class WillingnessStore:
     ) -> dict[str, dict[str, Said]]:
         """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
         with self._database.reading(connection) as joined:
-            found: dict[str, dict[str, Said]] = {}
-            for row in joined.execute(select(job_answers).where(job_answers.c.job_id.in_(sorted(job_ids)))):
-                until_s = None if row.until is None else row.until.timestamp()
-                found.setdefault(row.job_id, {})[row.agent_id] = Said(row.answer, row.reason, row.sentence, until_s)
-            return found
+            return _answers_of(joined, job_ids)
 
     def report(self, job_id: str, agent_id: str, said: Said, *, connection: Connection | None = None) -> bool:
         """Keep what an agent says, in place of what it said before; whether that is news."""
@@ -606,6 +591,30 @@ def no_such_job(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
 
 
+def look_at(connection: Connection, job_ids: Collection[str]) -> dict[str, Looked]:
+    """Jobs by id, with what their views show; jobs that are not there are left out."""
+    found = _jobs_of(connection, job_ids)
+    rounds_of, answers = _rounds_of(connection, found), _answers_of(connection, found)
+    forgotten = _forgotten_at(connection, found)
+    return {
+        job_id: Looked(job, rounds_of[job_id], answers.get(job_id, {}), forgotten.get(job_id))
+        for job_id, job in found.items()
+    }
+
+
+def _jobs_of(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
+    query = select(jobs).where(jobs.c.job_id.in_(sorted(job_ids)))
+    return {row.job_id: JobRecord(**row._mapping) for row in connection.execute(query)}
+
+
+def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, dict[str, Said]]:
+    found: dict[str, dict[str, Said]] = {}
+    for row in connection.execute(select(job_answers).where(job_answers.c.job_id.in_(sorted(job_ids)))):
+        until_s = None if row.until is None else row.until.timestamp()
+        found.setdefault(row.job_id, {})[row.agent_id] = Said(row.answer, row.reason, row.sentence, until_s)
+    return found
+
+
 def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
     """The rounds of jobs in order, by job; an empty list where there is no such job."""
     ids = sorted(set(job_ids))
@@ -671,7 +680,7 @@ def _forgotten_at(connection: Connection, job_ids: Collection[str]) -> dict[str,
     return {row.job_id: row.at for row in connection.execute(query)}
 
 
-def _check_rounds(job: JobRecord, rounds: list[RoundRecord]) -> None:
+def _check_rounds(job: JobRecord, rounds: Sequence[RoundRecord]) -> None:
     """Refuse rounds that are not a job's: each query of the job belongs to exactly one of them.
 
     Raises:

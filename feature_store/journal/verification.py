@@ -179,7 +179,7 @@ def _rows(connection: Connection) -> Iterator[Row]:
     start = _LOWEST
     while True:
         rows = connection.execute(page, {"start": start}).mappings().all()
-        yield from rows
+        yield from map(dict, rows)
         if len(rows) < _BATCH:
             return
         start = rows[-1]["seq"] + 1

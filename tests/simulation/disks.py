@@ -11,8 +11,6 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-from feature_store.journal.watched import WatchedJournal
-
 from feature_store.clock import Clock
 from feature_store.erasable import SLOTS_FILE
 from feature_store.journal.agent_memory import AgentMemory
@@ -26,6 +24,7 @@ from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
 from feature_store.key_slots import KeySlots
 from labeler.errors import NotFound
+from tests.simulation.watched import WatchedJournal
 
 
 class _Peek:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.homes import unpack
 
 from feature_store.evidence_file import read_signed, sign_evidence
 from feature_store.keys import PartyKeys
 from labeler.evidence.derive import derive
-from tests.homes import unpack
 from workers.cli import main
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal import told
+from feature_store.journal import promises as told
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal
 from labeler.messages.proposals import Proposal

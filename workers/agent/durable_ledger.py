@@ -76,7 +76,7 @@ class DurableLedger:
         self._clock = clock
         self._tasks = AnsweredTasks(database)
         self._asked_by = AskedBy(database)
-        self._shares = RequesterShares(database)
+        self._shares = RequesterShares()
         self._opened: Policy | None = None
 
     def check_witnesses(self) -> None:

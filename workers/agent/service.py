@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.journal.agent_models import forget_models
-
 from feature_store.clock import Clock, now_utc
 from feature_store.declared import check_served
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
@@ -111,8 +109,6 @@ def run_agent(
         except (BudgetExceeded, PolicyRefusal) as error:
             log.warning("the policy promises less than what was spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
-        # What older versions kept for life: the rounds they answered are settled by it.
-        forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
         records = _Records(home, config, spends, journal=ledger.journal_id())

@@ -81,10 +81,7 @@ def shares_taken(home: Path) -> list[tuple[str, float]]:
     if limits.per_requester is None:
         return []
     with closing(_look(home)) as database:
-        try:
-            shares = RequesterShares(database)
-        except InvalidSetting:
-            return []  # it was last run by a version that did not know names
+        shares = RequesterShares()
         with database.read() as connection:
             who = shares.requesters(connection=connection)
             taken = {name: shares.taken(name, connection=connection) for name in who}

@@ -54,18 +54,17 @@ def disk(home: str) -> Iterator[Finding]:
 
 def sqlite(home: str) -> Iterator[Finding]:
     """Whether a journal can be kept there as it must be: write-ahead log, every commit durable."""
-    from feature_store.journal.write_probe import WriteProbe
+    import sqlite3
 
-    from feature_store.journal.database import open_database, sqlite_version
+    from feature_store.journal.database import open_database
 
     try:
         with tempfile.TemporaryDirectory(prefix=".labeler-doctor-", dir=_existing(Path(home))) as folder:
             database = open_database(Path(folder) / "journal.db")
             try:
-                probe = WriteProbe(database)
                 started = time.perf_counter()
                 for _ in range(_SYNCS):
-                    probe.write()
+                    database.probe()
                 taken = (time.perf_counter() - started) / _SYNCS
             finally:
                 database.close()
@@ -76,7 +75,7 @@ def sqlite(home: str) -> Iterator[Finding]:
             "name a home on a local disk (--home), or a PostgreSQL database (docs/coordinator.md)",
         )
         return
-    words = f"SQLite {sqlite_version()}, write-ahead log, a commit takes {1e3 * taken:.2g} ms"
+    words = f"SQLite {sqlite3.sqlite_version}, write-ahead log, a commit takes {1e3 * taken:.2g} ms"
     yield well("journal", words, commit_s=taken)
 
 

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.journal.blank import lay_blank
-
 from feature_store.clock import now_utc
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.reading import PartyBook
@@ -30,15 +28,6 @@ from feature_store.journal.database import Connection, Database, open_database
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.rounds import AggregateStore
-from feature_store.journal.schema import (
-    JOB_TABLES,
-    job_answers,
-    job_asked,
-    returned_queries,
-    sequences_sent,
-    sequences_taken,
-    task_shares,
-)
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.mailbox.memory import MemoryMailbox
@@ -56,7 +45,6 @@ ACCOUNT: Final = "each agent"
 NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
 """A job in one process waits for nobody."""
 
-_TABLES = (*JOB_TABLES, job_answers, job_asked, task_shares, returned_queries, sequences_sent, sequences_taken)
 _BY = "run"
 
 
@@ -299,9 +287,6 @@ def open_run_journal(state: Path) -> Iterator[RunJournal]:
     Raises:
         JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
     """
-    is_new = lay_blank(state / JOURNAL_FILE, _TABLES)
     # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
-    with open_database(state / JOURNAL_FILE, allow_unsynced=True, one_connection=True) as database:
-        if is_new:
-            database.laid_out_with(*_TABLES)
+    with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
         yield RunJournal(database)

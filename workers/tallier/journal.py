@@ -33,16 +33,6 @@ class TallierJournal:
         self.database.forget_log()
         return lost
 
-    def forget_log(self) -> None:
-        """Leave nothing of single shares that were deleted in any file of the journal.
-
-        What is encrypted may stay in the write-ahead log until that is written over: its key is erased
-        (feature_store.erasable), so there it is noise, as in every backup. What a version without keys left in clear
-        may not.
-        """
-        if self.memory.holds_clear:
-            self.database.forget_log()
-
     def fix(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
     ) -> None:

@@ -555,7 +555,7 @@ def test_jobs_looked_at_together_are_what_each_store_shows_of_them(
         store.willingness.report("job", "alice", Said("willing", "", "", NOW.timestamp()), connection=connection)
     asked = ["job", "refused", "nobody"]
     with database.read() as connection:
-        found = {job_id: rows.looked() for job_id, rows in look_at(connection, asked).items()}
+        found = look_at(connection, asked)
         assert set(found) == {"job", "refused"}
         for job_id, one in found.items():
             assert one.job == store.get(job_id, connection=connection)
