@@ -5,7 +5,8 @@ Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histog
 * **as before**: as many clusters as `labeler bench office-caltech` chose, student `auto`;
 * **leave one server out**: for each epsilon and each server, the number of clusters and the student that did best on
   the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent) are measured on it;
-* **planned**: what the product does by itself: `labeler.asking` from public facts (1,000 records of an agent assumed),
+* **planned**: what the product does by itself: `labeler.expectation` from public facts (1,000 records of an agent
+assumed),
   student `planned`;
 * **class means**: not votes but class means on public axes (`training.learner = "means"`, here the study's,
   `benchmarks.rivals`), whose labels of the public images the student `followed` reads; axes chosen for each
@@ -39,7 +40,7 @@ from benchmarks.rows import BenchRow
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from labeler.asking import questions_for
+from labeler.expectation import questions_for
 from labeler.planning import price
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent

@@ -8,7 +8,7 @@ caltech10 as servers, by mean student accuracy over `TUNING_SPLITS` splits; then
 exactly that, `DRAWS` draws of noise per split. Choosing on two servers and reporting the other two keeps the
 reported numbers honest; the tuning rows are printed too.
 
-**For whom a price holds** (labeler.collusion). Settings are chosen with no colluding agent; every reported row is
+**For whom a price holds** (labeler.planning). Settings are chosen with no colluding agent; every reported row is
 measured with none, as the papers count, and with one, as a new task does unless it says otherwise.
 
 Every number comes out of the real round: agents with exact indexes, discrete noise, secret shares, talliers. Noise is
@@ -39,10 +39,10 @@ from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import InvalidSetting
-from labeler.jobs import AskedStrategy
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
+from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.agent.ledger import InMemoryLedger

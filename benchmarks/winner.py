@@ -28,11 +28,10 @@ from benchmarks.winner_party import Took, measure, write_trio
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
-from labeler.collusion import resolve_colluding_agents
-from labeler.field import comparison_bits
+from labeler.planning import resolve_colluding_agents
 from labeler.randomness import os_source
 from labeler.release import InProcessWinner
-from labeler.sharing import split
+from labeler.sharing import comparison_bits, split
 from labeler.task import Task
 from labeler.winner import WinnerTerms
 from workers.agent.ledger import InMemoryLedger

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import ValidationError
 
 from labeler.accounting.lifetime import set_aside_nano
-from labeler.asking import questions_for
 from labeler.budget import budget_for
-from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
-from labeler.expectation import RECORDS_EACH, Expectation, expect
+from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
 from labeler.methods import Method, ReleaseKind
 from labeler.methods.sensitivity import unit_in_words
-from labeler.noise_choice import hint, noise_choices
-from labeler.planning import price
-from labeler.solving import solve_k, solve_queries, solve_sigma
+from labeler.planning import price, resolve_colluding_agents
+from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
 from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, Training, describe_validation, parse_task
 
 if TYPE_CHECKING:
@@ -56,7 +53,7 @@ class PlanRequest:
     attributes_per_record: int | None = None
     """Classes are attributes, and a record votes for so many of them at most."""
     dishonest_talliers: Literal[1, 2] | None = None
-    """Of three talliers; given, the plan chooses who adds the noise (labeler.noise_choice). Else the agents do."""
+    """Of three talliers; given, the plan chooses who adds the noise (labeler.solving). Else the agents do."""
     records: int | None = None
     """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
     ballot_radius: int | Literal["auto"] | None = None

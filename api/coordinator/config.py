@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from feature_store.named_files import read_named
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
-from labeler.settings_text import SettingsText
+from labeler.settings import SettingsText
 from labeler.task import MOST_CLASSES, Level
 
 MAX_CAP_EPSILON = MOST_EPSILON

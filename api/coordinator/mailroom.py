@@ -37,7 +37,7 @@ from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed, TooLarge
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from labeler.wire_versions import DIALECT, knows
 
 log = logging.getLogger("labeler.mailroom")

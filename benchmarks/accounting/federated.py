@@ -51,7 +51,7 @@ from scipy.special import ndtr
 
 from benchmarks.accounting.composition import LOSS_INTERVAL, Composition, compose, poisson
 from benchmarks.accounting.tradeoff import Curve, Floats, SampledGaussian, envelope, of_pair, product
-from labeler.accounting.pair import Pair
+from labeler.accounting.losses import Pair
 from labeler.accounting.sampled import sampled_pair
 from labeler.errors import InvalidSetting
 

@@ -13,7 +13,7 @@ from benchmarks.accounting.federated import LocalTraining
 from benchmarks.accounting.tradeoff import SampledGaussian, TradeOff, gaussian, lower_hull, mix
 from benchmarks.rows import BenchRow
 from feature_store.durable import replace_file
-from workers.report.canvas import ACCENT, INK, LINE, MUTED, RIGHT, WRONG, Picture, finish, new_figure, plain_axes
+from workers.report.pictures import ACCENT, INK, LINE, MUTED, RIGHT, WRONG, Picture, finish, new_figure, plain_axes
 
 _ALPHAS = np.concatenate([[0.0], np.geomspace(1e-6, 0.05, 300), np.linspace(0.05, 1.0, 700)])
 _DOTTED, _DASHED = (0, (1.2, 2.0)), (0, (5, 2.5))

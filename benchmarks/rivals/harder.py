@@ -11,7 +11,7 @@ agent), each case the plain world but for one thing:
 * **one agent lies**: it sends a vector of length R the other way. Secret sharing hides a vector from everybody, so a
   lie is bounded by what talliers can check of a sum or by nothing: R is 16,384 (no bound that binds), or `CLIPPED`, to
   which every agent is clipped and which is about the length of an honest vector. That the liar is clipped too takes a
-  check of norms on shares, which the service has for rows of votes (`labeler.wellformed`), not for norms.
+  check of norms on shares, which the service has for rows of votes (`labeler.tally`), not for norms.
 
 And Office-Caltech10 with **no domain twin**: webcam is labelled by amazon and caltech10 alone, dslr (the same objects
 by another camera) being left out; beside it the same server with its twin.

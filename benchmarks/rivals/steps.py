@@ -26,16 +26,14 @@ from benchmarks.rows import BenchRow
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows
 from labeler.errors import InvalidSetting
-from labeler.linear_model import released_model
+from labeler.linear_model import PublicAxes, model_before, released_model
 from labeler.methods.blind_average import model_terms, weight_sum
 from labeler.methods.federated import step_sum, step_terms
-from labeler.public_axes import PublicAxes
-from labeler.public_model import model_before
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 from labeler.release import Release
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
-from labeler.vector_sum import VectorSum
 from workers.learning.blocks import Rows
 from workers.learning.class_means import class_sums
 from workers.learning.linear import train_rows

@@ -35,7 +35,7 @@ from feature_store.query_selection import select_queries
 from feature_store.room import is_full
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
-from labeler.jobs import Strategy
+from labeler.rounds.effects import Strategy
 from labeler.task import describe_validation
 
 CPU_S: Final = 600

@@ -31,7 +31,6 @@ from feature_store.journal.schema import (
     proposal_answers,
     task_approvals,
 )
-from labeler.answered import ANSWERED_TO_OTHERS
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
     AwaitingApproval,
@@ -42,6 +41,7 @@ from labeler.errors import (
     PrivacyRefusal,
 )
 from labeler.methods.sensitivity import least_delta
+from labeler.rounds.agent import ANSWERED_TO_OTHERS
 from labeler.task import Task, parse_task
 
 MAX_WAITING = 100

@@ -25,8 +25,8 @@ from feature_store.erasable import ErasableKeys, lock_away, take_out
 from feature_store.journal.database import Database
 from feature_store.journal.erasable_home import UnusedKeys
 from feature_store.journal.schema import agent_rounds, answered_rounds
-from labeler.answered import NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
+from labeler.rounds.agent import NOT_KEPT, Recipients
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +60,7 @@ def _kept_rounds(connection: Connection) -> set[str]:
 
 
 class JournalRounds:
-    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.answered)."""
+    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.rounds.agent)."""
 
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database

@@ -51,8 +51,8 @@ from labeler.errors import (
     ProtocolViolation,
     TryAgain,
 )
-from labeler.jobs import JobState as JobState
-from labeler.jobs import RoundState as RoundState
+from labeler.rounds.effects import JobState as JobState
+from labeler.rounds.effects import RoundState as RoundState
 from labeler.rounds.effects import Said
 
 __all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundCharge", "RoundRecord", "RoundState"]

@@ -46,8 +46,8 @@ from sqlalchemy.types import TypeDecorator
 
 from feature_store.journal.chain import KINDS, canonical, time_of, time_text
 from labeler.errors import InvalidSetting
-from labeler.jobs import FINISHED as FINISHED
-from labeler.jobs import JobState, RoundState
+from labeler.rounds.effects import FINISHED as FINISHED
+from labeler.rounds.effects import JobState, RoundState
 from labeler.tally import MAX_TALLIERS
 
 REVISION: Final = "0001"

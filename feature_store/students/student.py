@@ -49,7 +49,7 @@ from feature_store.students.members import (
 )
 from feature_store.students.projection import Projection, unit_rows
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import STUDENT_KINDS, StudentKind
+from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
 Member = Prototypes | Matched | Spreading | Discriminant
 Learner = PrototypeLearner | MatchedLearner | SpreadingLearner | DiscriminantLearner
@@ -66,7 +66,7 @@ LEAST: Final = 1e-6
 
 STANDS_OUT: Final = 10.0
 """Votes of a class, in deviations of one count's noise, from which on more than the steadiest student is worth its
-noise: that from which on more than two questions for each class are asked (labeler.asking)."""
+noise: that from which on more than two questions for each class are asked (labeler.expectation)."""
 
 LEAST_GAIN: Final = 0.15
 LEAST_STANDARD_ERRORS: Final = 3.0

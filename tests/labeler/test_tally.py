@@ -21,8 +21,7 @@ from labeler.errors import (
 )
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, split, unshard
-from labeler.tally import AggregateShare, InputShare, Round
-from labeler.wellformed import split_ballots
+from labeler.tally import AggregateShare, InputShare, Round, split_ballots
 from labeler.winner import WinnerTerms
 
 ROUND = Round(task_digest="a" * 64, batch_digest="b" * 64, num_queries=2, num_classes=3, quorum=3)

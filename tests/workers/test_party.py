@@ -33,7 +33,7 @@ from labeler.errors import (
     Replayed,
 )
 from labeler.messages import COORDINATOR
-from labeler.messages.polls import Mail
+from labeler.messages.envelope import Mail
 from labeler.messages.shares import holdings_to_bytes
 from labeler.wire_versions import DIALECT
 from workers.party.conversation import converse

@@ -19,11 +19,11 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.lifetimes import set_aside
 from feature_store.journal.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
-from labeler.answered import Recipients
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
-from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Proposal
+from labeler.rounds.agent import Recipients
 from labeler.setting import LEVELS
 from labeler.task import Level, Task
 from workers.agent.ledger import beyond_task, priced

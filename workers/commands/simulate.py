@@ -145,7 +145,7 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _noise(rows: list[dict[str, Any]]) -> str:
-    from labeler.epsilon_words import say_epsilon
+    from labeler.budget import say_epsilon
 
     found = {
         f"epsilon {say_epsilon(row['epsilon']['instance'], digits=3)} per record, "

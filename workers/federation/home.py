@@ -31,7 +31,7 @@ from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHOD_NAMES
-from labeler.refused_fields import describe_validation
+from labeler.settings import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
 from workers.federation.data import FederationData, bring_shards, deal_digits, declare_digits
 from workers.federation.plan import Plan

@@ -22,10 +22,10 @@ from labeler.batch import QueryBatch
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
-from labeler.jobs import StudentKind
 from labeler.methods import METHODS
 from labeler.planning import Price, price
-from labeler.public_names import check_names_are_text
+from labeler.rounds.effects import StudentKind
+from labeler.settings import check_names_are_text
 from labeler.task import Level, Task
 from workers.jobs.folder import JobFolder
 from workers.jobs.public_images import PublicImages

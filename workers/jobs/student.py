@@ -20,9 +20,9 @@ from feature_store.job_files.models import ATTRIBUTES, model_file, read_model
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
-from labeler.jobs import STUDENT_KINDS
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
+from labeler.rounds.effects import STUDENT_KINDS
 from labeler.task import Task
 from workers.jobs.public_images import PublicImages
 from workers.progress import ProgressCallback, silent

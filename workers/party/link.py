@@ -41,7 +41,7 @@ from labeler.errors import (
     TooLarge,
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from labeler.wire_versions import DIALECT, knows
 from workers.party.home import SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
@@ -53,7 +53,7 @@ log = logging.getLogger("labeler.party")
 
 MAX_MAIL = 256
 VERSION = DIALECT
-"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.proposals)."""
+"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.rounds)."""
 
 MAX_POST = 256
 MAX_POST_BYTES = 16 * 1024 * 1024

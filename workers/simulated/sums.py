@@ -5,7 +5,7 @@
 These are the functions of an agent and of a tallier in the service, called once per agent. Sums of groups add up to
 the sum of all whichever agents made a group and whoever computed it, so neither the size of a group nor the number of
 processes changes a bit of the answer, and memory does not grow with the number of agents. Only the histogram can be
-opened: sums over more than some eight hundred agents leave the range in which winners are compared (labeler.field).
+opened: sums over more than some eight hundred agents leave the range in which winners are compared (labeler.sharing).
 """
 
 from __future__ import annotations

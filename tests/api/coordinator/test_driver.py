@@ -33,8 +33,7 @@ from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting, JournalBehind, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
-from labeler.messages.proposals import Willing
-from labeler.messages.rounds import AnswerSent
+from labeler.messages.rounds import AnswerSent, Willing
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Patience

@@ -23,7 +23,7 @@ from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from labeler.jobs import AskedStrategy
+from labeler.rounds.effects import AskedStrategy
 from tests.api.conftest import House
 from workers.federation.redis_server import RedisServer
 

@@ -22,8 +22,7 @@ from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
 from labeler.batching import round_charges
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
-from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
-from labeler.messages.rounds import Ask, Refusal
+from labeler.messages.rounds import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
 from labeler.rounds.effects import Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun, stand
 from tests.api.conftest import House

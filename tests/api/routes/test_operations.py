@@ -35,7 +35,7 @@ from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
-from labeler.messages.polls import Poll
+from labeler.messages.envelope import Poll
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 ROOT = Path(__file__).parents[3]

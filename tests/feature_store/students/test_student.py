@@ -18,7 +18,7 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.students import NoisyAnswers, fit_student, load_student
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import STUDENT_KINDS, StudentKind
+from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
 CLASSES = 5
 
