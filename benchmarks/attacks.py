@@ -34,7 +34,7 @@ from benchmarks.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.rows import BenchRow
 from benchmarks.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, embed_public, running_service
 from workers.federation.home import make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 from workers.progress import ProgressCallback, silent
 
 MOST_TIMES: Final = 3.0

@@ -36,7 +36,7 @@ from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
 from workers.federation.data import DIGITS_BACKBONE
 from workers.federation.home import LocalFederation, make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.jobs.folder import open_job_folder
 from workers.jobs.labelling import label

@@ -23,7 +23,7 @@ from benchmarks.service import MAX_QUERIES, QUERIES, TASK, RunningService, embed
 from benchmarks.speed import write_synthetic_shard
 from labeler.errors import LabelerError
 from workers.federation.home import make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 from workers.jobs.folder import open_job_folder
 from workers.jobs.labelling import label
 from workers.jobs.preparation import LabellingJob, prepare

@@ -29,8 +29,8 @@ from feature_store.job_files.questions import (
     unasked,
     write_failure,
 )
-from feature_store.own_process import bound_process
 from feature_store.parquet_file import read_parquet
+from feature_store.process_pool import bound_process
 from feature_store.query_selection import select_queries
 from feature_store.room import is_full
 from feature_store.shard import Shard, check_features

@@ -111,7 +111,6 @@ class Database:
         self._pen = threading.Lock()
         self._pen_holder: int | None = None
         self._after_commit: dict[object, Callable[[], None]] = {}
-        self._listeners: list[Callable[[str, str], None]] = []
 
     def __repr__(self) -> str:
         return f"Database({self.what!r})"
@@ -190,23 +189,6 @@ class Database:
         key = object() if last_of is None else last_of
         self._after_commit.pop(key, None)
         self._after_commit[key] = step
-
-    def changed(self, kind: str, name: str) -> None:
-        """Something that others may remember is another once the transaction of this thread is durable: tell them then.
-
-        Args:
-            kind: of what, as "job".
-            name: which one.
-        """
-        for listener in self._listeners:
-            self.after_commit(lambda listener=listener: listener(kind, name), last_of=(listener, kind, name))  # type: ignore[misc]  # a default that binds it
-
-    def listen(self, listener: Callable[[str, str], None]) -> None:
-        """Be told (kind, name) of everything that has changed, before the next write begins; do nothing slow then.
-
-        One process writes a journal, so whoever remembers what it read and listens is never behind it for long.
-        """
-        self._listeners.append(listener)
 
     @contextmanager
     def attempt(self, connection: Connection) -> Iterator[None]:

@@ -202,22 +202,6 @@ class Idempotency:
     job_id: str
 
 
-@dataclass(frozen=True)
-class Looked:
-    """A job with everything that its view shows, from one moment of the journal.
-
-    Attributes:
-        rounds: in order.
-        answers: agent id -> what it said last before it was asked.
-        forgotten_at: when what it sent and got was deleted; None where it was not.
-    """
-
-    job: JobRecord
-    rounds: list[RoundRecord]
-    answers: Answers
-    forgotten_at: datetime | None
-
-
 class JobStore:
     """All jobs of a coordinator. Every method that writes can join a transaction by `connection`.
 
@@ -262,7 +246,6 @@ class JobStore:
                     set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
             if idempotency is not None:
                 joined.execute(insert(idempotency_keys), asdict(idempotency))
-            self._changed(job.job_id)
         return job
 
     def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
@@ -308,7 +291,6 @@ class JobStore:
         """
         if not self._stamp(job_id, connection, state=state):
             raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
-        self._changed(job_id)
 
     def change(
         self,
@@ -340,14 +322,12 @@ class JobStore:
             before = self.get(job_id, connection=joined)
             if before.state in set(expected) - FINISHED and (before.state != state or why):
                 self._stamp(job_id, joined, state=state, **why)
-                self._changed(job_id)
             return self.get(job_id, connection=joined)
 
     def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
         """Raise the version, so that watchers look again; a finished job stays as it is."""
         with self._database.writing(connection) as joined:
             self._stamp(job_id, joined)
-            self._changed(job_id)
 
     def _stamp(self, job_id: str, connection: Connection, **values: Any) -> bool:
         """Change an unfinished job, with its version and the time of it; whether there was one."""
@@ -428,9 +408,6 @@ class JobStore:
             query = query.where(jobs.c.created_by == created_by)
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(query)]
-
-    def _changed(self, job_id: str) -> None:
-        self._database.changed("job", job_id)
 
     def _check_key(self, idempotency: Idempotency, job: JobRecord, connection: Connection) -> None:
         if idempotency.job_id != job.job_id:
@@ -566,7 +543,6 @@ class ForgottenJobs:
             digests = select(rounds.c.round_digest).where(rounds.c.job_id == job_id)
             unopened = aggregate_shares.c.round_digest.in_(digests) & aggregate_shares.c.data.is_not(None)
             joined.execute(update(aggregate_shares).where(unopened).values(data=None))
-            self._database.changed("job", job_id)
 
     def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
         """When each of these jobs was forgotten; those that were not are left out."""
@@ -589,17 +565,6 @@ class ForgottenJobs:
 def no_such_job(job_id: str) -> NotFound:
     """Said of a job that is not there, and in the same words of one that is somebody else's."""
     return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
-
-
-def look_at(connection: Connection, job_ids: Collection[str]) -> dict[str, Looked]:
-    """Jobs by id, with what their views show; jobs that are not there are left out."""
-    found = _jobs_of(connection, job_ids)
-    rounds_of, answers = _rounds_of(connection, found), _answers_of(connection, found)
-    forgotten = _forgotten_at(connection, found)
-    return {
-        job_id: Looked(job, rounds_of[job_id], answers.get(job_id, {}), forgotten.get(job_id))
-        for job_id, job in found.items()
-    }
 
 
 def _jobs_of(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:

@@ -13,7 +13,7 @@ More than 400 lines: one class is the whole interface of a ledger, and most of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,21 +190,6 @@ _MOVE = (
 )
 
 
-class KnownBalances:
-    """Every account by name and level, for who shows prices."""
-
-    def __init__(self, read: Callable[[], list[Balance]]) -> None:
-        self._read = read
-
-    def at_once(self) -> dict[tuple[str, Level], Balance] | None:
-        """What is known without a look into the journal: nothing."""
-        return None
-
-    def all(self) -> dict[tuple[str, Level], Balance]:
-        """Every account."""
-        return {(one.account, one.level): one for one in self._read()}
-
-
 class Ledger:
     """The ledger of one journal; shared by all threads of a process.
 
@@ -229,7 +214,6 @@ class Ledger:
         paths = (database.anchor, elsewhere) if anchored else ()
         self._anchors = tuple(Anchor(path) for path in paths if path is not None)
         self._known_head: Head | None = None
-        self.known_balances = KnownBalances(self.balances)
         self._check_anchors()
         self._untold: Head | None = None
         if elsewhere is not None and anchored and not database.is_read_only:
@@ -260,11 +244,6 @@ class Ledger:
         if not found:
             raise NotFound(f"{self._database.what} has no entry yet, so nothing names it")
         return found
-
-    def last_at(self, *, connection: Connection | None = None) -> str:
-        """The stored time of the last entry; empty before the first."""
-        with self._database.reading(connection) as held:
-            return _tail(held)[1]
 
     def known_head(self) -> Head:
         """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""

@@ -98,10 +98,6 @@ class TokenStore:
             return None
         return TokenRecord(row.token_id, row.name, row.role, row.created_at)
 
-    def remembered(self, secret: str) -> TokenRecord | None:  # noqa: ARG002  # nothing is
-        """`find`, as far as it needs no look into the database; None says nothing."""
-        return None
-
     def name_of(self, token_id: str) -> str:
         """The name of whoever holds a token, which never changes; empty where there is no such token."""
         with self._database.read() as connection:

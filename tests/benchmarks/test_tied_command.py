@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tied_command import tied_command
-from workers.federation.nursery import CAN_FORK
 
 STARTS_A_FEDERATION = """
 import subprocess, sys, time
@@ -41,7 +40,7 @@ def programs(home: Path) -> set[int]:
         return set()
 
 
-@pytest.mark.skipif(not CAN_FORK, reason="the kernel is asked on Linux only")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel is asked on Linux only")
 def test_a_federation_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
     home = tmp_path / "federation"
     command = [sys.executable, "-c", STARTS_A_FEDERATION, str(home)]

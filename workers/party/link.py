@@ -47,7 +47,7 @@ from workers.party.home import SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
 from workers.party.seen import Seen
-from workers.readiness import tell_ready
+from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.party")
 

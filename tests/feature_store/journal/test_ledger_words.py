@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from sqlalchemy import text
 
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.database import Database, open_database
+from feature_store.journal.database import Database
 from feature_store.journal.ledger import MAX_AMOUNT, Charge, Ledger
 from labeler.budget import NothingLeft
 from labeler.errors import (
@@ -282,19 +281,3 @@ def test_the_anchor_is_written_once_for_all_steps_of_a_transaction(
         for name in ("first", "second", "third"):
             ledger.reserve(name, CHARGES, connection=held)
     assert written == [ledger.head()] == [Anchor(sqlite_place.anchor).read()]
-
-
-def test_the_time_of_the_last_entry_is_told_as_it_is_stored(
-    ledger: Ledger, database: Database, clock: Clock, tmp_path: Path
-) -> None:
-    assert ledger.last_at() == "2026-03-01T12:00:00.000000Z"
-    clock.turn(seconds=5)
-    with database.write() as held:
-        ledger.post("reserved", connection=held)
-        assert ledger.last_at(connection=held) == "2026-03-01T12:00:05.000000Z"
-        assert ledger.last_at() == "2026-03-01T12:00:00.000000Z"
-    empty = open_database(str(tmp_path / "empty.db"))
-    try:
-        assert Ledger(empty, clock=clock).last_at() == ""
-    finally:
-        empty.close()

@@ -1,13 +1,20 @@
-"""Logs of a party's process: one JSON object a line on standard error, with ids, and never with a value.
+"""A long-running process of ours: its log, and how it tells whoever started it that it is ready.
 
+A log has one JSON object a line on standard error, with ids, and never with a value.
 A traceback keeps types, files and line numbers; the message of an unexpected exception is left out, because a library
 may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private. What repeats
 is counted (labeler.repeated).
+
+Ready is told in one datagram, as systemd expects it (`Type=notify`, sd_notify(3)). Where nobody named a socket, nothing
+is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
 import sys
 import time
 import traceback
@@ -31,6 +38,19 @@ def configure_logging() -> None:
     root.handlers[:] = [CountRepeats(handler, clock=time.monotonic)]
     root.setLevel("WARNING")
     logging.getLogger("labeler").setLevel("INFO")
+
+
+def tell_ready() -> None:
+    """Tell whoever started this process that it is ready; once, and only where somebody asked to be told."""
+    # Taken out, so that what this process starts itself does not ring in its name.
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rope, contextlib.suppress(OSError):
+        rope.setblocking(False)
+        rope.sendto(
+            f"READY=1\nMAINPID={os.getpid()}".encode(), f"\0{address[1:]}" if address.startswith("@") else address
+        )
 
 
 class _Lines(JsonFormatter):
