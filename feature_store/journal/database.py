@@ -70,6 +70,9 @@ READER_PAGES_KIB = 512
 """What one reader of a SQLite journal keeps of it. Whatever it keeps is worthless as soon as anybody writes, so under a
 load a large one is memory alone: by default eight readers grow to 16 MiB, and read no faster."""
 
+SQLITE_VERSION = sqlite3.sqlite_version
+"""Of the library that keeps journals in files."""
+
 _READERS = 8
 _SYNCHRONOUS_FULL = 2
 _MAX_CURSOR = 1000
