@@ -14,15 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from feature_store.journal.database import Database
-from feature_store.journal.jobs import (
-    FINISHED,
-    Idempotency,
-    JobRecord,
-    JobState,
-    JobStore,
-    RoundCharge,
-    RoundRecord,
-)
+from feature_store.journal.jobs import FINISHED, Idempotency, JobRecord, JobState, JobStore, RoundCharge, RoundRecord
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
