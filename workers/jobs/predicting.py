@@ -23,7 +23,7 @@ from feature_store.job_files.models import ATTRIBUTES, StoredModel
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.privacy_card import guarantee_of
-from workers.jobs.public_images import PublicImages
+from workers.jobs.preparation import PublicImages
 from workers.progress import ProgressCallback, silent
 
 

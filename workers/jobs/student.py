@@ -24,7 +24,7 @@ from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.task import Task
-from workers.jobs.public_images import PublicImages
+from workers.jobs.preparation import PublicImages
 from workers.progress import ProgressCallback, silent
 from workers.students.ranks import Ranks, joined_ranks
 
