@@ -269,7 +269,7 @@ def _check_source(job: LabellingJob, shard: Shard) -> None:
     # Loaded where it is wanted: questions mostly come embedded.
     from feature_store.backbones import load_backbone
 
-    fingerprint = load_backbone(job.backbone, fingerprint=shard.fingerprint).fingerprint
+    fingerprint = load_backbone(job.backbone).fingerprint
     if fingerprint != shard.fingerprint:
         raise MixedShards(
             f"--backbone has the fingerprint {fingerprint[:12]}, and shard {shard.path.name!r} was made by another, "
@@ -286,7 +286,6 @@ def _embedded(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: Pr
         str(job.backbone),
         folder.out / ".job" / "queries",
         classes=asks.classes,
-        fingerprint=asks.fingerprint,
         progress=progress,
     )
 

@@ -198,7 +198,7 @@ def _fine_tune(
     from feature_store.sources import open_source
     from workers.students.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone, device=ranks.device, fingerprint=job.public.shard.fingerprint)
+    network = load_backbone(backbone, device=ranks.device)
     if not isinstance(network, NetworkBackbone):
         raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
     source = open_source(images)
