@@ -1,4 +1,4 @@
-"""`labeler journal`: verify, backup, upgrade, write-off, accept-restored, trust-restored."""
+"""`labeler journal`: verify, backup, write-off, accept-restored, trust-restored."""
 
 from __future__ import annotations
 
@@ -50,34 +50,6 @@ def backup(
     found = backup_home(home, out)
     said = f"{out} holds {', '.join(found['files'])}; the ledger ends with entry {found['entries']}."
     tell(found, said, as_json=as_json)
-
-
-@journal_app.command()
-def upgrade(
-    home: Home,
-    dump: Annotated[
-        Path | None, typer.Option(help="For a journal in PostgreSQL: the file that `pg_dump --file FILE URL` wrote.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Bring a journal of an earlier version to this program's, after a backup. Stop its owner first.
-
-    A coordinator, an agent or a tallier does the same by itself when it starts, where its journal is a file. The
-    copy lies beside the journal, as secret as it; remove it once all is well.
-
-    Example: `labeler journal upgrade --home hospital-a`
-    """
-    from workers.homes.journals import upgrade_journal
-
-    found = upgrade_journal(home, dump=dump)
-    if found["backup"] is None:
-        words = f"The journal has tables of version {found['to']}, which this program works with. Nothing was done."
-    else:
-        words = (
-            f"The journal went from version {found['from']} to {found['to']}; its ledger is the same, up to entry "
-            f"{found['entries']}. As it was before, it is kept in {found['backup']}."
-        )
-    tell(found, words, as_json=as_json)
 
 
 @journal_app.command("write-off")

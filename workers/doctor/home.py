@@ -54,18 +54,15 @@ def disk(home: str) -> Iterator[Finding]:
 
 def sqlite(home: str) -> Iterator[Finding]:
     """Whether a journal can be kept there as it must be: write-ahead log, every commit durable."""
-    from feature_store.journal.database import open_database
-    from feature_store.journal.engines import sqlite_version
-    from feature_store.journal.write_probe import WriteProbe
+    from feature_store.journal.database import SQLITE_VERSION, open_database
 
     try:
         with tempfile.TemporaryDirectory(prefix=".labeler-doctor-", dir=_existing(Path(home))) as folder:
             database = open_database(Path(folder) / "journal.db")
             try:
-                probe = WriteProbe(database)
                 started = time.perf_counter()
                 for _ in range(_SYNCS):
-                    probe.write()
+                    database.probe()
                 taken = (time.perf_counter() - started) / _SYNCS
             finally:
                 database.close()
@@ -76,7 +73,7 @@ def sqlite(home: str) -> Iterator[Finding]:
             "name a home on a local disk (--home), or a PostgreSQL database (docs/coordinator.md)",
         )
         return
-    words = f"SQLite {sqlite_version()}, write-ahead log, a commit takes {1e3 * taken:.2g} ms"
+    words = f"SQLite {SQLITE_VERSION}, write-ahead log, a commit takes {1e3 * taken:.2g} ms"
     yield well("journal", words, commit_s=taken)
 
 

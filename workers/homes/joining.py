@@ -19,9 +19,8 @@ from typing import Any
 
 from feature_store.clock import now_utc
 from feature_store.durable import replace_file, sync_folder
-from feature_store.journal.database import Database
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
@@ -293,7 +292,7 @@ def _try_connection(
 
 def _open(home: Path) -> Database:
     try:
-        return open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        return open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
     except JournalInUse:
         raise JournalInUse(
             f"the process of {home} runs, and would go on with what it has read; stop it first, and start it again "

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from feature_store.durable import replace_file
 from feature_store.journal.database import open_database
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys
 from labeler.errors import InvalidSetting, JournalInUse
@@ -74,7 +73,7 @@ def make_token_offline(home: Path, *, name: str, role: Literal["admin", "request
     if not (home / COORDINATOR_FILE).exists():
         raise InvalidSetting(f"{home} is no coordinator's home: it has no {COORDINATOR_FILE}")
     try:
-        database = open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
+        database = open_database(journal_of(home), anchor=home / ANCHOR_FILE)
     except JournalInUse:
         raise JournalInUse(
             "the coordinator of this home is running; make the token through it (--url and --token), or stop it first"
