@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
 from feature_store.index.build import here, is_cluster, load_engine
-from feature_store.index.memory import check_memory_limit
+from feature_store.index.exact_index import check_memory_limit
 from feature_store.journal.lifetimes import NO_DIGESTS, CastVotes, Spent
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano

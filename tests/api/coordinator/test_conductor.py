@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from api.coordinator.preparation import Preparation
 from api.coordinator.views import job_view
 from api.schema import JobView
 from feature_store.driving.intake import Delivery, incoming
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.jobs import RoundRecord
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
@@ -28,7 +28,8 @@ from labeler.errors import WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
-from labeler.rounds.effects import Patience
+from labeler.rounds.effects import Patience, Said
+from labeler.tally import QueryBatch, round_of
 from tests.api.conftest import House
 from tests.job_steps import take_step
 from workers.federation.redis_server import RedisServer
@@ -66,6 +67,7 @@ class Desk:
     patience_s: float = 0.0
     sequence: int = 0
     opened: int = 0
+    all_agree: bool = True
 
     def conductor(self) -> Turns:
         """One that remembers nothing, as after a restart."""
@@ -73,17 +75,10 @@ class Desk:
         return Turns(
             Conductor(
                 home=house.config.home,
-                database=house.database,
-                ledger=house.ledger,
-                tasks=house.tasks,
-                jobs=house.jobs,
-                aggregates=AggregateStore(house.database),
-                parties=house.parties,
-                sequences=Sequences(house.database),
+                stores=replace(house.stores, sequences=Sequences(house.database)),
                 keys=self.keys,
                 mailbox=self.mailbox,
                 patience=Patience(patience_s=self.patience_s, ask_again_s=0.0),
-                clock=house.clock,
                 requester_of="named {}".format,
             )
         )
@@ -97,12 +92,15 @@ class Desk:
         self.opened = len(self.openings("t0"))
 
     def job(self, *, max_dropouts: int = 0) -> JobView:
-        """A job whose questions are prepared."""
+        """A job whose questions are prepared, and to which every agent has said yes unless a test lets them speak."""
         task = self.house.task(max_dropouts=max_dropouts)
         job = self.house.submit(task, 2)
         vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)])
         folder = self.house.config.home / "jobs" / job.job_id
         (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+        for agent in AGENTS if self.all_agree else ():
+            until_s = (self.house.clock() + timedelta(days=30)).timestamp()
+            self.house.jobs.willingness.report(job.job_id, agent, Said("willing", until_s=until_s))
         return job
 
     def problem(self, job: JobView) -> str:
@@ -229,6 +227,19 @@ def test_nothing_is_given_up_while_a_tallier_is_silent_or_the_moment_has_not_pas
     assert desk.round(job).refusals == {}
 
 
+def test_a_round_that_was_asked_before_participants_were_stored_gets_them(desk: Desk) -> None:
+    job = desk.job()
+    vectors = quantize(np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)]))
+    batch = QueryBatch(vectors)
+    task = desk.house.tasks.get(job.task_id).task
+    take_step(desk.house.jobs, "set_batches", job.job_id, [(0, batch.digest, round_of(task, batch).digest)])
+    desk.house.begin(job.job_id)
+    take_step(desk.house.jobs, "set_asked", job.job_id, 0)
+    desk.open(job)
+    assert set(desk.round(job).participants) == set(AGENTS)
+    assert desk.openings("t1")
+
+
 def test_a_job_that_needs_an_agent_whose_keys_were_revoked_is_refused_and_charged_to_nobody(
     desk: Desk,
 ) -> None:
@@ -287,7 +298,7 @@ def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
     assert "ask fewer queries at once" in ended.problem["detail"]
     assert desk.house.ledger.state(f"{job.job_id}/0") == "void"
     assert desk.house.ledger.balance("federation", "instance").spent == 0
-    assert all(not desk.mail(party) for party in (*AGENTS, *TALLIERS))
+    assert {one.header.kind for party in (*AGENTS, *TALLIERS) for one in desk.mail(party)} == {"withdrawn"}
 
 
 def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(desk: Desk) -> None:

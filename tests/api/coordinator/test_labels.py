@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +13,10 @@ from safetensors.numpy import save
 
 from api.coordinator import submission
 from api.coordinator.labels import job_label_table, label_rows, read_names
+from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.job_files.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
-from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
+from feature_store.job_files.releases import release_from_bytes, release_to_bytes
 from feature_store.journal.tasks import TaskRecord
 from labeler.batching import BATCH_QUERIES
 from labeler.errors import BadData, NotReady
@@ -103,17 +103,6 @@ def test_a_damaged_release_is_refused(data: bytes) -> None:
         release_from_bytes(data)
 
 
-def test_a_release_that_an_earlier_version_of_run_stored_is_read() -> None:
-    for one in (release(5), Release("winner", release(5).labels, None, frozenset({"a"}), True)):
-        arrays = {} if one.noisy_votes is None else {"noisy_votes": one.noisy_votes}
-        stored = io.BytesIO()
-        contributors = json.dumps(sorted(one.contributors))
-        np.savez(stored, labels=one.labels, contributors=contributors, is_seeded=one.is_seeded, **arrays)
-        assert release_to_bytes(release_from_npz(stored.getvalue())) == release_to_bytes(one)
-        with pytest.raises(BadData, match="start again in an empty folder"):
-            release_from_npz(stored.getvalue()[:-40])
-
-
 @pytest.mark.usefixtures("small_rounds")
 def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: House) -> None:
     record = house.task(max_queries=5000)
@@ -130,7 +119,7 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     assert table["noisy_votes"].to_pylist()[4999] == releases[1].noisy_votes[-1].tolist()  # type: ignore[index]
     assert table["query_id"].to_pylist()[:2] == ["query-000000", "query-000001"]
     assert set(table["status"].to_pylist()) == {"answered"}
-    done = submission.read_job(view.job_id, stores=house.stores)
+    done = read_view(view.job_id, house.stores)
     assert (done.queries_done, done.stage) == (5000, "done: 5000 of 5000 answered")
     assert table["ledger_seq"].to_pylist()[-1] == done.ledger_seq
     assert len(set(table["ledger_seq"].to_pylist()[BATCH_QUERIES - 1 : BATCH_QUERIES + 1])) == 2
