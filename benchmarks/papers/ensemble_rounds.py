@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.data_sets import Split
+from benchmarks import BenchRow
+from benchmarks.data import Split
 from benchmarks.learning.networks import image_tensor
 from benchmarks.learning.together import Parameters, predict_together
 from benchmarks.learning.votes import group_ballots
 from benchmarks.papers.partitions import Rows
 from benchmarks.plain_tallier import Tallier, agree_on_contributors
-from benchmarks.rows import BenchRow
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries

@@ -20,16 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks import BenchRow
 from benchmarks.accounting.federated import LocalTraining, strong_mu_as_printed
 from benchmarks.accounting.tradeoff import distance, gaussian
-from benchmarks.data_sets import mnist
+from benchmarks.data import mnist
 from benchmarks.learning.client_models import LinearClients
 from benchmarks.learning.edge_features import edge_features
 from benchmarks.learning.personalised import PriFedSync, Trained, train
 from benchmarks.papers.partitions import shard_partition
 from benchmarks.papers.runner import Cell
 from benchmarks.papers.tradeoff_curves import draw_limit, draw_personalisation, draw_sampling
-from benchmarks.rows import BenchRow
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.randomness import seeded_source
 from workers.progress import ProgressCallback

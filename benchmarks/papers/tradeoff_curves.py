@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from benchmarks import BenchRow
 from benchmarks.accounting.federated import LocalTraining
 from benchmarks.accounting.tradeoff import SampledGaussian, TradeOff, gaussian, lower_hull, mix
-from benchmarks.rows import BenchRow
 from feature_store.durable import replace_file
 from workers.report.canvas import ACCENT, INK, LINE, MUTED, RIGHT, WRONG, Picture, finish, new_figure, plain_axes
 

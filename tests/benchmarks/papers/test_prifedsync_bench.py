@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from benchmarks import BenchRow
 from benchmarks.accounting.federated import LocalTraining
 from benchmarks.papers.prifedsync import PRINTED, cells, pictures
 from benchmarks.papers.tradeoff_curves import draw_personalisation
-from benchmarks.rows import BenchRow
 from workers.progress import silent
 
 
