@@ -33,7 +33,7 @@ from PIL import Image
 from benchmarks import BenchRow
 from benchmarks.service.federation import embed_public, running_service
 from benchmarks.service.requesters import Wanted
-from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK
+from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, wanted_of
 from benchmarks.service.well_behaved import WellBehaved, new_token, revoke_token
 from workers.federation.home import make_federation
 from workers.federation.plan import Plan
@@ -112,8 +112,7 @@ def bench_attacks(
             home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
         )
         public = embed_public(folder)
-        fields = TASK | {"max_queries": MAX_QUERIES, "backbone_fingerprint": public.fingerprint}
-        wanted = Wanted(fields, public.fingerprint, np.asarray(public.features, dtype=np.float64), QUERIES)
+        wanted = wanted_of(public)
         with ExitStack() as running:
             service = running.enter_context(running_service(federation.home))
             token = new_token(service.url, service.token, "well-behaved")
