@@ -29,7 +29,6 @@ from benchmarks.accuracy.office_caltech import (
     embed_domains,
     mobilenet,
 )
-from benchmarks.answering import AnsweringAgent
 from benchmarks.one_round import run_round
 from feature_store.backbone_names import PACKAGED
 from feature_store.backbones import BackboneSpec
@@ -37,12 +36,11 @@ from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
-from labeler.budget import Account
 from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.solving import solve_sigma
 from labeler.task import parse_task
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent
 from workers.progress import ProgressCallback, silent
 
 ASKED = Setting("reverse-knn", 1, 15, colluding_agents=1)
@@ -108,13 +106,7 @@ def _first_job(backbone: str, shards: Mapping[str, Shard], *, draws: int) -> Ben
     public = shards["webcam"]
     questions = select_queries(public.features, strategy="clustered", count=2 * len(public.classes), seed=0)
     agents = [
-        AnsweringAgent(
-            name,
-            shards[name],
-            noise_secret=seeded_source(f"first job {name}".encode()).bytes(32),
-            ledger=InMemoryLedger({"instance": Account(name, "instance", 10**30)}),
-            is_seeded=True,
-        )
+        (Agent(name, shards[name], is_seeded=True), seeded_source(f"first job {name}".encode()).bytes(32))
         for name in ("amazon", "dslr")
     ]
     fields = {
@@ -133,7 +125,7 @@ def _first_job(backbone: str, shards: Mapping[str, Shard], *, draws: int) -> Ben
     right = []
     for draw in range(draws):
         task = parse_task(fields | {"sigma_votes": sigma, "nonce": f"draw {draw}"})
-        release = run_round(task, QueryBatch(questions.features), agents, post_charge=lambda _: None)
+        release = run_round(task, QueryBatch(questions.features), agents)
         answers = NoisyAnswers.of(
             task,
             features=questions.features,

@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow
-from benchmarks.answering import AnsweringAgent
 from benchmarks.one_round import run_round
 from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
 from feature_store.embedding import embed_source
@@ -37,7 +36,6 @@ from feature_store.shard import Shard
 from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
-from labeler.budget import Account
 from labeler.errors import InvalidSetting
 from labeler.jobs import AskedStrategy, StudentKind
 from labeler.methods import METHODS, Method, ReleaseKind
@@ -45,7 +43,7 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent
 from workers.progress import ProgressCallback, silent
 
 TUNING = ("amazon", "caltech10")
@@ -198,12 +196,9 @@ class Arena:
     def __init__(self, shards: dict[str, Shard]) -> None:
         self._shards = shards
         self._agents = {
-            domain: AnsweringAgent(
-                domain,
-                shard,
-                noise_secret=seeded_source(f"office-caltech10 {domain}".encode()).bytes(32),
-                ledger=InMemoryLedger({"instance": Account(domain, "instance", 10**30)}),
-                is_seeded=True,
+            domain: (
+                Agent(domain, shard, is_seeded=True),
+                seeded_source(f"office-caltech10 {domain}".encode()).bytes(32),
             )
             for domain, shard in shards.items()
         }
@@ -267,7 +262,7 @@ class Arena:
             if setting.strategy != "clustered":
                 run += f", {setting.strategy}"  # Other questions are another task to agents.
             task = self.task(server, setting, run, len(questions), epsilon=epsilon, sigma=sigma)
-            release = run_round(task, QueryBatch(questions.features), self._others(server), post_charge=lambda _: None)
+            release = run_round(task, QueryBatch(questions.features), self._others(server))
             answers = NoisyAnswers.of(
                 task,
                 features=questions.features,
@@ -315,7 +310,7 @@ class Arena:
             self._questions[key] = select_queries(features, strategy=strategy, count=setting.count, seed=split)
         return self._questions[key]
 
-    def _others(self, server: str) -> list[AnsweringAgent]:
+    def _others(self, server: str) -> list[tuple[Agent, bytes]]:
         return [agent for domain, agent in self._agents.items() if domain != server]
 
     def task(

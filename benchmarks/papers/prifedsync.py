@@ -22,14 +22,12 @@ from torch import Tensor
 
 from benchmarks import BenchRow
 from benchmarks.accounting.federated import LocalTraining, strong_mu_as_printed
-from benchmarks.accounting.tradeoff import distance, gaussian
 from benchmarks.data import mnist
 from benchmarks.learning.client_models import LinearClients
 from benchmarks.learning.edge_features import edge_features
 from benchmarks.learning.personalised import PriFedSync, Trained, train
 from benchmarks.papers.partitions import shard_partition
 from benchmarks.papers.runner import Cell
-from benchmarks.papers.tradeoff_curves import draw_limit, draw_personalisation, draw_sampling
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.randomness import seeded_source
 from workers.progress import ProgressCallback
@@ -96,7 +94,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
     found = [Cell(f"mu {printed.case}", partial(_accounting, printed, full=full)) for printed in PRINTED]
     if not full:
         quick = replace(_OURS, clients=12, rounds=12, noise_multiplier=1.75)
-        return [*found, Cell("training, quick", partial(_training, root, quick, seeds=(0,), in_chart=False))]
+        return [*found, Cell("training, quick", partial(_training, root, quick, seeds=(0,)))]
     for share in (0.0, 0.1, 0.5, 1.0):
         settings = replace(_OURS, noise_multiplier=_HEADLINE_NOISE, interpolation=share)
         found.append(Cell(f"training headline alpha {share:g}", partial(_training, root, settings)))
@@ -106,26 +104,13 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
             settings = replace(_OURS, noise_multiplier=noise, interpolation=share, learning_rate=16.0)
             found.append(Cell(f"training mu {mu:g} alpha {share:g}", partial(_training, root, settings)))
     half = replace(_OURS, noise_multiplier=_HEADLINE_NOISE, sync_probability=0.5, rounds=64)
-    found.append(Cell("training p 0.5", partial(_training, root, half, in_chart=False)))
+    found.append(Cell("training p 0.5", partial(_training, root, half)))
     without = replace(_OURS, noise_multiplier=1e-3)
     found.append(Cell("training without privacy", partial(_training, root, without, seeds=(0,), is_private=False)))
     for rounds in (1, 5):
         settings = replace(_AS_IN_PAPER, rounds=rounds)
-        found.append(
-            Cell(f"training as in the paper, {rounds} rounds", partial(_training, root, settings, in_chart=False))
-        )
+        found.append(Cell(f"training as in the paper, {rounds} rounds", partial(_training, root, settings)))
     return found
-
-
-def pictures(rows: list[BenchRow], out: Path) -> list[Path]:
-    """Trade-off curves, and accuracy against mu where training was measured."""
-    first = PRINTED[0].training
-    drawn = [
-        draw_sampling(out / "prifedsync_sampling.png"),
-        draw_limit(out / "prifedsync_limit.png", "MNIST, p = 1, σ = 1, R = 93", first),
-        draw_personalisation(out / "prifedsync_accuracy.png", rows),
-    ]
-    return [path for path in drawn if path is not None]
 
 
 def _accounting(printed: Printed, progress: ProgressCallback, *, full: bool) -> list[BenchRow]:
@@ -145,15 +130,13 @@ def _accounting(printed: Printed, progress: ProgressCallback, *, full: bool) -> 
             "strong_mu_as_printed": strong_mu_as_printed(limit, CLIENTS), "strong_mu_proved": "the same as weak",
         },
     )  # fmt: skip
-    # Beyond, both curves have fallen to zero before a type I error that doubles can tell from zero.
-    curves_apart = distance(exact.curve(), gaussian(limit)) if full and limit < 9 else None
     found = [
         limit_row,
         BenchRow(
             printed.case, "exact composition of C_p(G)", metric, exact.mu_at(DELTA), epsilon=exact.epsilon(DELTA),
             delta=DELTA, level="instance", reference=reference,
             settings=common | {
-                "mu_at_1e-3": exact.mu_at(1e-3), "largest_vertical_distance_from_limit": curves_apart,
+                "mu_at_1e-3": exact.mu_at(1e-3),
                 "limit_over_exact": limit / exact.mu_at(DELTA),
                 "neighbours": "replace one, batches of fixed size without replacement, noise sigma * 2C",
             },
@@ -244,7 +227,6 @@ def _training(
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
     is_private: bool = True,
-    in_chart: bool = True,
 ) -> list[BenchRow]:
     scores, most_rounds = [], 0
     for seed in seeds:
@@ -267,7 +249,7 @@ def _training(
         "neighbours": "add or remove one record",
     }  # fmt: skip
     if is_private:
-        common |= {"exact_mu": mu, "as_in_paper_mu": local.clt_mu} | ({"in_chart": True} if in_chart else {})
+        common |= {"exact_mu": mu, "as_in_paper_mu": local.clt_mu}
     reference = "90.03 % at mu 2.71, 98.74 % without privacy (paper, CNN, personalised, as printed)"
     names = (
         ("personalised", "accuracy on the client's own digits, %"),

@@ -22,12 +22,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow
-from benchmarks.answering import AnsweringAgent
 from benchmarks.one_round import run_round
 from benchmarks.speed.winner_party import Took, measure, write_trio
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
-from labeler.budget import Account
 from labeler.collusion import resolve_colluding_agents
 from labeler.field import comparison_bits
 from labeler.randomness import os_source
@@ -35,7 +33,7 @@ from labeler.release import InProcessWinner
 from labeler.sharing import split
 from labeler.task import Task
 from labeler.winner import WinnerTerms
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent
 from workers.digits import AGENTS, CLASSES, write_digits
 from workers.progress import ProgressCallback, silent
 from workers.winner.in_process import free_ports
@@ -242,16 +240,9 @@ def _quality_of(
             nonce=str(repetition),
         )
         agents = [
-            AnsweringAgent(
-                f"agent-{number}",
-                shard,
-                noise_secret=os.urandom(32),
-                ledger=InMemoryLedger({"instance": Account(f"agent-{number}", "instance", 10**15)}),
-                engine="numpy",
-            )
-            for number, shard in enumerate(shards)
+            (Agent(f"agent-{number}", shard, engine="numpy"), os.urandom(32)) for number, shard in enumerate(shards)
         ]
-        labels = run_round(task, batch, agents, post_charge=lambda _: None).labels
+        labels = run_round(task, batch, agents).labels
         is_answered = labels >= 0
         answered.append(100 * float(is_answered.mean()))
         right.append(100 * float((labels == truth)[is_answered].mean()))

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.answering import AnsweringAgent
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from benchmarks.scale.ballots import NOBODY, SIMULATED, Federation, ballots_of, group_size
 from benchmarks.scale.bench import Slope, bench_scale
 from benchmarks.scale.rounds import Simulation, name_of, simulate, sum_group, total_of, traffic_of
@@ -37,6 +35,8 @@ from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.release import open_histogram
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
+from tests.plain_tallier import Tallier, agree_on_contributors
 from workers.agent.ledger import InMemoryLedger
 from workers.audit.pool import digits_pool, shard_pool
 from workers.voting.model_store import InMemoryModels

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from labeler.contribution import contribution, input_shares
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.field import PrimeField, field_for
@@ -34,6 +33,7 @@ from labeler.wellformed import (
     row_sums,
     split_ballots,
 )
+from tests.plain_tallier import Tallier, agree_on_contributors
 
 CLASSES = ("a", "b", "c")
 AGREEMENT = "a" * 64

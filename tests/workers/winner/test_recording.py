@@ -19,13 +19,13 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.plain_tallier import Tallier
 from labeler.errors import ProtocolViolation
 from labeler.field import PrimeField
 from labeler.randomness import os_source
 from labeler.tally import AggregateShare, InputShare, Round
 from labeler.wellformed import NONCE_BYTES, BallotShare, split_ballots
 from labeler.winner import WinnerTerms
+from tests.plain_tallier import Tallier
 from tests.workers.winner.conftest import Words
 from workers.winner.correlations import Width
 from workers.winner.engine import WinnerJob, WinnerOrder
