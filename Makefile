@@ -34,11 +34,11 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
 	$(BIN)/python -m compileall -q labeler feature_store api workers benchmarks
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.federation.nursery  # compiles what every start loads
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.federation.supervisor  # compiles what every start loads
 	touch $@
 
 .venv/.formats: .venv/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev,formats,docs,notebooks,sbom,telemetry,containers,ray]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev,formats,docs,notebooks,sbom,telemetry,containers,ray,edge]'
 	touch $@
 
 docs: .venv/.formats  ## the documentation's site, into site/

@@ -64,7 +64,7 @@ from api.schema import (
     WithdrawnView,
 )
 from labeler.errors import InvalidSetting
-from labeler.refused_fields import describe_validation
+from labeler.settings import describe_validation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -6,7 +6,6 @@ which carry an idempotency key. A refusal is never repeated, but for "too many r
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import re
 import ssl
@@ -19,7 +18,7 @@ from typing import Any
 import httpx2
 
 from api.schema import Problem
-from feature_store.certificates import certificates_for
+from feature_store.certificates import certificates_for, is_loopback
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
 
 AGAIN = frozenset({429, 502, 503, 504})
@@ -290,11 +289,3 @@ def _checked(url: str) -> httpx2.URL:
         f"{f'{parsed.scheme}://{parsed.host}' if parsed.host else 'neither'}. "
         "A token sent in clear could be read on the way."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host of a URL is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

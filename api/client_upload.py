@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from api.form_body import Part
 from labeler.errors import InvalidSetting
-from labeler.public_names import check_names_are_text
+from labeler.settings import check_names_are_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,10 +9,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from api.access import ACCESS, Need
+from api.access import ACCESS, VERSIONED, Need
 from api.problems import TYPE_PREFIX
 from api.refusals import MEDIA_TYPE
-from api.strict_route import VERSIONED
 
 Answers = dict[int | str, dict[str, Any]]
 

@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labeler.invitation import MAX_CERTIFICATES, TOKEN_PATTERN
-from labeler.jobs import FINISHED as FINISHED
-from labeler.jobs import AskedStrategy, check_selection
-from labeler.jobs import JobState as JobState
-from labeler.plain_numbers import PlainNumbers
+from labeler.rounds.effects import FINISHED as FINISHED
+from labeler.rounds.effects import AskedStrategy, check_selection
+from labeler.rounds.effects import JobState as JobState
+from labeler.settings import PlainNumbers
+from labeler.solving import ClassName, WantedTask
+from labeler.solving import LifeRequest as LifeRequest
 from labeler.task import MOST_CLASSES, Level, Printable
 from labeler.untrusted import ENROLLED_NAME
-from labeler.wanted_task import ClassName, WantedTask
-from labeler.wanted_task import LifeRequest as LifeRequest
 
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
@@ -30,7 +30,7 @@ LabelsOf = Literal["images", "questions"]
 """Every public image, asked about or not; or what was asked and what was released for it."""
 
 PlainFloat = Annotated[float, Field(strict=True)]
-"""A number, and no text that reads like one (labeler.plain_numbers)."""
+"""A number, and no text that reads like one (labeler.settings)."""
 
 KEY = "[!-~]{1,200}"
 """What an idempotency key is."""

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, QuorumNotReached
+from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.sharing import split, unshard
-from labeler.vector_sum import VectorSum
 
 
 def private_sum(

@@ -1,7 +1,7 @@
 """Rounds of a private sum in which everybody takes part at random: what training by noisy gradients does.
 
     coins, secret --> those sampled contribute their vector, the others zeros; everybody adds its noise share
-                  --> the private sum of `labeler.vector_sum`, opened --> the next round
+                  --> the private sum of `labeler.noise`, opened --> the next round
 
 The coins are privacy: they are drawn from the same kind of secret source as noise, one per record (instance level) or
 agent (agent level) and round, and are shown to nobody. What the rounds cost together is
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from benchmarks.accounting.sampled import SampledRounds, epsilon_bound, noise_multiplier_of, renyi_epsilon
 from labeler.errors import InvalidSetting, UnsafeGrid
+from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.task import Level
-from labeler.vector_sum import VectorSum
 
 _GRID_ALLOWANCE = 1.0015
 _STEP = 1.001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 
 
@@ -21,3 +22,11 @@ def certificates_for(scheme: str, ca_file: str | None) -> ssl.SSLContext:
     if scheme == "http" and ca_file is None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return ssl.create_default_context(cafile=ca_file)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own and nobody else's."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

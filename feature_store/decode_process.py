@@ -13,20 +13,16 @@ memory is not bounded.
 from __future__ import annotations
 
 import json
-import os
-import select
-import struct
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +34,7 @@ from feature_store.backbones.turbo import least_side, region, resize_region
 from feature_store.decode import header_pixels
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.images import ParquetSource
-from feature_store.own_process import bound_process, start_own_process
+from feature_store.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
 
 ROOM_BYTES = 512 * 2**20
@@ -54,11 +50,8 @@ THREADS = 2
 LARGE_PIXELS = 4_000_000
 """Images beyond this are decoded one at a time, so that memory is bounded by one of them."""
 
-_LOOK_S = 0.2
 _AHEAD = 32
-_HEAD_BYTES = 5
-_SIDES = ">HH"
-_PIXELS, _BAD, _REFUSED, _END = b"P", b"B", b"R", b"E"
+_MOST_LETTERS = 1000
 _GONE = "decoding it takes more memory or time than is given to one image, or it is damaged"
 
 
@@ -139,14 +132,13 @@ def _looked_at(
         "start": start,
         "rows": None if rows is None else [int(row) for row in rows],
     }
-    process = start_own_process("feature_store.decode_process", json.dumps(settings), answers=True)
+    process = start_process("feature_store.decode_process", json.dumps(settings), answers=True)
     try:
-        assert process.stdout is not None  # noqa: S101  # a pipe was asked for
-        with process.stdout as pipe:
-            yield from _taken(_Pipe(pipe.fileno(), look), transform, count(start) if rows is None else rows)
+        frames = Frames(process.stdout, most_head_bytes=8192, silence_s=IMAGE_S, look=look)
+        yield from _taken(frames, transform, count(start) if rows is None else rows)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 class UnusableImage(UnreadableImage):
@@ -164,67 +156,36 @@ class UnusableImage(UnreadableImage):
         self.is_last = is_last
 
 
-class _Pipe:
-    """Reads what the decoder sends, looking up every moment."""
-
-    def __init__(self, handle: int, look: Callable[[], None]) -> None:
-        self._handle = handle
-        self._look = look
-
-    def exactly(self, size: int) -> bytes | None:
-        """So many bytes; None where the decoder is gone, or silent for too long."""
-        data = bytearray()
-        until = time.monotonic() + IMAGE_S
-        while len(data) < size:
-            self._look()
-            if select.select([self._handle], [], [], _LOOK_S)[0]:
-                piece = os.read(self._handle, size - len(data))
-                if not piece:
-                    return None
-                data += piece
-            elif time.monotonic() > until:
-                return None
-        return bytes(data)
-
-
-def _taken(pipe: _Pipe, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8] | UnusableImage]:
-    """What the decoder sent; it met hostile bytes, so nothing it says is believed without a bound."""
-    most = (2 * least_side(transform) + 1) ** 2 * transform.channels + struct.calcsize(_SIDES)
+def _taken(frames: Frames, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8] | UnusableImage]:
     expected = iter(indices)
     index = next(expected, -1)
-    while True:
-        head = pipe.exactly(_HEAD_BYTES)
-        size = 0 if head is None else int.from_bytes(head[1:], "big")
-        data = pipe.exactly(size) if size <= max(most, 4096) else None
-        kind = None if head is None or data is None else head[:1]
-        if kind == _END:
-            return
-        if kind == _PIXELS and data is not None and (square := _square(data, transform)) is not None:
-            yield square
+    try:
+        while True:
+            match frames.head():
+                case {"kind": "end"}:
+                    return
+                case {"kind": "pixels", "height": int(height), "width": int(width)}:
+                    yield _square(frames, transform, height, width)
+                case {"kind": "bad", "sentence": str(sentence)}:
+                    yield UnusableImage(index, sentence)
+                case {"kind": "refused", "problem": problem, "sentence": str(sentence)}:
+                    raise (TooLarge if problem == TooLarge.problem_type else BadData)(sentence)
+                case _:
+                    raise UnsoundProcess
             index = next(expected, -1)
-        elif kind == _BAD and data is not None and data != _GONE.encode():
-            yield UnusableImage(index, data.decode(errors="replace"))
-            index = next(expected, -1)
-        elif kind == _REFUSED and data is not None:
-            problem, _, sentence = data.decode(errors="replace").partition("\n")
-            raise (TooLarge if problem == TooLarge.problem_type else BadData)(sentence)
-        else:
-            yield UnusableImage(index, _GONE, is_last=True)
-            return
+    except UnsoundProcess:
+        yield UnusableImage(index, _GONE, is_last=True)
 
 
-def _square(data: bytes, transform: Transform) -> NDArray[np.uint8] | None:
-    """An image as the network takes it; None where the bytes are not what a decoder sends."""
-    if len(data) < struct.calcsize(_SIDES):
-        return None
-    height, width = struct.unpack_from(_SIDES, data)
-    pixels = np.frombuffer(data, dtype=np.uint8, offset=struct.calcsize(_SIDES))
-    if not pixels.size or pixels.size != height * width * transform.channels:
-        return None
-    square = pixels.reshape(height, width, transform.channels)
-    if transform.decoder == "turbo":
-        return resize_region(square, transform)
-    return square if height == width == transform.crop else None
+def _square(frames: Frames, transform: Transform, height: int, width: int) -> NDArray[np.uint8]:
+    """An image as the network takes it."""
+    is_turbo = transform.decoder == "turbo"
+    least, most = (1, 2 * least_side(transform) + 1) if is_turbo else (transform.crop, transform.crop)
+    if not (least <= height <= most and least <= width <= most):
+        raise UnsoundProcess
+    data = frames.exactly(height * width * transform.channels)
+    square = np.frombuffer(data, dtype=np.uint8).reshape(height, width, transform.channels)
+    return resize_region(square, transform) if is_turbo else square
 
 
 # The decoder's side.
@@ -240,14 +201,11 @@ def _main(arguments: str, out: BinaryIO) -> None:
         if rows is None and not settings["start"]:
             check_job_pixels(source, limits)
         decoder = _Decoder(source, Transform.model_validate(settings["transform"]), limits)
-        for kind, data in decoder.run(range(settings["start"], len(source.names)) if rows is None else rows):
-            _write(out, kind, data)
+        for head, data in decoder.run(range(settings["start"], len(source.names)) if rows is None else rows):
+            write_frame(out, head, data)
+        write_frame(out, {"kind": "end"})
     except LabelerError as error:
-        _write(out, _REFUSED, f"{error.problem_type}\n{error}".encode()[:4096])
-    except MemoryError:
-        _write(out, _BAD, _GONE.encode())
-    else:
-        _write(out, _END, b"")
+        write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)[:_MOST_LETTERS]})
 
 
 def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
@@ -272,8 +230,8 @@ class _Decoder:
         self._limits = limits
         self._large = threading.Lock()
 
-    def run(self, rows: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
-        waiting: deque[Future[tuple[bytes, bytes]]] = deque()
+    def run(self, rows: Iterable[int]) -> Iterator[tuple[dict[str, Any], bytes]]:
+        waiting: deque[Future[tuple[dict[str, Any], bytes]]] = deque()
         with ThreadPoolExecutor(THREADS) as pool:
             try:
                 for index in rows:
@@ -285,26 +243,18 @@ class _Decoder:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _one(self, index: int) -> tuple[bytes, bytes]:
+    def _one(self, index: int) -> tuple[dict[str, Any], bytes]:
         """What is to be said of an image."""
         try:
             data = self._source.file(index)
-            if header_pixels(data) <= LARGE_PIXELS:
-                return _PIXELS, self._prepared(data)
-            with self._large:
-                return _PIXELS, self._prepared(data)
-        except UnreadableImage as error:
-            return _BAD, str(error).encode()[:4096]
-
-    def _prepared(self, data: bytes) -> bytes:
-        try:
-            image = decode_for(data, self._transform, max_pixels=self._limits.max_pixels)
-            # What resizes a turbo image takes seconds to load, which this process would spend on every slice.
-            is_turbo = self._transform.decoder == "turbo"
-            square = region(image, self._transform) if is_turbo else prepare_image(image, self._transform)
-            return struct.pack(_SIDES, *square.shape[:2]) + square.tobytes()
-        except BadData as error:
-            raise UnreadableImage(str(error)) from None
+            with self._large if header_pixels(data) > LARGE_PIXELS else nullcontext():
+                image = decode_for(data, self._transform, max_pixels=self._limits.max_pixels)
+                # What resizes a turbo image takes seconds to load, which this process would spend on every slice.
+                is_turbo = self._transform.decoder == "turbo"
+                square = region(image, self._transform) if is_turbo else prepare_image(image, self._transform)
+                return {"kind": "pixels", "height": square.shape[0], "width": square.shape[1]}, square.tobytes()
+        except (UnreadableImage, BadData) as error:
+            return {"kind": "bad", "sentence": str(error)[:_MOST_LETTERS]}, b""
 
 
 def _bound(limits: PixelLimits) -> None:
@@ -313,11 +263,6 @@ def _bound(limits: PixelLimits) -> None:
     bound_process(ROOM_BYTES + BYTES_PER_PIXEL * most)
     # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.
     Image.MAX_IMAGE_PIXELS = max(limits.max_pixels, 1)
-
-
-def _write(out: BinaryIO, kind: bytes, data: bytes) -> None:
-    out.write(kind + len(data).to_bytes(_HEAD_BYTES - 1, "big") + data)
-    out.flush()
 
 
 if __name__ == "__main__":

@@ -66,26 +66,9 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
     Raises:
         OutputInUse: another process holds it.
     """
-    with _locked(path, what, fcntl.LOCK_EX):
-        yield
-
-
-@contextmanager
-def shared(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file together with others that hold it so; nobody holds it alone meanwhile.
-
-    Raises:
-        OutputInUse: another process holds it alone.
-    """
-    with _locked(path, what, fcntl.LOCK_SH):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, what: str, how: int) -> Iterator[None]:
     with path.open("a") as file:
         try:
-            fcntl.flock(file, how | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputInUse(f"another process works on {what}; wait for it, or choose another place") from None
         if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:

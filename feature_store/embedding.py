@@ -39,7 +39,7 @@ from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, a
 from feature_store.sources import open_source
 from feature_store.twice import named, refusal, refuse_same_bytes
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
-from labeler.public_names import check_names_are_text
+from labeler.settings import check_names_are_text
 
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
 """What becomes of private images that are there more than once."""
@@ -135,7 +135,7 @@ def embed_source(
         scanned: called while private images are compared before they are embedded, with (images read, images in all).
         part_size: records in each file of features, or a few more to fill whole pages; one file of all where absent.
         max_records: a public bound on the records of a private shard, declared in advance and kept by it: more are
-            refused. Tasks whose models need half the noise where it is kept name it (labeler.training).
+            refused. Tasks whose models need half the noise where it is kept name it (labeler.setting).
         random_bytes: source of record ids and row order; the operating system's except in simulations.
         loader: reads and prepares public images elsewhere (feature_store.decode_process); threads of this process when
             None. Such images are compared by their features alone.

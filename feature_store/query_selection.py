@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from feature_store.quantize import FEATURE_SCALE, quantize
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import Strategy
+from labeler.rounds.effects import Strategy
 
 _MIN_DIRECTIONS, _MAX_DIRECTIONS = 20, 128
 _BLOCK_ROWS = 4096
@@ -128,7 +128,7 @@ def model_rows(dimension: int) -> NDArray[np.int16]:
 
 
 def axis_rows(public_features: NDArray[np.int16], count: int) -> NDArray[np.int16]:
-    """The first principal axes of public images, then their mean: the map of `labeler.public_axes`.
+    """The first principal axes of public images, then their mean: the map of `labeler.linear_model`.
 
     Each axis is divided by its standard deviation to the power WHITENING: axes that tell classes apart are rarely the
     longest. All are scaled so that the longest row is as long as a feature.

@@ -38,7 +38,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neighbors import KNeighborsClassifier, kneighbors_graph
 
 from labeler.errors import InvalidSetting
-from labeler.jobs import MOST_SPECTRAL_GROUPS
+from labeler.rounds.effects import MOST_SPECTRAL_GROUPS
 
 NEIGHBORS: Final = 10
 LEAST_NEIGHBORS: Final = 3

@@ -19,7 +19,7 @@ class QueryBatch:
         features: int16, shape (num_queries, dimension), made by the task's backbone.
         first_query: number of the first of them within the task, so that equal batches asked at
             different places of a task are different rounds.
-        model: where a model is trained in steps, the public one that this step begins from (labeler.public_model),
+        model: where a model is trained in steps, the public one that this step begins from (labeler.linear_model),
             float64 of shape (num_queries, num_classes).
         digest: SHA-256 over the place, the shapes and the bytes, in hexadecimal, of the model too. Noise is drawn per
             digest: the same queries asked again in the same place give the same noise, any change new noise. So the

@@ -1,4 +1,4 @@
-"""A budget in whole numbers, and an account that cannot be overdrawn.
+r"""A budget in whole numbers, and an account that cannot be overdrawn.
 
 Gaussian differential privacy composes by adding mu^2. A budget is therefore a cap on the sum of mu^2,
 kept in nano-units (1e9 per unit): charges are rounded up, caps are rounded down, and no floating
@@ -9,11 +9,13 @@ stopping at the cap loses nothing).
 An `Account` is a frozen value; each transition returns the next one:
 
     reserve(id, amount)  ->  reserved  --post(id)-------------------->  posted
-                                 \\-----void(id, NothingLeft(...))--->  void
+                                 \-----void(id, NothingLeft(...))--->  void
 
 A reservation counts against the cap from the moment it exists and until somebody *proves* that nothing
 left. Each step may run twice and twice equals once: the same id with the same amount is the same
 reservation. A crash can waste budget, never overspend it. A durable journal keeps these same rules.
+
+An epsilon as people read it: a bound is rounded up, so that what is printed still holds.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
 from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
@@ -329,3 +332,31 @@ def _check_amount(amount: int) -> None:
         raise InvalidSetting(
             f"an amount is a positive whole number of nano-units of mu^2, found {amount!r} ({type(amount).__name__})"
         )
+
+
+_HUGE = 1_000_000
+
+
+def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
+    """An epsilon as an upper bound: rounded up to so many significant digits, never below its value."""
+    return _say(epsilon, digits, ROUND_CEILING)
+
+
+def say_estimate(epsilon: float | None, *, digits: int = 5) -> str:
+    """An epsilon that nobody relies on, rounded to nearest, for comparison with printed tables."""
+    return _say(epsilon, digits, ROUND_HALF_EVEN)
+
+
+def _say(epsilon: float | None, digits: int, rounding: str) -> str:
+    if epsilon is None:
+        return "none"
+    if epsilon > _HUGE:
+        return "over a million"
+    exact = Decimal(repr(float(epsilon)))
+    if not exact:
+        return "0"
+    places = max(0, digits - 1 - exact.adjusted())
+    if exact.adjusted() < -6:
+        return f"{exact.quantize(Decimal(1).scaleb(exact.adjusted() - 1), rounding=rounding):.1e}"
+    text = f"{exact.quantize(Decimal(1).scaleb(-places), rounding=rounding):,f}"
+    return text.rstrip("0").rstrip(".") if places > digits else text

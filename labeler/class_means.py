@@ -8,9 +8,9 @@ the sum of each class to one length and names the class of the largest cosine (`
 post-processing, as are the labels and the student refined on public images from them.
 
 **Fact 1, g depends on its record alone, to the last bit.** A (x - m) is a row of whole numbers, exact in any order
-(`labeler.public_axes`). Its squares are added one axis after the other, number by number, so that neither the order nor
-the size of a block of rows enters (`workers.learning.class_means`); the root and the division are correctly rounded.
-Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
+(`labeler.linear_model`). Its squares are added one axis after the other, number by number, so that neither the order
+nor the size of a block of rows enters (`workers.learning.class_means`); the root and the division are correctly
+rounded. Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
 
 **Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes: the sum of squares is off by at most (k + 1) 2^-53 of itself, the root
 by half of that and its own rounding, the division by one more; cutting towards zero lengthens nothing.

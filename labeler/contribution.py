@@ -16,9 +16,8 @@ from labeler.methods.sensitivity import bounded_numbers, most_votes_in_a_sum, mo
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource
 from labeler.sharing import split
-from labeler.tally import InputShare, Round
+from labeler.tally import InputShare, Round, split_ballots
 from labeler.task import Task
-from labeler.wellformed import split_ballots
 
 
 def largest_sum(task: Task, num_contributors: int) -> int:

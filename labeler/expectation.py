@@ -14,11 +14,24 @@ does better than single answers, because a class is spread over about Q / C ques
 
     accuracy = W p + (1 - W) (1 - p) / (C - 1):    where another class won, the label is right as often as its share.
 
-Where public images are at hand their geometry replaces the bounds (feature_store.students.expectation).
+Where public images are at hand their geometry replaces the bounds (feature_store.students.forecast).
 
 **How many votes.** A method in which k neighbours of each agent vote casts N k votes at every question, an ensemble N.
 Where records choose (reverse-knn), R records cast R k votes over Q questions, and R is private: it is assumed,
 RECORDS_EACH per agent or a number that the asker gives, and never read off a shard.
+
+How many questions to ask where records choose theirs: from public facts alone, so that choosing costs nothing.
+
+Asking less makes each count stand out of its noise; asking more tells what lies inside a group of images. With M the
+votes that are expected for one class and sigma the whole noise of one count, both known before anybody is asked, what
+matters is rho = M / sigma. The rule, for C classes:
+
+    C questions where rho < FEW: only which group is which class can be learnt, and each group must be heard;
+    2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer,
+
+at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is private:
+RECORDS_EACH of an agent are assumed, or what the asker says (labeler.expectation). The constants were chosen on
+Office-Caltech10 and CIFAR-10.
 """
 
 from __future__ import annotations
@@ -227,3 +240,28 @@ def say_expected(expected: Mapping[str, Any]) -> str:
         return f"How many labels will be right: nothing can be said beforehand; {expected['reason']}."
     records = "" if expected["records"] is None else f", assuming {expected['records']:,} private images in all"
     return f"Labels expected to be right: {expected['low']:.0%} to {expected['high']:.0%}{records}."
+
+
+FEWEST_IMAGES: Final = 5
+"""Public images that a question stands for, at least, in the mean."""
+
+FEW: Final = 7.0
+"""rho below which there is one question for each class."""
+
+_TWICE: Final = 10.0
+
+
+def questions_for(task: Task, *, public_images: int | None = None, records: int | None = None) -> int:
+    """How many clusters of public images to ask about.
+
+    Args:
+        task: what all parties agree on; its `max_queries` is not read where records choose.
+        public_images: how many there are; None where nobody knows yet.
+        records: private records of all agents together, as far as anybody may know.
+    """
+    classes = task.num_classes
+    wanted = 2 * classes
+    if task.traits.records_choose:
+        rho = assumed_records(task, records) * task.k / classes / task.total_sigma_votes
+        wanted = classes if rho < FEW else round(2 * classes * max(1.0, math.sqrt(rho / _TWICE)))
+    return wanted if public_images is None else min(wanted, max(classes, public_images // FEWEST_IMAGES))

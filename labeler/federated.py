@@ -32,7 +32,7 @@ is convex). Reading whole numbers as doubles and the ball's own rounding are off
 **Fact 3, with unit "agent"** the answer is zero or a vector of norm at most c, which becomes zero where the agent goes.
 Whatever a record changes, both vectors lie in one ball: at most 2 c apart.
 
-What follows from what steps have opened is post-processing (`labeler.public_model`).
+What follows from what steps have opened is post-processing (`labeler.linear_model`).
 """
 
 from __future__ import annotations

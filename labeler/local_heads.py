@@ -64,9 +64,9 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting
+from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.setting import Level
-from labeler.vector_sum import VectorSum
 
 Weights = NDArray[np.float64]
 

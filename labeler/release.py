@@ -30,10 +30,10 @@ from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, 
 from labeler.methods import ReleaseKind
 from labeler.randomness import os_source
 from labeler.sharing import unshard
-from labeler.tally import AggregateShare, Round
-from labeler.task import Task
-from labeler.wellformed import (
+from labeler.tally import (
     NONCE_BYTES,
+    AggregateShare,
+    Round,
     check_commitment,
     coefficients,
     combine,
@@ -41,6 +41,7 @@ from labeler.wellformed import (
     misshapen,
     refuse_misshapen,
 )
+from labeler.task import Task
 from labeler.winner import ABSTAINED, Winner, WinnerTerms
 
 
@@ -191,7 +192,7 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
 
 
 def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[str, ...]:
-    """The row check among talliers of this process, step by step as between processes (labeler.wellformed)."""
+    """The row check among talliers of this process, step by step as between processes (labeler.tally)."""
     sums = [share.row_sums for share in ordered if share.row_sums is not None]
     agents = sorted(ordered[0].contributors)
     if [part.shape for part in sums] != [(len(agents), ordered[0].round.num_queries)] * len(ordered):

@@ -1,4 +1,12 @@
-"""What of a task a price may depend on, and whose presence a price is stated for.
+"""What of a task moves its price, and whom that protects.
+
+What a task says that lets each record vote for life: how much a record may ever spend, and how near it has to be.
+
+Both are public and the same for every agent. What they promise is proved in `labeler.accounting.lifetime`.
+
+How agents fit the model that they answer with, where a price depends on it.
+
+What of a task a price may depend on, and whose presence a price is stated for.
 
 The mechanisms and their sensitivities are written against `Setting`, and not against `labeler.task.Task`: a task knows
 the methods, so no method may know the task. Whatever is not listed here moves no price.
@@ -6,10 +14,189 @@ the methods, so no method may know the task. Whatever is not listed here moves n
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol
+import math
+from fractions import Fraction
+from typing import Annotated, Any, Final, Literal, Protocol
 
-from labeler.life import Life
-from labeler.training import Training
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from labeler.descent import MOST_RECORDS
+from labeler.settings import PlainNumbers
+
+MOST_LIFE_NANO: Final = 10**10
+"""The largest B: mu^2 = 10, which promises little (epsilon 17 at delta 1e-5), and for which the corrections of integer
+noise are still far below any delta in use."""
+
+
+class Life(PlainNumbers):
+    """Votes for life: each record carries a spend through all tasks, and votes only while it stays within B.
+
+    Attributes:
+        budget_nano: B, what one record may ever spend on votes, nano-units of mu^2. All tasks of this kind together are
+            sqrt(B)-GDP for one record, however many are asked; B is the largest of any task that the agent answers.
+        asked_classes: only records of these classes vote, by their own label; all where None. What a job is not about
+            costs the records of other classes nothing.
+        least_similarity: a record votes only at queries whose cosine with it is at least this. So what is far from
+            everything that a record knows costs that record nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)]
+    least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    asked_classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+    def least_product(self, one: int) -> int:
+        """The smallest inner product of integer features that reaches the similarity: exact, whatever the machine.
+
+        Args:
+            one: what a feature of length 1 is long as integers.
+        """
+        return math.ceil(Fraction(self.least_similarity) * one**2)
+
+
+NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
+"""What a task with learner "means" has where others say how they train."""
+
+WIDE_RADIUS: Final = 2.0**20
+"""Of learner "means" where the task names none, in records: longer sums would be cut, and noise stays what it is."""
+
+
+MOST_STEPS: Final = 10_000
+"""Of sampled training: each is a round, with a commit and a message of every party."""
+
+
+class Sampled(PlainNumbers):
+    """How `federated` trains in steps, each over a secret sample (labeler.methods.federated): all of it public.
+
+    Attributes:
+        rate: q, the chance with which a record, or an agent, takes part in a step; drawn anew, and secretly, in each.
+            Noise is divided by it, so that with hardly any the first step, which pays for all, would leave no model.
+        unit: "record": an agent sums the clipped gradients of the records it has drawn (DP-FedSGD). "agent": an agent
+            that has drawn itself contributes its clipped update (DP-FedAvg).
+        learning_rate: of a gradient step: the coordinator's, or each of an agent's own where the unit is the agent.
+        momentum: which part of a step the next one begins with.
+        local_steps: gradient steps of an agent over all its records in one round, where the unit is the agent.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    rate: Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
+    unit: Literal["record", "agent"] = "record"
+    learning_rate: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+    local_steps: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> Sampled:
+        if self.unit == "record" and self.local_steps != 1:
+            raise ValueError(
+                "training.sampled.local_steps must be 1 where the unit is a record: a record's part in several steps "
+                'is no sum that can be clipped record by record; use unit = "agent"'
+            )
+        return self
+
+
+class Training(PlainNumbers):
+    """How an agent fits the model that it answers with, where the price depends on it: all of it public.
+
+    Attributes:
+        min_records: n, a public lower bound on the records of every agent. One record among n moves a model by at most
+            so much; an agent with fewer takes part all the same, as if the rest of its records said nothing.
+        max_records: n_max, a public bound on the records of every agent, which its site has declared when it embedded
+            them and keeps (`labeler embed --max-records`): agents whose shards do not keep it refuse the task. Then one
+            record moves a model by half as much, and half the noise gives the same price (labeler.descent); not where
+            the task caps the records of a person. None: nobody keeps a bound.
+        regularisation: lambda of the mean loss + lambda/2 |weights|^2.
+        clip_norm: c; features are cut to this L2 norm, whatever a record holds.
+        learner: blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing:
+            sums of records by class along the axes (labeler.class_means). What says how to train means nothing for it.
+        radius: blind-average: R, the most that the weights may be long; of "means" its sums, in records, and then
+            WIDE_RADIUS where it is not given.
+        iterations: blind-average: gradient steps.
+        axes: blind-average: how many public axes, and a public centre, stand in front of the model
+            (labeler.linear_model); they are the rows that are asked about. None: features as they are.
+        dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
+            there are negatives, and at most as many as a feature has numbers.
+        score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
+        sampled: federated: how it trains in steps. Then `iterations` are its steps, each a round; `clip_norm` is c, to
+            which the gradient of a record or the update of an agent is cut; `radius` the most that one agent's sum of
+            a step may be long, in clips; `min_records` the number of records per agent that a gradient is averaged
+            over, whatever there are; `regularisation` shrinks the public model from step to step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    min_records: Annotated[int, Field(ge=1, le=2**40)]
+    regularisation: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    max_records: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
+    learner: Literal["softmax", "svm", "means"] = "softmax"
+    radius: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 100.0
+    iterations: Annotated[int, Field(ge=1, le=100_000)] = 200
+    axes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    dimension: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    score_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
+    sampled: Sampled | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_means_nothing(cls, given: Any) -> Any:
+        # What trains nothing is spared the fields that say how, and has one way to be written.
+        if isinstance(given, dict) and given.get("learner") == "means":
+            return {**NOTHING_TRAINED, "radius": WIDE_RADIUS, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _check(self) -> Training:
+        if self.learner == "means":
+            told = sorted(name for name, value in NOTHING_TRAINED.items() if getattr(self, name) != value)
+            if told:
+                raise ValueError(
+                    f"training.{told[0]} means nothing for learner means, which sums records and trains nothing; leave "
+                    "it out"
+                )
+            if self.axes is None:
+                raise ValueError(
+                    "training.axes must be given for learner means: along public axes every record has length one, "
+                    "which its price is for"
+                )
+        if self.sampled is not None:
+            self._check_steps()
+        if self.max_records is not None and self.max_records < self.min_records:
+            raise ValueError(
+                f"training.max_records must be at least the min_records {self.min_records} that a mean is taken over, "
+                f"found {self.max_records}"
+            )
+        return self
+
+    def _check_steps(self) -> None:
+        if self.learner != "softmax":
+            raise ValueError(f"training.learner must be softmax where training is sampled, found {self.learner}")
+        if self.max_records is not None:
+            raise ValueError(
+                "training.max_records means nothing where training is sampled: a record comes or goes in any case"
+            )
+        if not 1e-3 <= self.clip_norm <= 1e3:
+            raise ValueError(
+                "training.clip_norm must lie between 0.001 and 1000 where training is sampled, for the grid that "
+                f"gradients lie on; found {self.clip_norm:g}"
+            )
+        if self.iterations > MOST_STEPS:
+            raise ValueError(
+                f"training.iterations must be at most {MOST_STEPS} where training is sampled, since each step is a "
+                f"round; found {self.iterations}"
+            )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A task without it is written, and hashed, as it was before there was this field.
+        fields: dict[str, Any] = dump(self)
+        for later in ("max_records", "axes", "sampled"):
+            if fields.get(later) is None:
+                fields.pop(later, None)
+        return fields
+
 
 Level = Literal["instance", "agent"]
 """Whose presence a ledger accounts for."""

@@ -1,20 +1,40 @@
-"""Which setting has a given cost: the noise, the queries or the neighbours that a target epsilon allows."""
+"""Tasks for a price: the noise or the number of questions that an epsilon buys.
+
+Which setting has a given cost: the noise, the queries or the neighbours that a target epsilon allows.
+
+Who should add a task's noise: the agents or the talliers, whichever costs less accuracy under the stated trust.
+
+Noise that nobody can subtract has variance sigma^2 either way, and the price of the sums is the same. What is on top
+differs: N agents of whom c may collude and d be missing add N / (N - c - d) of it in all (labeler.planning), three
+talliers of whom t may be dishonest 3 / (3 - t) (labeler.noise). Winners have a lower price where agents add
+the noise, so what is compared is the noise at one price: mu^2 falls with the square of sigma, so that the charge times
+the variance in the sum is the same for every sigma (for winners nearly so).
+
+A task as people ask for it, in a task file or over REST, before those who answer have decided their part.
+
+One model of these words: a new setting of a task is written in `labeler.task` and here, and both doors have it. Who
+takes part, the backbone and the number of queries come with those who answer; `settled` puts them beside it.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.accounting.gaussian import mu_of_epsilon
-from labeler.errors import InvalidSetting, UnsafeGrid
+from labeler.errors import InvalidSetting, InvalidTask, UnsafeGrid
+from labeler.methods import Method, ReleaseKind
 from labeler.methods.sensitivity import largest_distance, squared_sensitivity
-from labeler.planning import NO_BOUND, PrivacyStatement, statement
-from labeler.refused_fields import describe_validation
-from labeler.task import StatedLevel, Task
+from labeler.noise import TALLIERS, NoiseBy
+from labeler.planning import NO_BOUND, PrivacyStatement, price, statement
+from labeler.setting import MOST_LIFE_NANO
+from labeler.settings import PlainNumbers, describe_validation
+from labeler.task import MOST_CLASSES, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
 
 MOST_QUERIES = 100_000_000
 
@@ -173,3 +193,182 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
+
+
+@dataclass(frozen=True)
+class NoiseChoice:
+    """One way to add a task's noise.
+
+    Attributes:
+        task: with that choice.
+        variance: of all noise in a sum with everybody there, in units of sigma^2; what nobody can subtract is 1 of it.
+        cost: that variance times the charge for one private image, votes^2: to compare choices of one task with.
+    """
+
+    task: Task
+    variance: float
+    cost: float
+
+    @property
+    def by(self) -> NoiseBy:
+        """Who adds it."""
+        return self.task.noise_by
+
+    def to_json(self) -> dict[str, Any]:
+        """For `labeler plan --json`."""
+        return {
+            "noise_by": self.by,
+            "dishonest_talliers": self.task.dishonest_talliers,
+            "variance": self.variance,
+            "total_sigma_votes": self.task.total_sigma_votes,
+        }
+
+
+def noise_choices(fields: Mapping[str, Any], dishonest_talliers: int) -> tuple[NoiseChoice, ...]:
+    """Every way to add the noise of a task that its stated trust allows, the one that costs least accuracy first.
+
+    On a tie the agents come first: then nobody has to trust a tallier for more than secrecy.
+
+    Args:
+        fields: of the task, without `dishonest_talliers`.
+        dishonest_talliers: how many of three talliers may be dishonest; 1 or 2.
+
+    Raises:
+        InvalidTask: no way is allowed, or a field is out of bounds.
+        UnsafeGrid: see `Task.scale`.
+    """
+    found, problems = [], []
+    for choice in ({}, {"dishonest_talliers": dishonest_talliers}):
+        try:
+            found.append(_choice(parse_task({**fields, **choice})))
+        except InvalidTask as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    return tuple(sorted(found, key=lambda one: one.cost))
+
+
+def hint(task: Task) -> str:
+    """Where the other way would leave less noise at the same price: a sentence that says so; else empty.
+
+    Of talliers it counts on two honest ones, unless the task says otherwise. Nothing is said of winners, whose price
+    moves with who adds the noise: `noise_choices` compares those.
+    """
+    if task.release == "winner" or task.traits.has_local_noise or task.talliers != TALLIERS or task.dishonest_talliers:
+        return ""
+    now, then = task.agents / task.noise_contributors, TALLIERS / (TALLIERS - 1)
+    if now <= then:
+        return ""
+    return (
+        "Added by the three talliers (dishonest_talliers = 1), of whom two must then be honest, the noise in a sum "
+        f"would be {math.sqrt(then):.3g} times sigma and not {math.sqrt(now):.3g} times, at the same epsilon."
+    )
+
+
+def _choice(task: Task) -> NoiseChoice:
+    variance = (task.total_sigma_votes / task.sigma_votes) ** 2
+    charge = price(task).instance.charge_nano
+    # Where nothing is bounded, the noise alone decides.
+    return NoiseChoice(task, variance, task.total_sigma_votes**2 * (1 if charge is None else charge))
+
+
+ClassName = Annotated[Printable, Field(max_length=200)]
+
+
+class LifeRequest(PlainNumbers):
+    """Votes for life: what an image may ever spend, and how near a query has to be for it to vote."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    least_similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+    budget_nano: Annotated[int, Field(ge=1, le=MOST_LIFE_NANO)] | None = None
+    """Nano-units of mu^2; all that the federation has set aside, when neither this nor `epsilon` is given."""
+    epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    """The same as what all votes of an image may ever cost, at the task's delta; in place of `budget_nano`."""
+    asked_classes: Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=MOST_CLASSES)] | None = None
+    """Only images of these classes vote, and pay for it; of all, when absent."""
+
+    @model_validator(mode="after")
+    def _said_once(self) -> LifeRequest:
+        if self.epsilon is not None and self.budget_nano is not None:
+            raise ValueError("give budget_nano or epsilon, not both: both say what an image may ever spend")
+        return self
+
+
+class WantedTask(PlainNumbers):
+    """What is asked, how it is answered and what it may cost; each field as `labeler.task.Task` explains it.
+
+    Attributes:
+        sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
+        epsilon: the instance-level price wanted; the noise is solved for it.
+        colluding_agents: participants that may know their own noise, because they read the release or collude; where
+            nothing is said `labeler.planning.resolve_colluding_agents` decides.
+        life: votes for life; of a service only, whose agents remember.
+        classes: public class names in label order; those of whoever answers when absent.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: Annotated[Printable, Field(min_length=1, max_length=200)]
+    classes: Annotated[tuple[Printable, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
+    method: Method = "knn"
+    k: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    sigma_votes: Sigma | None = None
+    epsilon: PositiveFinite | None = None
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    release: ReleaseKind = "histogram"
+    colluding_agents: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    max_dropouts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_agent_records: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    ballot_radius: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    records_per_person: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    attributes_per_record: Annotated[int, Field(ge=1, le=MOST_CLASSES)] | None = None
+    life: LifeRequest | None = None
+    training: Training | None = None
+    dishonest_talliers: Literal[1, 2] | None = None
+    abstain_below: Annotated[int, Field(ge=0, le=2**40)] | None = None
+
+    @model_validator(mode="after")
+    def _noise_or_price(self) -> WantedTask:
+        if (self.sigma_votes is None) == (self.epsilon is None):
+            raise ValueError("give exactly one of sigma_votes (the noise) and epsilon (the price to solve it for)")
+        if self.life is not None and self.epsilon is not None:
+            raise ValueError(
+                "give sigma_votes with life, not epsilon: whatever the noise, all votes for life together cost one "
+                "price; the noise decides how many votes an image has"
+            )
+        return self
+
+    def settled(self, decided: Mapping[str, Any], *, agents: int, colluding_agents: int | None = None) -> Task:
+        """The task, with what the others decide, and solved for sigma where a price was given.
+
+        Args:
+            decided: fields of the task that are not asked for, or that replace what was.
+            agents: how many take part.
+            colluding_agents: what counts where nothing was said; None for what a new task gets.
+
+        Raises:
+            InvalidTask: a field is out of bounds, no noise reaches the price, or a round fits no message.
+            UnsafeGrid: see Task.scale.
+        """
+        # Whoever only asks needs no arithmetic of prices: a client loads these words alone.
+        from labeler.batching import check_round_fits
+        from labeler.planning import resolve_colluding_agents
+
+        said = colluding_agents if self.colluding_agents is None else self.colluding_agents
+        fields = self.model_dump(exclude={"epsilon"}, exclude_none=True) | {
+            **decided,
+            "agents": agents,
+            "colluding_agents": resolve_colluding_agents(
+                said,
+                agents=agents,
+                max_dropouts=self.max_dropouts,
+                method=self.method,
+                dishonest_talliers=self.dishonest_talliers,
+            ),
+        }
+        task = parse_task({"sigma_votes": 1.0} | fields)
+        check_round_fits(task, task.max_queries)
+        if self.epsilon is None:
+            return task
+        return parse_task(fields | {"sigma_votes": solve_sigma(task, self.epsilon)})

@@ -1,11 +1,50 @@
-"""The tally: what a round is, what an agent sends of its ballot, and how one tallier adds shares up.
+"""Shares of ballots are checked, added up and opened.
+
+More than 400 lines: the proof that a sum is of well-formed ballots stands beside the sum.
+
+The row check: an agent's ballots sum to what they must, seen by nobody.
+
+Talliers cannot look into a share, so an agent could send a million votes where k are allowed. Ballots of
+knn and ensemble have rows of a known sum once a column "not voted" is added: k votes, cast or not. That sum
+is linear, so it can be checked on shares. It needs ballots without noise, therefore an agent sends two
+sharings, ballots and noise, and a tallier adds S * ballots + noise itself.
+
+    tallier i, agent a, query q    x_i[a,q] = sum over the columns of its share of the row;  tallier 0 less k
+    all talliers together          x_0 + x_1 + x_2 = 0 for every query of an honest agent
+    1. each commits to a nonce     hash of 32 random bytes; the shares were fixed before
+    2. each reveals its nonce      r = uniform in GF(p)^Q, expanded from the hash of all nonces
+    3. each sends                  z_i[a] = sum over q of r_q x_i[a,q]
+    4. z_0 + z_1 + z_2 = 0         for every agent; else nothing is opened and the round is void
+
+**Complete.** Of an honest agent x_0 + x_1 + x_2 is zero for every q, hence so is every combination.
+
+**Sound.** Let e_q be what row q of an agent is off by, modulo p, and some e_j not zero. The r_q are uniform,
+independent of each other and of e, which was fixed before any nonce was revealed. Whatever all r_q but r_j
+are, the sum is zero for exactly one value of r_j, because e_j has an inverse. So the agent passes with
+probability 1/p, below 2^-43 (a polynomial of degree 1: Schwartz 1980, Zippel 1979). r is uniform as far as
+SHA-256 and AES look random; one honest tallier's nonce suffices.
+
+**Hiding.** Shares of an honest agent's row are uniform given that they add up to k. So the x_i[a, .] are
+uniform given that they add up to zero: they, and z, have the same distribution whatever the ballots are.
+
+**Again.** Repeated with the same shares it takes new nonces. That says no more: even all x_i say nothing of
+the ballots of an honest agent.
+
+What the check does not find: counts below zero or above k that still sum to k (a class gets more than k
+votes and another, or "not voted", fewer than none), and dishonest noise. Both move labels; neither takes
+anything from the privacy of the others, whose noise is in the sum all the same. And it takes talliers that
+follow the protocol: one that lies about its z lets an agent through whose errors it knows, or makes an
+honest agent fail. What leaves the range of the sums is found later, whoever sent it
+(workers.winner.comparison).
+
+The tally: what a round is, what an agent sends of its ballot, and how one tallier adds shares up.
 
 Who may be summed, once and for ever, says the tallier's machine (labeler.rounds.tallier); here is the arithmetic.
 
 In a winner round everything is added in the prime field of its terms (labeler.winner), so that talliers can
 compute on the sums. Where rows of ballots have a known total, ballots and noise come as two sharings: the
 tallier adds S * ballots + noise, and keeps what the rows of each agent sum to for the row check
-(labeler.wellformed), after which alone anything may be opened.
+(labeler.tally), after which alone anything may be opened.
 
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
 cannot be inspected; the agent checks, see labeler.contribution, and talliers check row totals).
@@ -14,9 +53,10 @@ cannot be inspected; the agent checks, see labeler.contribution, and talliers ch
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -30,14 +70,242 @@ from labeler.errors import (
     PrivacyRefusal,
     ProtocolViolation,
 )
-from labeler.field import PrimeField
-from labeler.grid import MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID
-from labeler.noise import DiscreteGaussian
-from labeler.randomness import ByteSource
-from labeler.sharing import ShareVector
+from labeler.noise import MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID, DiscreteGaussian
+from labeler.randomness import KEY_BYTES, ByteSource, keyed_source
+from labeler.sharing import SHARING_ID_BYTES, PrimeField, ShareVector, split
 from labeler.task import Task
-from labeler.wellformed import BallotShare, row_sums
 from labeler.winner import Winner, WinnerTerms
+
+NONCE_BYTES = KEY_BYTES
+"""Length of the nonce with which a tallier takes part in choosing the combination."""
+
+_LIMB_BITS = 16
+_LIMBS = 64 // _LIMB_BITS
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BallotShare:
+    """One tallier's share of an agent's ballots, and of its noise apart from them. Secret; does not print.
+
+    To a tallier it is one share: it has one sharing_id and one fingerprint, which bind both parts.
+
+    Attributes:
+        ballots: votes, shape (num_queries, num_classes + 1); the last column is "not voted".
+        noise: grid units, shape (num_queries, num_classes).
+
+    Raises:
+        ProtocolViolation: shapes or fields of the two do not belong together.
+    """
+
+    ballots: ShareVector
+    noise: ShareVector
+
+    def __post_init__(self) -> None:
+        shape = self.noise.shape
+        if len(shape) != 2 or self.ballots.shape != (shape[0], shape[1] + 1):
+            raise ProtocolViolation(
+                "ballots have one column more than their noise, for votes not cast; "
+                f"found shapes {self.ballots.shape} and {shape}"
+            )
+        if self.ballots.field is None or self.ballots.field != self.noise.field:
+            raise ProtocolViolation("ballots and noise are shared in one prime field")
+        if self.ballots.sharing_id == self.noise.sharing_id or self.ballots.is_seeded != self.noise.is_seeded:
+            raise ProtocolViolation("ballots and noise are two sharings from one source, with ids of their own")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what comes out: (num_queries, num_classes)."""
+        return self.noise.shape
+
+    @property
+    def field(self) -> PrimeField | None:
+        """Where both add up."""
+        return self.noise.field
+
+    @property
+    def is_seeded(self) -> bool:
+        """True where noise or masks came from a known seed."""
+        return self.noise.is_seeded
+
+    @property
+    def sharing_id(self) -> bytes:
+        """16 bytes that bind both sharings: equal in all shares of the two splits and in no other."""
+        content = b"labeler-ballot-sharing/1\n" + self.ballots.sharing_id + self.noise.sharing_id
+        return hashlib.sha256(content).digest()[:SHARING_ID_BYTES]
+
+    def fingerprint(self) -> bytes:
+        """SHA-256 over everything in both: equal for a replay, different for any other."""
+        content = b"labeler-ballot-share/1\n" + self.ballots.fingerprint() + self.noise.fingerprint()
+        return hashlib.sha256(content).digest()
+
+    def __repr__(self) -> str:
+        return f"BallotShare(shape={self.shape}, <redacted>)"
+
+
+def split_ballots(
+    ballots: NDArray[np.int64],
+    noise: NDArray[np.int64],
+    *,
+    row_total: int,
+    num_talliers: int,
+    source: ByteSource,
+    field: PrimeField,
+) -> tuple[BallotShare, ...]:
+    """Split ballots, with what was not voted, and noise: one share of both per tallier.
+
+    Args:
+        ballots: votes, int64, shape (num_queries, num_classes), checked (labeler.contribution.check_ballots).
+        noise: grid units, int64, of that shape.
+        row_total: k: what each row sums to, votes not cast included.
+        num_talliers: as for `labeler.sharing.split`.
+        source: secret source of the agent; 64 bytes are consumed.
+        field: where shares add up.
+
+    Raises:
+        InvalidSetting: types or shapes differ, or a row casts more than `row_total`.
+    """
+    not_voted = np.int64(row_total) - ballots.sum(axis=1, keepdims=True)
+    if ballots.shape != noise.shape or not_voted.min() < 0:
+        raise InvalidSetting(f"ballots and noise must have one shape, and rows of at most {row_total} votes")
+    rows = split(np.hstack([ballots, not_voted]), num_talliers=num_talliers, source=source, field=field)
+    noises = split(noise, num_talliers=num_talliers, source=source, field=field)
+    return tuple(BallotShare(*pair) for pair in zip(rows, noises, strict=True))
+
+
+def row_sums(ballots: NDArray[np.uint64], field: PrimeField) -> NDArray[np.uint64]:
+    """The sum of each row of a share of ballots, in the field.
+
+    Args:
+        ballots: residues, shape (num_queries, num_classes + 1).
+
+    Returns:
+        uint64, shape (num_queries,).
+    """
+    # Halves of 32 bits can be summed without wrapping around: there are fewer than 2^32 columns.
+    modulus = np.uint64(field.modulus)
+    upper = (ballots >> np.uint64(32)).sum(axis=1, dtype=np.uint64) % modulus
+    lower = (ballots & np.uint64(2**32 - 1)).sum(axis=1, dtype=np.uint64) % modulus
+    return field.add(field.times(upper, 2**32), lower)
+
+
+def commitment(nonce: bytes, *, agreement: str, tallier: int) -> bytes:
+    """What a tallier sends before its nonce: SHA-256 that fixes the nonce and says nothing of it.
+
+    Args:
+        nonce: 32 bytes of the operating system, new for every attempt.
+        agreement: of the aggregates (`AggregateShare.agreement`), so that nothing of another round fits.
+        tallier: index of the tallier, so that nobody can repeat another's commitment as its own.
+
+    Raises:
+        ProtocolViolation: the nonce has another length.
+    """
+    _check_nonce(nonce)
+    return hashlib.sha256(f"labeler-row-check-nonce/1 {agreement} {tallier}\n".encode() + nonce).digest()
+
+
+def check_commitment(committed: bytes, nonce: bytes, *, agreement: str, tallier: int) -> None:
+    """Refuse a nonce that is not the one its tallier had committed to.
+
+    Raises:
+        ProtocolViolation: another nonce; the row check must not go on.
+    """
+    if not hmac.compare_digest(committed, commitment(nonce, agreement=agreement, tallier=tallier)):
+        raise ProtocolViolation(
+            f"tallier {tallier} revealed another nonce than it had committed to; the rows are not checked with it"
+        )
+
+
+def coefficients(nonces: Sequence[bytes], *, agreement: str, num_queries: int, field: PrimeField) -> NDArray[np.uint64]:
+    """The random combination r: uniform in the field, known to nobody before all nonces are revealed.
+
+    Args:
+        nonces: of all talliers, in tallier order, each checked against its commitment.
+        agreement: of the aggregates.
+        num_queries: how many coefficients.
+
+    Returns:
+        uint64, shape (num_queries,).
+
+    Raises:
+        ProtocolViolation: fewer than two nonces, or one of another length.
+    """
+    if len(nonces) < 2:
+        raise ProtocolViolation(f"the combination of a row check takes the nonces of all talliers, found {len(nonces)}")
+    for nonce in nonces:
+        _check_nonce(nonce)
+    key = hashlib.sha256(f"labeler-row-check/1 {agreement}\n".encode() + b"".join(nonces)).digest()
+    return field.uniform(keyed_source(key, is_seeded=False), num_queries)
+
+
+def combine(sums: NDArray[np.uint64], factors: NDArray[np.uint64], field: PrimeField) -> NDArray[np.uint64]:
+    """One tallier's z: for each agent the sum of its row sums, each times its coefficient, in the field.
+
+    Args:
+        sums: the tallier's row sums, residues, shape (agents, num_queries) (`AggregateShare.row_sums`).
+        factors: the coefficients, residues, shape (num_queries,).
+
+    Returns:
+        uint64, shape (agents,). It may be sent to everybody: see the module.
+
+    Raises:
+        ProtocolViolation: shapes do not belong together, or a word is no residue.
+    """
+    if sums.ndim != 2 or factors.shape != sums.shape[1:]:
+        raise ProtocolViolation(f"row sums of shape {sums.shape} do not go with {factors.shape} coefficients")
+    field.check(sums, "a row sum")
+    field.check(factors, "a coefficient")
+    # Exact: products of 16-bit parts stay below 2^32, and there are fewer than 2^32 queries to add up.
+    totals = [0] * len(sums)
+    parts = [_limb(factors, place) for place in range(_LIMBS)]
+    for place in range(_LIMBS):
+        limbs = _limb(sums, place)
+        for other, part in enumerate(parts):
+            for agent, product in enumerate((limbs @ part).tolist()):
+                totals[agent] += product << (_LIMB_BITS * (place + other))
+    return np.array([total % field.modulus for total in totals], dtype=np.uint64)
+
+
+def misshapen(combinations: Sequence[NDArray[np.uint64]], agents: Sequence[str], field: PrimeField) -> tuple[str, ...]:
+    """The agents whose rows do not sum to what they must; empty when all is well.
+
+    Args:
+        combinations: what `combine` gave at each tallier, one array per tallier.
+        agents: their agents, in the order of the rows: sorted.
+
+    Raises:
+        ProtocolViolation: arrays of another shape or type, or of fewer than two talliers.
+    """
+    if len(combinations) < 2 or any(part.shape != (len(agents),) for part in combinations):
+        raise ProtocolViolation("a row check compares one number per agent of every tallier")
+    for part in combinations:
+        field.check(part, "a combination of row sums")
+    totals = field.total(combinations)
+    return tuple(agent for agent, total in zip(agents, totals.tolist(), strict=True) if total)
+
+
+def refuse_misshapen(agents: Sequence[str]) -> None:
+    """Void a round in which rows do not add up.
+
+    Raises:
+        ProtocolViolation: names the agents, where there is any.
+    """
+    if agents:
+        named = ", ".join(repr(agent) for agent in agents[:10]) + (" and others" if len(agents) > 10 else "")
+        raise ProtocolViolation(
+            f"the ballots of {len(agents)} agents do not sum to what their task allows: {named}; nothing is opened and "
+            "the round is void. An agent of another version or a dishonest one sent them, or a tallier changed them: "
+            "find out which, and submit the task again without it"
+        )
+
+
+def _limb(words: NDArray[np.uint64], place: int) -> NDArray[np.uint64]:
+    return (words >> np.uint64(_LIMB_BITS * place)) & np.uint64(2**_LIMB_BITS - 1)
+
+
+def _check_nonce(nonce: bytes) -> None:
+    if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
+        raise ProtocolViolation(f"the nonce of a row check has {NONCE_BYTES} bytes")
+
 
 MAX_TALLIERS = 3
 
@@ -192,7 +460,7 @@ def add_shares(
         index: which tallier, from 0.
         round: the round; every share fits it (`misfit_of`).
         shares: agent id -> its share.
-        noise: what this tallier draws its noise from (`labeler.tallier_noise.noise_source`), where the round says that
+        noise: what this tallier draws its noise from (`labeler.noise.noise_source`), where the round says that
             talliers add it.
 
     Raises:

@@ -28,25 +28,26 @@ from pydantic import (
 )
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.grid import (
+from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
+from labeler.methods.sensitivity import most_votes_in_a_sum
+from labeler.noise import (
     DEFAULT_SHARE_SIGMA_GRID,
     MAX_COMPARISON_BITS,
     MAX_GRID_SUM,
     MAX_SHARE_SIGMA_GRID,
     MIN_SHARE_SIGMA_GRID,
     NOISE_TAIL_CUT,
+    TALLIERS,
+    NoiseBy,
     noise_reach,
     vector_scale,
 )
-from labeler.life import Life as Life
-from labeler.methods import METHODS, Method, MethodTraits, ReleaseKind
-from labeler.methods.sensitivity import most_votes_in_a_sum
-from labeler.plain_numbers import PlainNumbers
-from labeler.refused_fields import describe_validation as describe_validation
 from labeler.setting import Level as Level
+from labeler.setting import Life as Life
 from labeler.setting import StatedLevel as StatedLevel
-from labeler.tallier_noise import TALLIERS, NoiseBy
-from labeler.training import Training as Training
+from labeler.setting import Training as Training
+from labeler.settings import PlainNumbers
+from labeler.settings import describe_validation as describe_validation
 
 if TYPE_CHECKING:
     from labeler.winner import WinnerTerms
@@ -127,7 +128,7 @@ class Task(PlainNumbers):
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
         dishonest_talliers: where the three talliers add the noise and the agents none, how many of them may be
-            dishonest (labeler.tallier_noise). None: the agents add it. With it `colluding_agents` moves nothing.
+            dishonest (labeler.noise). None: the agents add it. With it `colluding_agents` moves nothing.
         grid_scale: grid units per vote (S). Chosen from sigma when absent.
         backbone_fingerprint: the backbone that made every feature, private and public.
         nonce: makes two otherwise equal tasks different, so that each draws its own noise.

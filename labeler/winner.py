@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, ProtocolViolation
-from labeler.field import PrimeField, field_for
+from labeler.sharing import PrimeField, field_for
 
 ABSTAINED = -1
 """The answer to a query whose best noisy sum is below the threshold."""

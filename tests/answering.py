@@ -2,7 +2,7 @@
 
 The product's agents are asked by a machine, and whoever carries it out keeps keys and answers of many rounds together
 (workers.agent.desk, workers.jobs.parties). Here a store keeps them round by round, under the same rules
-(`labeler.answered`).
+(`labeler.rounds.agent`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from feature_store.erasable import KeysInMemory
 from feature_store.shard import Shard
-from labeler.answered import ANSWERED_TO_OTHERS, IN_PROCESS, NOT_KEPT, Recipients
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import KEY_BYTES
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, NOT_KEPT, Recipients
 from labeler.tally import InputShare, round_of
 from labeler.task import Task
 from workers.agent.agent import NO_SPENDS, Agent, Seal, as_it_is, shares_of

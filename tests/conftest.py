@@ -17,7 +17,6 @@ from tests import quick_syncs  # noqa: F401  # nobody waits for a disk
 from tests.forked_command import begin_server
 from tests.forks import Forks
 from tests.postgres_server import PostgresServer, postgres_running
-from workers.federation.nursery import CAN_FORK
 
 # What is imported here stays: the garbage collector need not walk through millions of objects of libraries again and
 # again, neither while they are loaded, which takes half as long without, nor beside every test.
@@ -117,7 +116,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if CAN_FORK and session.config.getoption("--forks") and any("federations" in _fixtures(i) for i in session.items):
+    if session.config.getoption("--forks") and any("federations" in _fixtures(i) for i in session.items):
         begin_server()
     gc.freeze()
     gc.enable()

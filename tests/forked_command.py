@@ -1,7 +1,7 @@
 """A command of `labeler` as a fork of a process that has loaded all it needs: what tests of whole federations start.
 
 `labeler up` as a program of its own spends six seconds of a core on imports before it makes anything: once in itself,
-once in the process that its roles are forked from (`workers.federation.nursery`). Here both are forks of one fork
+once in the process that its roles are forked from (`workers.federation.supervisor`). Here both are forks of one fork
 server of all processes of tests. Everything else is what the program does: its own session, signals, logs, exit code,
 and roles that are processes. `tests/e2e/test_up.py`, the demo and the README's commands start the program itself.
 """
@@ -21,16 +21,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from workers.federation.nursery import CAN_FORK, ONE_THREAD, WARMED
-from workers.federation.supervisor import die_with_parent
+from workers.federation.supervisor import ONE_THREAD, WARMED, die_with_parent
 
 _ONLY_UP = (
     "pytest",  # the main module of who asks is imported in every fork
     "workers.commands.federation",
     "workers.federation.home",
-    "workers.federation.journal",
     "workers.federation.up",
     "sklearn.datasets",
 )
@@ -47,8 +43,7 @@ def begin_server() -> None:
     if _server._forkserver_pid is None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
-        *shared, last = WARMED
-        names = ["tests.quick_syncs", *shared, *_ONLY_UP, last]
+        names = ["tests.quick_syncs", *WARMED, *_ONLY_UP]
         multiprocessing.get_context("forkserver").set_forkserver_preload(names)
         forkserver.ensure_running()
         os.register_at_fork(after_in_child=_trust_the_server)
@@ -76,8 +71,6 @@ class ForkedCommand:
     def __init__(
         self, *arguments: object, errors: Path, environment: Mapping[str, str] | None = None, is_heard: bool = True
     ) -> None:
-        if not CAN_FORK:
-            pytest.skip("commands are forked on Linux alone")
         context = multiprocessing.get_context("forkserver")
         begin_server()
         ours, theirs = context.Pipe(duplex=False)

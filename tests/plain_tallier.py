@@ -24,11 +24,10 @@ from labeler.errors import (
     QuorumNotReached,
     WrongDigest,
 )
+from labeler.noise import noise_source
 from labeler.randomness import KEY_BYTES
 from labeler.sharing import ShareVector
-from labeler.tallier_noise import noise_source
-from labeler.tally import MAX_TALLIERS, AggregateShare, InputShare, Round, add_shares, misfit_of
-from labeler.wellformed import BallotShare
+from labeler.tally import MAX_TALLIERS, AggregateShare, BallotShare, InputShare, Round, add_shares, misfit_of
 
 
 class Tallier:

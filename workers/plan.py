@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import ValidationError
 
 from labeler.accounting.lifetime import set_aside_nano
-from labeler.asking import questions_for
 from labeler.budget import budget_for
-from labeler.collusion import resolve_colluding_agents
 from labeler.errors import InvalidSetting
-from labeler.expectation import RECORDS_EACH, Expectation, expect
+from labeler.expectation import RECORDS_EACH, Expectation, expect, questions_for
 from labeler.methods import Method, ReleaseKind
 from labeler.methods.sensitivity import unit_in_words
-from labeler.noise_choice import hint, noise_choices
-from labeler.planning import price
-from labeler.solving import solve_k, solve_queries, solve_sigma
+from labeler.planning import price, resolve_colluding_agents
+from labeler.solving import hint, noise_choices, solve_k, solve_queries, solve_sigma
 from labeler.task import MOST_CLASSES, Life, StatedLevel, Task, Training, describe_validation, parse_task
 
 if TYPE_CHECKING:
@@ -56,7 +53,7 @@ class PlanRequest:
     attributes_per_record: int | None = None
     """Classes are attributes, and a record votes for so many of them at most."""
     dishonest_talliers: Literal[1, 2] | None = None
-    """Of three talliers; given, the plan chooses who adds the noise (labeler.noise_choice). Else the agents do."""
+    """Of three talliers; given, the plan chooses who adds the noise (labeler.solving). Else the agents do."""
     records: int | None = None
     """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
     ballot_radius: int | Literal["auto"] | None = None
@@ -126,7 +123,7 @@ def _choices(task: Task, dishonest_talliers: int | None) -> dict[str, Any]:
 def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:
     if public is None:
         return expect(task, records=request.records)
-    from feature_store.students.expectation import expect_on
+    from feature_store.students.forecast import expect_on
 
     return expect_on(task, _public_features(public), records=request.records)
 
@@ -143,7 +140,7 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
         raise InvalidSetting(
             "a radius is proposed from the public images: name their shard (`images`), or give a whole number"
         )
-    from feature_store.students.ballot_radius import propose_radius
+    from feature_store.students.forecast import propose_radius
 
     each = RECORDS_EACH if request.records is None else max(1, request.records // request.agents)
     radius = propose_radius(

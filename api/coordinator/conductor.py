@@ -18,21 +18,14 @@ from numpy.typing import NDArray
 
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.preparation import Preparation
-from api.coordinator.settlement import JournalSettlement
-from feature_store.clock import Clock
+from api.coordinator.stores import Stores
 from feature_store.driving.coordinator import CoordinatorDriver
 from feature_store.driving.errands import Errand
 from feature_store.driving.intake import Delivery
 from feature_store.driving.post_office import PostOffice
 from feature_store.driving.sending import Sender
 from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
-from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import Database
-from feature_store.journal.jobs import JobRecord, JobStore
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskStore
+from feature_store.journal.jobs import JobRecord
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
 from labeler.rounds.effects import Patience
@@ -145,42 +138,35 @@ class Conductor:
         self,
         *,
         home: Path,
-        database: Database,
-        ledger: Ledger,
-        tasks: TaskStore,
-        jobs: JobStore,
-        aggregates: AggregateStore,
-        parties: PartyStore,
-        sequences: Sequences,
+        stores: Stores,
         keys: PartyKeys,
         mailbox: Mailbox,
         patience: Patience,
-        clock: Clock,
         preparation: Preparation | None = None,
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
         settle_after_s: float = 0.0,
     ) -> None:
         self.preparation = preparation or Preparation(
-            home, mailbox, is_wanted=lambda job_id: jobs.get(job_id).state == "queued", on_end=self.wake
+            home, mailbox, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
         )
-        self.post_office = PostOffice(keys=keys, sequences=sequences)
+        self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         questions = PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady)
         self.driver = CoordinatorDriver(
-            database=database,
-            ledger=ledger,
-            tasks=tasks,
-            jobs=jobs,
-            aggregates=aggregates,
-            parties=parties,
-            sequences=sequences,
+            database=stores.database,
+            ledger=stores.ledger,
+            tasks=stores.tasks,
+            jobs=stores.jobs,
+            aggregates=stores.aggregates,
+            parties=stores.parties,
+            sequences=stores.sequences,
             sender=Sender(self.post_office, questions),
             mailbox=mailbox,
             questions=questions,
-            settlement=JournalSettlement(database, ledger, jobs, tasks),
+            settlement=stores.settlement,
             encode_release=release_to_bytes,
             patience=patience,
-            clock=clock,
+            clock=stores.clock,
             steady=steady,
             requester_of=requester_of,
             settle_after_s=settle_after_s,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from feature_store.named_files import read_named
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
-from labeler.settings_text import SettingsText
+from labeler.settings import SettingsText
 from labeler.task import MOST_CLASSES, Level
 
 MAX_CAP_EPSILON = MOST_EPSILON
@@ -126,19 +126,6 @@ class KeepingTable(_Table):
     labels_s: Annotated[float, Field(ge=0, le=100 * 366 * 86_400, allow_inf_nan=False)] = 2_592_000.0
 
 
-class SideBySideTable(_Table):
-    """`[side_by_side]`: several coordinators on one home and one journal in PostgreSQL.
-
-    Attributes:
-        lease_s: how long one leads unless it says that it is still there; whoever takes over waits as long.
-        ca_file: PEM of the authority that certified the addresses at which the coordinators reach each other; the
-            system's authorities where absent.
-    """
-
-    lease_s: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False)] = 15.0
-    ca_file: Annotated[str, Field(min_length=1)] | None = None
-
-
 class CoordinatorConfig(_Table):
     """A whole `coordinator.toml`.
 
@@ -158,7 +145,6 @@ class CoordinatorConfig(_Table):
         trusted_proxies: addresses or networks of the proxies in front; X-Forwarded-For is believed from them alone.
         backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
         limits, timing, keeping: see there.
-        side_by_side: present where several coordinators share this home; see api.leading.
     """
 
     home: Path
@@ -177,7 +163,6 @@ class CoordinatorConfig(_Table):
     limits: LimitsTable = LimitsTable()
     timing: TimingTable = TimingTable()
     keeping: KeepingTable = KeepingTable()
-    side_by_side: SideBySideTable | None = None
 
     @field_validator("classes")
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.long_prices import LongPrices, takes_long
 from api.coordinator.ownership import Owners, Reader
@@ -9,6 +11,9 @@ from api.coordinator.pricing import estimate
 from api.coordinator.stores import Stores
 from api.coordinator.tasks import describe_task
 from api.schema import EstimateRequest, EstimateView
+from feature_store.journal.chain import Head
+from feature_store.journal.ledger import Balance
+from labeler.task import Level
 
 
 class Estimates:
@@ -19,6 +24,7 @@ class Estimates:
         self._stores = stores
         self._owners = owners
         self._long = long_prices
+        self._known: tuple[Head | None, Mapping[tuple[str, Level], Balance]] = (None, {})
 
     def takes_long(self, request: EstimateRequest, *, reader: Reader) -> bool:
         """Whether it may take seconds of a processor."""
@@ -37,18 +43,17 @@ class Estimates:
             assert request.task is not None  # noqa: S101  # the request's own validator
             task, participants = describe_task(request.task, config=self._config, parties=self._stores.parties)
         queries = request.queries or task.max_queries
-        balances = self._stores.ledger.known_balances.all()
-        view = estimate(task, participants, queries, balances, delta=self._config.delta, records=request.records)
+        view = estimate(
+            task, participants, queries, self._balances(), delta=self._config.delta, records=request.records
+        )
         self._long.note(task, queries)
         return view
 
-    def estimate_at_once(self, request: EstimateRequest, *, reader: Reader) -> EstimateView | None:
-        """`estimate` without a look into the journal; None where one is needed."""
-        record = None if request.task_id is None else self._stores.tasks.made(request.task_id)
-        balances = self._stores.ledger.known_balances.at_once()
-        if record is None or balances is None or (reader.role == "requester" and record.created_by != reader.token_id):
-            return None
-        queries = request.queries or record.task.max_queries
-        if not self._long.was_priced(record.task, queries) or request.records is not None:
-            return None  # the first time, what is expected of it takes a while, too
-        return estimate(record.task, record.participants, queries, balances, delta=self._config.delta)
+    def _balances(self) -> Mapping[tuple[str, Level], Balance]:
+        """Every account, read again when the ledger has another entry. Only answers to people rest on it."""
+        head = self._stores.ledger.known_head()  # before what is kept under it, which is then as new or newer
+        known_at, known = self._known
+        if known_at != head:
+            known = {(one.account, one.level): one for one in self._stores.ledger.balances()}
+            self._known = (head, known)
+        return known

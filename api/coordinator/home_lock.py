@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from feature_store.durable import exclusive, shared
+from feature_store.durable import exclusive
 from feature_store.journal.storage import create_private
 from labeler.errors import InvalidSetting, JournalInUse, OutputInUse
 
@@ -19,11 +19,8 @@ LOCK_FILE = ".coordinator.lock"
 
 
 @contextmanager
-def owning_home(home: Path, *, side_by_side: bool = False) -> Iterator[None]:
+def owning_home(home: Path) -> Iterator[None]:
     """Hold a coordinator's home; the system frees it if the process dies.
-
-    Args:
-        side_by_side: others like this one may hold it too, one of which owns the journal; see api.leading.
 
     Raises:
         JournalInUse: another coordinator runs on it.
@@ -36,10 +33,10 @@ def owning_home(home: Path, *, side_by_side: bool = False) -> Iterator[None]:
         raise InvalidSetting(f"the coordinator's home {home.name!r} cannot be used: {error.strerror}") from None
     with ExitStack() as held:
         try:
-            held.enter_context((shared if side_by_side else exclusive)(lock, f"the home {home.name!r}"))
+            held.enter_context(exclusive(lock, f"the home {home.name!r}"))
         except OutputInUse:
             raise JournalInUse(
-                f"another coordinator runs on the home {home.name!r}; one at a time may, unless all of them have "
-                "[side_by_side] and a journal in PostgreSQL. Stop it first, or start this one on a home of its own"
+                f"another coordinator runs on the home {home.name!r}; one at a time may. Stop it "
+                "first, or start this one on a home of its own"
             ) from None
         yield

@@ -5,15 +5,16 @@
 
 A process learns from released answers and public features (feature_store.job_files.image_labelling), is bounded in
 memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
-share a process and wait for no large one. A process that ends early is told from a job that cannot be labelled: its
-jobs are tried again one by one, and the one during which it ends alone has a failure written.
+share a process, one after the other, and wait for no large one. A job during which a process ends is tried once more in
+a new one; where that ends too, a failure is written.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import select
 import subprocess
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from feature_store.job_files.choosing import DISK_IS_FULL
 from feature_store.job_files.image_labelling import LabellingOrder
 from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, read_failure, write_failure
 from feature_store.journal.jobs import JobRecord
-from feature_store.warm_process import start_warm_process
+from feature_store.process_pool import start_process
 from labeler.errors import BadData, LabelerError, Unavailable
 
 log = logging.getLogger("labeler.coordinator")
@@ -35,7 +36,7 @@ SMALL_BYTES = 8 * 2**20
 """Features up to this many bytes make a job a small one."""
 
 TOGETHER = 50
-"""Small jobs that share a process."""
+"""Small jobs that are taken at once, those of each requester in turn."""
 
 WAIT_S = 10.0
 """How long a request waits; then it is told to come again."""
@@ -133,19 +134,24 @@ class ImageLabeller:
         return self._home / "jobs" / job.job_id
 
     def _work(self, is_small: bool) -> None:
-        while taken := self._take(is_small):
-            try:
-                self._label(taken)
-            except Exception:
-                # A defect that one job meets must not stop the others.
-                log.exception("images could not be labelled", extra={"jobs": len(taken)})
-            finally:
-                with self._bell:
-                    self._busy.difference_update(one.job.job_id for one in taken)
-                    self._bell.notify_all()
+        process = _Process()
+        try:
+            while taken := self._take(is_small):
+                for one in taken:
+                    try:
+                        self._label(one, process)
+                    except Exception:
+                        # A defect that one job meets must not stop the others.
+                        log.exception("the images of a job could not be labelled", extra={"job_id": one.job.job_id})
+                    finally:
+                        with self._bell:
+                            self._busy.discard(one.job.job_id)
+                            self._bell.notify_all()  # whoever waits for it looks again
+        finally:
+            process.end()
 
     def _take(self, is_small: bool) -> list[_Wanted]:
-        """The next jobs for one process: one of each requester in turn; none at the end."""
+        """The next jobs: one of each requester in turn; none at the end."""
         with self._bell:
             waiting = self._waiting[is_small]
             while not self._stopping and not waiting:
@@ -158,45 +164,59 @@ class ImageLabeller:
             self._busy.update(one.job.job_id for one in taken)
             return taken
 
-    def _label(self, taken: list[_Wanted]) -> None:
-        """Label some jobs in one process; where it ends early, those that are left one by one."""
-        code = self._run(taken)
-        left = [one for one in taken if not is_labelled(self._folder(one.job)) and self._folder(one.job).exists()]
-        if not left or self._stopping:
+    def _label(self, wanted: _Wanted, process: _Process) -> None:
+        job, folder = wanted.job, self._folder(wanted.job)
+        try:
+            order = self._order_of(job).model_dump(mode="json")
+        except LabelerError as error:
+            write_failure(folder, error, name=IMAGE_FAILURE)
             return
-        if code == DISK_IS_FULL:
-            log.warning("labels of images wait for room on the disk", extra={"jobs": len(left)})
-        elif len(taken) > 1:
-            for one in left:
-                self._label([one])
-        else:
-            log.warning("the images of a job cannot be labelled", extra={"job_id": left[0].job.job_id})
-            with suppress(OSError):
-                write_failure(self._folder(left[0].job), BadData(_TOO_MUCH), name=IMAGE_FAILURE)
+        line = json.dumps({"order": order, "feature_bytes": wanted.size, "images": job.images}).encode()
+        for _ in range(2):
+            # The process may have had its day: it ends when it has waited long, or has spent what it was given.
+            code = process.carry_out(line, is_over=lambda: self._stopping)
+            if self._stopping or is_labelled(folder) or not folder.exists():
+                return
+            if code == DISK_IS_FULL:
+                log.warning("labels of images wait for room on the disk", extra={"job_id": job.job_id})
+                return
+        log.warning("the images of a job cannot be labelled", extra={"job_id": job.job_id})
+        with suppress(OSError):
+            write_failure(folder, BadData(_TOO_MUCH), name=IMAGE_FAILURE)
 
-    def _run(self, taken: list[_Wanted]) -> int:
-        largest, images = max(one.size for one in taken), max(one.job.images for one in taken)
-        with tempfile.TemporaryFile() as orders:
-            for one in taken:
-                try:
-                    orders.write(self._order_of(one.job).model_dump_json().encode() + b"\n")
-                except LabelerError as error:
-                    write_failure(self._folder(one.job), error, name=IMAGE_FAILURE)
-            orders.seek(0)
-            process = start_warm_process(_MODULE, str(largest), str(images), stdin=orders)
-            try:
-                while process.poll() is None:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_LOOK_S)
-                    with self._bell:
-                        # Whoever waits for one of these jobs looks again: its files may be there.
-                        self._bell.notify_all()
-                        if self._stopping:
-                            return 0
-            finally:
-                process.kill()
-                process.wait()
-        return process.returncode
+
+class _Process:
+    """A process that labels one job after the other; begun by an order, where none is there."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def carry_out(self, order: bytes, *, is_over: Callable[[], bool]) -> int | None:
+        """Send an order and wait for its exit code; None where the process has ended, or it is over."""
+        if self._process is None:
+            self._process = start_process(_MODULE, stdin=subprocess.PIPE, answers=True)
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None and answers is not None  # noqa: S101, PT018  # pipes were asked for
+        try:
+            orders.write(order + b"\n")
+            orders.flush()
+            poll = select.poll()
+            poll.register(answers, select.POLLIN)
+            while not poll.poll(1000 * _LOOK_S):
+                if is_over():
+                    return None
+            return int(answers.readline())
+        except (BrokenPipeError, ValueError):
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+        self._process = None
 
 
 def _in_turns(waiting: list[_Wanted]) -> list[_Wanted]:

@@ -153,11 +153,8 @@ class Keeper:
                 return read_parquet(self._folder / job_id / LABELS)
             raise
 
-    def labels_file(self, job_id: str, *, is_made: bool) -> BinaryIO | None:
-        """`labels` as the file that is kept, open. None where there is none.
-
-        Args:
-            is_made: of a large job it is made now; only who leads makes files, since who leads removes them.
+    def labels_file(self, job_id: str) -> BinaryIO | None:
+        """`labels` as the file that is kept, open; that of a large job is made now. None where there is none.
 
         Raises:
             Gone: the job was forgotten.
@@ -168,7 +165,7 @@ class Keeper:
         with suppress(FileNotFoundError):
             return path.open("rb")
         job = self._jobs.get(job_id)
-        if is_made and job.state == "completed" and job.images > LARGE_ROWS:
+        if job.state == "completed" and job.images > LARGE_ROWS:
             with suppress(StorageFull, FileNotFoundError):
                 self._write_labels(job)
                 return path.open("rb")

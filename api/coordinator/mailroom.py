@@ -22,22 +22,19 @@ from datetime import datetime
 from functools import partial
 
 from api.coordinator.facts import check_facts
+from api.coordinator.stores import Stores
 from api.coordinator.waiting import InLoop, Waiting
 from api.coordinator.witnesses import Witnesses
-from feature_store.clock import Clock
 from feature_store.driving.intake import Delivery, Incoming, incoming, with_heads
 from feature_store.driving.post_office import PostOffice
 from feature_store.driving.relays import Relays
 from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.database import Database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyRecord, PartyStore
-from feature_store.journal.sequences import Sequences
+from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys, verify, verify_header
 from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed, TooLarge
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from labeler.wire_versions import DIALECT, knows
 
 log = logging.getLogger("labeler.mailroom")
@@ -93,37 +90,33 @@ class Mailroom:
         self,
         *,
         keys: PartyKeys,
-        database: Database,
-        ledger: Ledger,
-        parties: PartyStore,
-        sequences: Sequences,
+        stores: Stores,
         mailbox: Mailbox,
         post_office: PostOffice,
         deliver: Callable[[Delivery], None],
         relays: Relays,
-        clock: Clock,
         steady: Callable[[], float] = time.monotonic,
         waiting: Waiting | None = None,
     ) -> None:
         self._keys = keys
         self._steady = steady
         self._waiting = waiting or InLoop()
-        self._database = database
-        self._ledger = ledger
-        self._parties = parties
-        self._sequences = sequences
+        self._database = stores.database
+        self._ledger = stores.ledger
+        self._parties = stores.parties
+        self._sequences = stores.sequences
         self._mailbox = mailbox
         self._post_office = post_office
         self._deliver = deliver
         self._relays = relays
-        self._clock = clock
+        self._clock = stores.clock
         self._lock = threading.Lock()
         self._polled: dict[str, int] = {}
         self._contacts: dict[str, datetime] = {}
         self._written: dict[str, tuple[float, Poll]] = {}
         self.taken: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.witnesses = Witnesses(ledger, keys.public.verify_key)
+        self.witnesses = Witnesses(stores.ledger, keys.public.verify_key)
 
     def fresh(self, party: PartyRecord) -> PartyRecord:
         """A party with its last contact as this process knows it."""

@@ -29,8 +29,8 @@ from feature_store.job_files.choosing import DISK_IS_FULL, QuestionRequest, writ
 from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, write_failure
 from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox import Mailbox
+from feature_store.process_pool import start_process
 from feature_store.room import making_room
-from feature_store.warm_process import start_warm_process
 from labeler.errors import BadData, LabelerError
 from labeler.task import Task
 
@@ -254,7 +254,7 @@ class _Chooser:
         folder = self._home / "jobs" / job_id
         if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
             return
-        process = start_warm_process(_MODULE, str(folder), request.model_dump_json(), str(size))
+        process = start_process(_MODULE, str(folder), request.model_dump_json(), str(size))
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):

@@ -19,9 +19,9 @@ from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
-from labeler.noise_choice import hint
 from labeler.planning import Price, price
 from labeler.setting import LEVELS
+from labeler.solving import hint
 from labeler.task import Level, Task
 
 

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import BinaryIO
 
@@ -43,13 +44,12 @@ from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.preparation import Bounds, Preparation
 from api.coordinator.room import RoomProbe
 from api.coordinator.roster import Roster
-from api.coordinator.seen_jobs import Seen, SeenJobs, Unseen
 from api.coordinator.stores import Stores
 from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
 from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
-from api.coordinator.views import job_view, read_views
+from api.coordinator.views import read_views
 from api.schema import (
     FINISHED,
     BudgetView,
@@ -70,15 +70,11 @@ from feature_store.decode_process import PixelLimits
 from feature_store.driving.errands import Errand
 from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
-from feature_store.journal.database import READER_FRESH_S
 from feature_store.journal.evidence import Wanted
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobRecord, no_such_job
 from feature_store.journal.tasks import TaskRecord
 from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
-from feature_store.mailbox.leading import LeadingMailbox
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
 from labeler.rounds.effects import Patience
@@ -111,7 +107,7 @@ class Coordinator:
         self, config: CoordinatorConfig, stores: Stores, keys: PartyKeys, mailbox: Mailbox, *, clock: Clock = utc_now
     ) -> None:
         self.config = config
-        self.stores = stores
+        self.stores = stores = replace(stores, hand_in=self._hand_in)
         self.tokens = stores.tokens
         self.ledger = stores.ledger
         self._keys = keys
@@ -120,14 +116,13 @@ class Coordinator:
         self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
         self._owned = ExitStack()
-        self._forgotten = ForgottenJobs(stores.database, clock=clock)
         self._labeller = ImageLabeller(
             config.home, order_of=lambda job: labels.labelling_order(job, stores=stores, config=config)
         )
         self._keeper = Keeper(
             config.home,
             stores.jobs,
-            self._forgotten,
+            stores.forgotten,
             config.keeping,
             table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
             labeller=self._labeller,
@@ -144,17 +139,10 @@ class Coordinator:
         )
         self.conductor = Conductor(
             home=config.home,
-            database=stores.database,
-            ledger=stores.ledger,
-            tasks=stores.tasks,
-            jobs=stores.jobs,
-            aggregates=stores.aggregates,
-            parties=stores.parties,
-            sequences=stores.sequences,
+            stores=self.stores,
             keys=keys,
             mailbox=mailbox,
             patience=Patience(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
-            clock=clock,
             requester_of=stores.tokens.name_of,
             settle_after_s=SETTLE_AFTER_S,
             preparation=self._preparation,
@@ -163,33 +151,15 @@ class Coordinator:
             self.conductor.driver.observe = spans_of_environment(clock=clock)
         self.mailroom = Mailroom(
             keys=keys,
-            database=stores.database,
-            ledger=stores.ledger,
-            parties=stores.parties,
-            sequences=stores.sequences,
+            stores=self.stores,
             mailbox=mailbox,
             post_office=self.conductor.post_office,
             deliver=self.conductor.deliver,
             relays=self.conductor.driver.relays,
-            clock=clock,
         )
-        fresh_s = READER_FRESH_S if stores.database.is_read_only else None
-        self._seen = SeenJobs(self._read_views, fresh_s=fresh_s)
-        stores.database.listen(self._seen.changed)
-        self._watching = threading.Thread(target=self._seen.run, args=(self._stopping,), name="views", daemon=True)
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
         self.long_prices = LongPrices()
         self.estimates = Estimates(config, stores, self._owners, self.long_prices)
-        self._intake = submission.Stores(
-            database=stores.database,
-            ledger=stores.ledger,
-            tasks=stores.tasks,
-            jobs=stores.jobs,
-            parties=stores.parties,
-            clock=clock,
-            hand_in=self._hand_in,
-            long_prices=self.long_prices,
-        )
         self.invitations = Invitations(
             config,
             stores.database,
@@ -225,12 +195,12 @@ class Coordinator:
         """
         with ExitStack() as owned:
             # Before anything else: whoever comes second must not touch what the first one has under way.
-            owned.enter_context(owning_home(config.home, side_by_side=config.side_by_side is not None))
+            owned.enter_context(owning_home(config.home))
             clear_incoming(config.home)
             stores = Stores.open(config, clock=clock)
             owned.callback(stores.database.close)
             keys = own_keys(config.home, is_known=bool(stores.parties.list()))
-            mailbox = LeadingMailbox(RedisMailbox(config.redis_url), is_followed=config.side_by_side is not None)
+            mailbox = RedisMailbox(config.redis_url)
             try:
                 mailbox.check()
             except TryAgain:
@@ -240,27 +210,10 @@ class Coordinator:
             coordinator._owned = owned.pop_all()
         return coordinator
 
-    @classmethod
-    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Coordinator:
-        """A coordinator that answers what is only read, beside the one that leads; it is not started.
-
-        Raises:
-            JournalInUse: a coordinator that shares with nobody runs on this home.
-            InvalidSetting, Unavailable: the journal cannot be read yet.
-        """
-        with ExitStack() as owned:
-            owned.enter_context(owning_home(config.home, side_by_side=True))
-            stores = Stores.open_for_reading(config, clock=clock)
-            owned.callback(stores.database.close)
-            coordinator = cls(config, stores, own_keys(config.home, is_known=True), RedisMailbox(config.redis_url))
-            coordinator._owned = owned.pop_all()
-        return coordinator
-
     def start(self) -> None:
         """Begin to move jobs."""
         self._thread.start()
         self._keeping.start()
-        self._watching.start()
 
     def stop(self) -> None:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
@@ -271,9 +224,6 @@ class Coordinator:
         self._keeper.wake()
         if self._keeping.ident is not None:
             self._keeping.join(timeout=10.0)
-        self._seen.ring()
-        if self._watching.ident is not None:
-            self._watching.join(timeout=10.0)
         self._preparation.stop()
         self.long_prices.stop()
         self._labeller.stop()
@@ -357,7 +307,8 @@ class Coordinator:
             owners=self._owners,
             idempotency_key=idempotency_key,
             config=self.config,
-            stores=self._intake,
+            stores=self.stores,
+            long_prices=self.long_prices,
             on_taken=self._taken,
         )
 
@@ -371,34 +322,13 @@ class Coordinator:
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
-        self._seen.expect(job_id)
         job = self.stores.jobs.get(job_id)
         self._preparation.begin(job, self.stores.tasks.get(job.task_digest).task)
         self.conductor.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
         """One job."""
-        return shown_to(reader, self._own(self._seen.look(job_id), reader).view)
-
-    @property
-    def seen(self) -> SeenJobs:
-        """Jobs as they are shown; whom to, `job_body` decides."""
-        return self._seen
-
-    def job_body(self, job_id: str, seen: Seen | None, *, reader: Reader) -> bytes:
-        """`job` as JSON, of a job that was looked at."""
-        if seen is None:
-            raise no_such_job(job_id)
-        seen = self._own(seen, reader)
-        return seen.body if reader.role != "viewer" else shown_to(reader, seen.view).model_dump_json().encode()
-
-    def _own(self, seen: Seen, reader: Reader) -> Seen:
-        if reader.role == "requester" and seen.created_by != reader.token_id:
-            raise no_such_job(seen.job_id)
-        return seen
-
-    def _read_views(self, job_ids: Collection[str]) -> dict[str, Unseen]:
-        return read_views(job_ids, database=self.stores.database, tasks=self.stores.tasks)
+        return shown_to(reader, read_views([self._owners.job(reader, job_id)], self.stores)[0])
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader
@@ -406,13 +336,8 @@ class Coordinator:
         """Jobs that this reader may see, newest first; as many statements for a full page as for an empty one."""
         found = self.stores.jobs.list(after=after, limit=limit, states=states, created_by=reader.only_own)
         following = found[-1].cursor if len(found) == limit else None
-        views = (shown_to(reader, view) for view in self._noting_gone(self._views(found)))
-        return JobPage(items=tuple(views), next=following)
-
-    def _noting_gone(self, views: list[JobView]) -> tuple[JobView, ...]:
-        """Jobs with the time at which what they sent and got was deleted."""
-        gone = self._forgotten.at([one.job_id for one in views])
-        return tuple(one.model_copy(update={"forgotten_at": gone.get(one.job_id)}) for one in views)
+        items = tuple(shown_to(reader, view) for view in read_views(found, self.stores))
+        return JobPage(items=items, next=following)
 
     def job_counts(self) -> Counter[str]:
         """How many unfinished jobs are in each state."""
@@ -421,7 +346,7 @@ class Coordinator:
     def cancel(self, job_id: str, *, reader: Reader) -> JobView:
         """Stop a job; what was asked stays charged, what was not goes back to its task."""
         self._owners.job(reader, job_id)
-        view = submission.cancel(job_id, stores=self._intake)
+        view = submission.cancel(job_id, stores=self.stores)
         self.conductor.wake(job_id)
         self._preparation.withdraw(job_id)
         self._keeper.wake()
@@ -453,7 +378,7 @@ class Coordinator:
             NotFound: there is no such job, or it is another requester's.
         """
         self._owners.job(reader, job_id)
-        return self._keeper.labels_file(job_id, is_made=not self.stores.database.is_read_only)
+        return self._keeper.labels_file(job_id)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
         """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.
@@ -551,7 +476,7 @@ class Coordinator:
         job = self._owners.job(reader, job_id)
         if str(job.version) == seen and job.state not in FINISHED:
             return True, None
-        return True, shown_to(reader, self._views([job])[0])
+        return True, shown_to(reader, read_views([job], self.stores)[0])
 
     def check_token(self, reader: Reader) -> None:
         """Refuse a token that was revoked since its request came in.
@@ -594,12 +519,6 @@ class Coordinator:
         return signed_evidence(
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock
         )
-
-    def _views(self, jobs: Sequence[JobRecord]) -> list[JobView]:
-        rounds = self.stores.jobs.rounds_of([job.job_id for job in jobs])
-        tasks = self.stores.tasks.get_all([job.task_digest for job in jobs])
-        said = self.stores.jobs.willingness.answers_of([job.job_id for job in jobs])
-        return [job_view(job, rounds[job.job_id], tasks[job.task_digest], said.get(job.job_id, {})) for job in jobs]
 
     def _task_views(self, records: Sequence[TaskRecord], reader: Reader) -> tuple[TaskView, ...]:
         digests = [record.digest for record in records]

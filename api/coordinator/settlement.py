@@ -28,7 +28,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
 from labeler.errors import LabelerError, NotReady
-from labeler.jobs import UNFINISHED
+from labeler.rounds.effects import UNFINISHED
 from labeler.task import Level
 
 Amounts = Mapping[Level, int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors.numpy import save
 from api.coordinator import submission
 from api.coordinator.conductor import Conductor
 from api.coordinator.mailroom import Mailroom
+from api.coordinator.stores import Stores
 from api.coordinator.waiting import AtOnce
 from api.schema import JobView
 from feature_store.clock import Clock
@@ -26,13 +28,8 @@ from feature_store.driving.errands import Errand
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.job_files.questions import QUESTIONS
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
-from feature_store.journal.jobs import JobRecord, JobStore
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskStore
+from feature_store.journal.jobs import JobRecord
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
 from labeler.errors import NotReady, Unavailable
@@ -59,40 +56,22 @@ class StepwiseCoordinator:
         )
         self._database = database
         try:
-            ledger = Ledger(database, clock=clock)
-            ledger.verify()
-            self._tasks, self._jobs = TaskStore(database), JobStore(database, clock=clock)
-            self._parties, sequences = PartyStore(database), Sequences(database, clock=clock)
-            self._stores = submission.Stores(
-                database, ledger, self._tasks, self._jobs, self._parties, clock, self._hand_in
-            )
+            self._stores = replace(Stores.over(database, clock=clock), hand_in=self._hand_in)
+            self._stores.ledger.verify()
             keys = PartyKeys.load(home / "keys.json")
-            common: dict[str, Any] = {
-                "database": database,
-                "ledger": ledger,
-                "parties": self._parties,
-                "sequences": sequences,
-                "keys": keys,
-                "mailbox": mailbox,
-                "clock": clock,
-            }
             self._conductor = Conductor(
-                home=home,
-                tasks=self._tasks,
-                jobs=self._jobs,
-                aggregates=AggregateStore(database),
-                patience=PATIENCE,
-                steady=steady,
-                **common,
+                home=home, stores=self._stores, keys=keys, mailbox=mailbox, patience=PATIENCE, steady=steady
             )
             self._driver = self._conductor.driver
             self._mailroom = Mailroom(
+                keys=keys,
+                stores=self._stores,
+                mailbox=mailbox,
                 post_office=self._conductor.post_office,
                 deliver=self._deliver,
                 relays=self._driver.relays,
                 steady=steady,
                 waiting=AtOnce(),
-                **common,
             )
         except BaseException:
             database.close()
@@ -157,7 +136,7 @@ class StepwiseCoordinator:
         folder = self._home / "jobs" / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(folder / QUESTIONS, save({"features": questions}))
-        order = submission._Order(job, self._tasks.get(task_digest), tuple(sizes), None)
+        order = submission._Order(job, self._stores.tasks.get(task_digest), tuple(sizes), None)
         if not isinstance(submission._accept(order, self._stores, most=_MOST_UNASKED), JobView):
             raise Unavailable("the job is known already")
         fault_point("coordinator.reserved")
@@ -172,7 +151,7 @@ class StepwiseCoordinator:
 
     def enrol_anew(self, party_id: str, verify_key: str, seal_key: str) -> None:
         """Give a party other keys."""
-        self._parties.rotate(party_id, verify_key, seal_key)
+        self._stores.parties.rotate(party_id, verify_key, seal_key)
 
     def close(self) -> None:
         """Let go of everything; what is not on disk is lost."""

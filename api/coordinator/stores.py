@@ -1,15 +1,19 @@
-"""Everything in the coordinator's journal, opened together: to lead with, or to read beside whoever leads."""
+"""Everything in the coordinator's journal, opened together, and the way of every write into it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
+from api.coordinator.settlement import JournalSettlement
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
+from feature_store.driving.errands import Errand, Result, run_errand
 from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import Database, open_database
+from feature_store.journal.database import Connection, Database
+from feature_store.journal.forgotten import ForgottenJobs
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
@@ -22,47 +26,40 @@ from feature_store.journal.tokens import TokenStore
 
 @dataclass(frozen=True)
 class Stores:
-    """Everything in the coordinator's journal, over one database."""
+    """Everything in the coordinator's journal, over one database.
+
+    Attributes:
+        hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
+    """
 
     database: Database
     ledger: Ledger
     tasks: TaskStore
     shares: TaskShares
     jobs: JobStore
+    forgotten: ForgottenJobs
     aggregates: AggregateStore
     parties: PartyStore
     sequences: Sequences
     tokens: TokenStore
+    clock: Clock
+    hand_in: Callable[[Errand], None] | None = None
 
     @classmethod
-    def open_for_reading(cls, config: CoordinatorConfig, *, clock: Clock = utc_now) -> Stores:
-        """Open the journal that another process writes; nothing can be written, and little is remembered.
-
-        Raises:
-            InvalidSetting: it has not all tables yet, or is of another version; see also `check_delta`.
-            Unavailable: it cannot be reached.
-        """
-        database = open_database(config.journal_target, read_only=True)
-        try:
-            stores = cls._over(database, Ledger(database, clock=clock, anchored=False), clock)
-            check_delta(stores.tasks, config.delta)
-        except BaseException:
-            database.close()
-            raise
-        return stores
-
-    @classmethod
-    def _over(cls, database: Database, ledger: Ledger, clock: Clock) -> Stores:
+    def over(cls, database: Database, *, clock: Clock) -> Stores:
+        """Those of a journal that is open."""
         return cls(
             database=database,
-            ledger=ledger,
+            ledger=Ledger(database, clock=clock),
             tasks=TaskStore(database),
             shares=TaskShares(database, clock=clock),
             jobs=JobStore(database, clock=clock),
+            forgotten=ForgottenJobs(database, clock=clock),
             aggregates=AggregateStore(database),
-            parties=PartyStore(database),
-            sequences=Sequences(database),
-            tokens=TokenStore(database),
+            parties=PartyStore(database, clock=clock),
+            sequences=Sequences(database, clock=clock),
+            tokens=TokenStore(database, clock=clock),
+            clock=clock,
         )
 
     @classmethod
@@ -73,15 +70,25 @@ class Stores:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
             InvalidSetting: see `check_delta`.
         """
-        shares = config.side_by_side is not None
-        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head", side_by_side=shares)
+        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head")
         try:
-            ledger = Ledger(database, clock=clock)
-            ledger.verify()
-            stores = cls._over(database, ledger, clock)
+            stores = cls.over(database, clock=clock)
+            stores.ledger.verify()
             check_delta(stores.tasks, config.delta)
-            open_accounts(ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
+            open_accounts(stores.ledger, config, [one.party_id for one in stores.parties.list(role="agent")])
         except BaseException:
             database.close()
             raise
         return stores
+
+    @property
+    def settlement(self) -> JournalSettlement:
+        """How jobs are charged and end here."""
+        return JournalSettlement(self.database, self.ledger, self.jobs, self.tasks)
+
+    def write(self, step: Callable[[Connection], Result]) -> Result:
+        """Run a step in a write transaction; it is durable when this returns, and undone whole where it raises."""
+        if self.hand_in is not None:
+            return run_errand(self.hand_in, step)
+        with self.database.write() as connection:
+            return step(connection)

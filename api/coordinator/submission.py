@@ -26,19 +26,17 @@ from api.coordinator.incoming import INCOMING
 from api.coordinator.long_prices import LongPrices
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage
-from api.coordinator.settlement import JournalSettlement, proposed_id, worst_case
+from api.coordinator.settlement import proposed_id, worst_case
+from api.coordinator.stores import Stores
 from api.coordinator.uploads import Upload, upload_of_features
-from api.coordinator.views import job_view
+from api.coordinator.views import job_view, read_view
 from api.problems import problem_of, refusal_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
-from feature_store.clock import Clock
-from feature_store.driving.errands import Errand, Result, run_errand
 from feature_store.journal.charges import Balance, Charge
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.jobs import Idempotency, JobRecord, JobStore, RoundCharge, RoundRecord
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.database import Connection
+from feature_store.journal.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
 from feature_store.journal.parties import PartyStore
-from feature_store.journal.tasks import TaskRecord, TaskStore
+from feature_store.journal.tasks import TaskRecord
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BudgetExceeded,
@@ -55,37 +53,6 @@ from labeler.task import Level, Task
 log = logging.getLogger("labeler.coordinator")
 
 MAX_KEY_LENGTH = 255
-
-
-@dataclass(frozen=True)
-class Stores:
-    """What taking a job reads and writes, all in one database.
-
-    Attributes:
-        hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
-        long_prices: where prices that take seconds are computed; without it, here.
-    """
-
-    database: Database
-    ledger: Ledger
-    tasks: TaskStore
-    jobs: JobStore
-    parties: PartyStore
-    clock: Clock
-    hand_in: Callable[[Errand], None] | None = None
-    long_prices: LongPrices | None = None
-
-    @property
-    def settlement(self) -> JournalSettlement:
-        """How a job ends here."""
-        return JournalSettlement(self.database, self.ledger, self.jobs, self.tasks)
-
-    def write(self, step: Callable[[Connection], Result]) -> Result:
-        """Run a step in a write transaction; it is durable when this returns, and undone whole where it raises."""
-        if self.hand_in is not None:
-            return run_errand(self.hand_in, step)
-        with self.database.write() as connection:
-            return step(connection)
 
 
 @dataclass(frozen=True)
@@ -107,6 +74,7 @@ def submit(
     idempotency_key: str | None,
     config: CoordinatorConfig,
     stores: Stores,
+    long_prices: LongPrices | None = None,
     on_taken: Callable[[str], None] | None = None,
 ) -> JobView:
     """Take a job, or refuse it.
@@ -117,6 +85,7 @@ def submit(
         owners: tells which tasks are open to it.
         idempotency_key: the same key with the same request gives the same job.
         config: home, limits, deadlines, backbones.
+        long_prices: where prices that take seconds are computed; without it, here.
         on_taken: called with the id of a job that is new and durable; a request that is sent again makes no job, and
             gives nobody anything to do.
 
@@ -137,7 +106,7 @@ def submit(
         by = reader.token_id
         order = _order(request, upload, record, by=by, key=idempotency_key, config=config, stores=stores)
         # Looked up before the upload is moved, where the request names a key at all.
-        taken = _known(order, stores) or _take(order, upload, config=config, stores=stores)
+        taken = _known(order, stores) or _take(order, upload, config, stores, long_prices)
         if isinstance(taken, Idempotency):
             return _again(taken, stores)
         if on_taken is not None:
@@ -160,22 +129,7 @@ def cancel(job_id: str, *, stores: Stores) -> JobView:
         job = stores.settlement.end(job, "cancelled", None)
     if job.state != "cancelled":
         raise NotReady(f"job {job_id} has ended ({job.state}), so it cannot be cancelled")
-    return read_job(job_id, stores=stores)
-
-
-def read_job(job_id: str, *, stores: Stores) -> JobView:
-    """One job as it stands.
-
-    Raises:
-        NotFound: there is no such job.
-    """
-    # One moment for all three: a job and its rounds that belong together, in one transaction instead of three.
-    with stores.database.read() as connection:
-        job = stores.jobs.get(job_id, connection=connection)
-        rounds = stores.jobs.rounds(job_id, connection=connection)
-        task = stores.tasks.made(job.task_digest) or stores.tasks.get(job.task_digest, connection=connection)
-        answers = stores.jobs.willingness.answers(job_id, connection=connection)
-    return job_view(job, rounds, task, answers)
+    return read_view(job_id, stores)
 
 
 def request_digest(request: JobRequest, upload: Upload) -> str:
@@ -340,10 +294,12 @@ def _again(known: Idempotency, stores: Stores) -> JobView:
     if job.state == "refused" and job.problem is not None and not stores.jobs.rounds(job.job_id):
         # Refused at the door. A job that was taken and refused later is shown: the first answer was the job.
         raise refusal_of(job.problem)
-    return read_job(known.job_id, stores=stores)
+    return read_view(known.job_id, stores)
 
 
-def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: Stores) -> JobView | Idempotency:
+def _take(
+    order: _Order, upload: Upload, config: CoordinatorConfig, stores: Stores, long_prices: LongPrices | None
+) -> JobView | Idempotency:
     """Give the upload its place and write the job.
 
     Returns:
@@ -354,7 +310,7 @@ def _take(order: _Order, upload: Upload, *, config: CoordinatorConfig, stores: S
     # Moved first: a job that exists has its upload.
     upload.move_to(target)
     try:
-        taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day)
+        taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day, long_prices=long_prices)
         accepted = isinstance(taken, JobView)
         return taken
     except BudgetExceeded as error:
@@ -384,10 +340,12 @@ def _is_kept(order: _Order, stores: Stores) -> bool:
     return True
 
 
-def _accept(order: _Order, stores: Stores, *, most: int) -> JobView | Idempotency:
+def _accept(
+    order: _Order, stores: Stores, *, most: int, long_prices: LongPrices | None = None
+) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
-    worst = _worst_case(order, stores.long_prices) if order.sizes else []  # without queries it is refused
+    worst = _worst_case(order, long_prices) if order.sizes else []  # without queries it is refused
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)

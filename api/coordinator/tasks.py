@@ -17,8 +17,7 @@ from api.schema import LifeRequest, TaskRequest, TaskView
 from feature_store.clock import Clock
 from feature_store.journal.parties import PartyRecord, PartyStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
-from labeler.epsilon_words import say_epsilon
+from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, say_epsilon
 from labeler.errors import InvalidTask
 from labeler.methods import METHODS
 from labeler.task import Task

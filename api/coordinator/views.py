@@ -6,27 +6,21 @@ come in, a round shows whom it asked and who refused, whatever talliers report o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
 from api.coordinator.pricing import price_view
-from api.coordinator.seen_jobs import Unseen
-from api.schema import FINISHED, JobState, JobView, Problem, RoundView, Selection, WaitingFor
-from feature_store.journal.database import Database
-from feature_store.journal.job_reading import LookedRows, look_at
+from api.coordinator.stores import Stores
+from api.schema import FINISHED, JobState, JobView, Problem, Refusal, RoundView, Selection, WaitingFor
 from feature_store.journal.jobs import JobRecord, RoundRecord
-from feature_store.journal.tasks import TaskRecord, TaskStore
+from feature_store.journal.tasks import TaskRecord
 from feature_store.journal.willingness import Answers
 from labeler.errors import AwaitingApproval
 from labeler.rounds.coordinator import printable
 from labeler.rounds.effects import Said
 
-SMALL_SIZE = 64 * 1024
-"""Characters of what was said of a job of which a view is made in about a millisecond; of 500 agents in 64 rounds
-there are seven million."""
+_DONE = {"posted": "charged", "void": "given back", "reserved": "reserved"}
 
 
 def job_view(
@@ -65,29 +59,25 @@ def job_view(
     )
 
 
-def read_views(job_ids: Collection[str], *, database: Database, tasks: TaskStore) -> dict[str, Unseen]:
-    """Jobs by id as they stand in one moment of the journal; those that are not there are left out."""
-    with database.read() as connection:
-        found = look_at(connection, job_ids)
-    # What a view shows of a task holds for ever, so it need not be of the same moment.
-    known = {one.task_digest: tasks.made(one.task_digest) for one in found.values()}
-    missing = [digest for digest, task in known.items() if task is None]
-    others = tasks.get_all(missing) if missing else {}
-    return {
-        job_id: Unseen(
-            is_final=rows.state in FINISHED,
-            num_rounds=rows.num_rounds,
-            is_small=rows.size <= SMALL_SIZE,
-            make=partial(_view_of, rows, known[rows.task_digest] or others[rows.task_digest]),
-        )
-        for job_id, rows in found.items()
-    }
+def read_views(jobs: Sequence[JobRecord], stores: Stores) -> list[JobView]:
+    """Jobs with their rounds, prices and answers; as many statements for a full page as for one job."""
+    ids = [job.job_id for job in jobs]
+    with stores.database.read() as connection:
+        rounds = stores.jobs.rounds_of(ids, connection=connection)
+        tasks = stores.tasks.get_all([job.task_digest for job in jobs], connection=connection)
+        said = stores.jobs.willingness.answers_of(ids, connection=connection)
+        gone = stores.forgotten.at(ids, connection=connection)
+    views = [job_view(job, rounds[job.job_id], tasks[job.task_digest], said.get(job.job_id, {})) for job in jobs]
+    return [view.model_copy(update={"forgotten_at": gone.get(view.job_id)}) for view in views]
 
 
-def _view_of(rows: LookedRows, task: TaskRecord) -> JobView:
-    one = rows.looked()
-    view = job_view(one.job, one.rounds, task, one.answers)
-    return view if one.forgotten_at is None else view.model_copy(update={"forgotten_at": one.forgotten_at})
+def read_view(job_id: str, stores: Stores) -> JobView:
+    """One job as it stands.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return read_views([stores.jobs.get(job_id)], stores)[0]
 
 
 def _selection(job: JobRecord) -> Selection:
@@ -241,3 +231,36 @@ def _ended(how: str, rounds: Sequence[RoundRecord]) -> str:
 def listed(names: Sequence[str], *, most: int = 5) -> str:
     """Names in a sentence: the first few, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def ledger_seq(rounds: Sequence[RoundRecord]) -> int | None:
+    """The last entry that posted the charge of a round; None where none was posted."""
+    posted = [one.charge.seq for one in rounds if one.charge is not None and one.charge.state == "posted"]
+    return max(posted, default=None)
+
+
+def ledger_in_words(rounds: Sequence[RoundRecord]) -> str:
+    """What the ledger says of a job: "charged by entry 47", or "2 of 3 batches charged, last by entry 47; ..."."""
+    charges = [one.charge for one in rounds if one.charge is not None]
+    if not charges:
+        return "no entry: nothing was reserved"
+    parts = []
+    for state, done in _DONE.items():
+        seqs = [charge.seq for charge in charges if charge.state == state]
+        if seqs and len(charges) == 1:
+            parts.append(f"{done} by entry {seqs[0]}")
+        elif seqs:
+            parts.append(f"{len(seqs)} of {len(charges)} batches {done}, last by entry {max(seqs)}")
+    return "; ".join(parts)
+
+
+def refusals(rounds: Sequence[RoundView]) -> tuple[Refusal, ...]:
+    """Who refused and why, each reason of a party once, whatever number of batches it was given for."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for one in rounds:
+        for party_id, reason in sorted(one.refused.items()):
+            found.setdefault((party_id, reason), []).append(one.number)
+    return tuple(
+        Refusal(party_id=party_id, reason=reason, rounds=tuple(numbers))
+        for (party_id, reason), numbers in found.items()
+    )

@@ -20,7 +20,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.keys import verify
 from labeler.errors import JournalBehind, LabelerError
 from labeler.messages import COORDINATOR, Message
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 
 log = logging.getLogger("labeler.mailroom")
 

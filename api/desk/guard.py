@@ -11,7 +11,6 @@ token        256 bits, made at each start, told in the fragment of the address, 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.desk import HEADERS
+from feature_store.certificates import is_loopback
 
 MAX_BODY_BYTES = 16 * 1024
 
@@ -72,14 +72,6 @@ class Guard:
             if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
                 return 413, f"a decision has at most {MAX_BODY_BYTES} bytes, and says how many"
         return 0, ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own and nobody else's."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _hostname(host: str) -> str:

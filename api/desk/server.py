@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 from collections.abc import Callable
 
-import uvicorn
-
 from api.desk.app import Site, create_desk
-from api.desk.guard import is_loopback
-from labeler.errors import InvalidSetting, Unavailable
+from api.server import GRACE_S, Server, listen, url_of
+from feature_store.certificates import is_loopback
+from labeler.errors import InvalidSetting
 
+MOST_IDLE = 64
+"""Connections without a request under way; beyond them the longest idle ones are closed."""
 _WATCH_S = 0.2
-_GRACE_S = 2
 
 
 def serve_desk(
@@ -37,37 +36,12 @@ def serve_desk(
             "away, and forward the port from elsewhere (ssh -L 8600:127.0.0.1:8600 HOST)"
         )
     token = secrets.token_urlsafe(32)
-    with _listen(host, port) as listening:
-        config = uvicorn.Config(
-            create_desk(site, token=token),
-            loop="asyncio",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=_GRACE_S,
-            timeout_keep_alive=30,
-            limit_concurrency=64,
-        )
-        server = uvicorn.Server(config)
+    with listen(host, port) as listening:
+        server = Server(create_desk(site, token=token), most_idle=MOST_IDLE, proxy_headers=False)
         running = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="desk", daemon=True)
         running.start()
-        shown = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{shown}:{listening.getsockname()[1]}/#token={token}")
+        on_ready(f"{url_of(listening)}/#token={token}")
         while not stop.wait(_WATCH_S) and running.is_alive():
             pass
         server.should_exit = True
-        running.join(_GRACE_S + 5)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(64)
-    except OSError as error:
-        listening.close()
-        raise Unavailable(f"cannot listen on {host} port {port}: {error.strerror}. Choose another port.") from None
-    return listening
+        running.join(GRACE_S + 5)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query
 
 from api import examples
+from api.access import Route
 from api.documentation import answers
 from api.routes.parameters import AgentId, Limit, Who
 from api.schema import BudgetView, LedgerPage
-from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def budget_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/budget, and /v1/ledger."""
-    router = APIRouter(tags=["budget"], route_class=StrictRoute)
+    router = APIRouter(tags=["budget"], route_class=Route)
 
     @router.get(
         "/v1/budget",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 
 from api import examples
+from api.access import Route
 from api.documentation import answers
-from api.rate_limit import Slots
+from api.limits import Slots
 from api.routes.parameters import Who
-from api.strict_route import StrictRoute
 from feature_store.journal.evidence import Wanted
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _PERIOD = "jobs submitted from this time on, ISO 8601; without a zone UTC"
 
 def evidence_routes(coordinator: Coordinator) -> APIRouter:
     """Route /v1/evidence."""
-    router = APIRouter(tags=["evidence"], route_class=StrictRoute)
-    slots = Slots("document of evidence", each=1, total=2)
+    router = APIRouter(tags=["evidence"], route_class=Route)
+    slots = Slots("documents of evidence", each=1, total=2)
 
     @router.get(
         "/v1/evidence",

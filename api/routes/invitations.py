@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Request, Response
 
 from api import examples
-from api.access import client_address
+from api.access import Route, client_address
 from api.documentation import answers, problem
 from api.routes.parameters import Caller, PartyId
 from api.schema import EnrolmentRequest, EnrolmentView, InvitationRequest, InvitationView, WithdrawnView
-from api.strict_route import StrictRoute
 from labeler.errors import Forged, NotAuthenticated
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def invitation_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/invitations, and /v1/enrolments."""
-    router = APIRouter(tags=["parties"], route_class=StrictRoute)
+    router = APIRouter(tags=["parties"], route_class=Route)
 
     @router.post(
         "/v1/invitations",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,19 +14,17 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api import examples
-from api.access import reader
+from api.access import Route
 from api.coordinator.ownership import Reader
-from api.coordinator.seen_jobs import Seen
 from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
 from api.in_turn import Pricing
-from api.job_intake import JSON, JobIntake, Received
-from api.patience import until_stopping
-from api.rate_limit import Slots
-from api.routes.parameters import MAX_ID_LENGTH, After, IdempotencyKey, JobId, Limit, Who
+from api.job_intake import JobIntake, Received
+from api.limits import Slots
+from api.request_context import until_stopping
+from api.routes.parameters import After, IdempotencyKey, JobId, Limit, Who
 from api.schema import (
-    KEY,
     MAX_THUMBNAILS,
     EstimateRequest,
     EstimateView,
@@ -40,8 +37,6 @@ from api.schema import (
     ThumbnailsRequest,
     ThumbnailsView,
 )
-from api.shared_looks import SharedLooks
-from api.strict_route import SMALL_BYTES, StrictRoute, at_once, parse_json
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -83,30 +78,16 @@ _LINKS = {
 
 def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     """Routes under /v1/jobs."""
-    router = APIRouter(tags=["jobs"], route_class=StrictRoute)
+    router = APIRouter(tags=["jobs"], route_class=Route)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
-    pictures = Slots("request for pictures", each=1, total=MAX_PICTURES)
-    labelling = Slots("request for labels of images", each=MAX_LABELLING_OF_A_TOKEN, total=MAX_LABELLING)
-    streams = Slots("event stream", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
-
-    looks = SharedLooks[Seen](coordinator.seen.look_all)
+    pictures = Slots("requests for pictures", each=1, total=MAX_PICTURES)
+    labelling = Slots("requests for labels of images", each=MAX_LABELLING_OF_A_TOKEN, total=MAX_LABELLING)
+    streams = Slots("event streams", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
     # Made when the first request asks, because they belong to the event loop that serves.
     @cache
     def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
-
-    async def price_at_once(request: Request) -> Response | None:
-        body = await request.body()
-        if len(body) > SMALL_BYTES:
-            return None
-        try:
-            asked = EstimateRequest.model_validate(parse_json(body))
-        except ValueError:
-            return None
-        who = await reader(request)
-        view = coordinator.estimates.estimate_at_once(asked, reader=who) or await price(asked, who)
-        return Response(view.model_dump_json(), media_type=JSON)
 
     async def price(asked: EstimateRequest, who: Reader) -> EstimateView:
         estimates = coordinator.estimates
@@ -117,29 +98,12 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
         step = partial(coordinator.submit, received.request, received.upload, reader=who, idempotency_key=key)
         return await to_thread.run_sync(step, limiter=writers())
 
-    async def submit_small(request: Request) -> Response | None:
-        key = request.headers.get("idempotency-key")
-        if not intake.is_small(request) or not (key is None or re.fullmatch(KEY, key)):
-            return None
-        async with intake.receive(request) as received:
-            view = await take(received, await reader(request), key)
-        headers = {"Location": f"/v1/jobs/{view.job_id}", "Retry-After": RETRY_AFTER_S}
-        return Response(view.model_dump_json(), 202, headers, JSON)
-
-    async def job_at_once(request: Request) -> Response | None:
-        job_id, who = request.path_params["job_id"], await reader(request)
-        if len(job_id) > MAX_ID_LENGTH:
-            return None
-        seen = coordinator.seen.at_once(job_id) or await looks.look(job_id)
-        return Response(coordinator.job_body(job_id, seen, reader=who), media_type=JSON)
-
     @router.post(
         "/v1/jobs:estimate",
         summary="What would a job cost?",
         description="The price at both levels and whether the budgets cover it now. Charges nothing, asks nobody.",
         responses=answers("The price", examples.ESTIMATE, problems=(404, 409, 413, 415, 422, 429, 503)),
     )
-    @at_once(price_at_once)
     async def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
@@ -172,7 +136,6 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
             }
         },
     )
-    @at_once(submit_small)
     async def submit(request: Request, response: Response, who: Who, idempotency_key: IdempotencyKey = None) -> JobView:
         async with intake.receive(request) as received:
             view = await take(received, who, idempotency_key)
@@ -217,7 +180,6 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
         description="State, progress by round, price, and the reason where it was refused.",
         responses=answers("The job", examples.JOB, problems=(404, 422)),
     )
-    @at_once(job_at_once)
     def read_job(job_id: JobId, who: Who) -> JobView:
         return coordinator.job(job_id, reader=who)
 

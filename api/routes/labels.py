@@ -10,13 +10,13 @@ from fastapi import APIRouter, Body, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api import examples, refusals
+from api.access import Route
 from api.coordinator.ownership import Reader
 from api.documentation import BUDGET_REFUSAL, answers, problem
-from api.patience import unless_stopping
-from api.rate_limit import Slots, TooManyRequests
+from api.limits import Slots, TooManyRequests
+from api.request_context import unless_stopping
 from api.routes.parameters import IdempotencyKey, Who
 from api.schema import FINISHED, JobRequest, JobView, LabelRow, LabelsRequest, LabelsView
-from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -26,15 +26,10 @@ MAX_WAITING = 200
 """Requests that wait for their labels at once."""
 
 
-class _LabelsRoute(StrictRoute):
-    max_body_bytes = 32 * 1024 * 1024
-    """64 vectors of 16,384 numbers, written out."""
-
-
 def label_routes(coordinator: Coordinator) -> APIRouter:
     """Route /v1/labels."""
-    router = APIRouter(tags=["labels"], route_class=_LabelsRoute)
-    waits = Slots("waiting request", each=MAX_WAITING, total=MAX_WAITING)
+    router = APIRouter(tags=["labels"], route_class=Route)
+    waits = Slots("waiting requests", each=MAX_WAITING, total=MAX_WAITING)
 
     @router.post(
         "/v1/labels",

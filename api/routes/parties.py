@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Response
 
 from api import examples
+from api.access import Route
 from api.documentation import answers
 from api.routes.parameters import PartyId, Who
 from api.schema import KeysRequest, PartiesView, PartyRequest, PartyView
-from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def party_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/parties."""
-    router = APIRouter(tags=["parties"], route_class=StrictRoute)
+    router = APIRouter(tags=["parties"], route_class=Route)
 
     @router.get(
         "/v1/parties",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Request, Response
 
 from api import examples
+from api.access import Route
 from api.documentation import answers
 from api.routes.parameters import After, Limit, TokenId
 from api.schema import TokenPage, TokenRequest, TokenView
-from api.strict_route import StrictRoute
 from labeler.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def token_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/tokens, and /v1/whoami."""
-    router = APIRouter(tags=["tokens"], route_class=StrictRoute)
+    router = APIRouter(tags=["tokens"], route_class=Route)
 
     @router.get(
         "/v1/whoami",

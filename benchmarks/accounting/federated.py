@@ -47,7 +47,7 @@ from fractions import Fraction
 from scipy.special import ndtr
 
 from benchmarks.accounting.composition import LOSS_INTERVAL, Composition, SampledGaussian, compose, poisson
-from labeler.accounting.pair import Pair
+from labeler.accounting.losses import Pair
 from labeler.accounting.sampled import sampled_pair
 from labeler.errors import InvalidSetting
 

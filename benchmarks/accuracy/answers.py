@@ -5,7 +5,8 @@ Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histog
 * **as before**: as many clusters as `labeler bench office-caltech` chose, student `auto`;
 * **leave one server out**: for each epsilon and each server, the number of clusters and the student that did best on
   the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent) are measured on it;
-* **planned**: what the product does by itself: `labeler.asking` from public facts (1,000 records of an agent assumed),
+* **planned**: what the product does by itself: `labeler.expectation` from public facts (1,000 records of an agent
+assumed),
   student `planned`;
 * **class means**: not votes but class means on public axes (`training.learner = "means"`, here the study's,
   `benchmarks.rivals`), whose labels of the public images the student `followed` reads; axes chosen for each
@@ -39,8 +40,7 @@ from benchmarks.data import Split
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from labeler.asking import questions_for
-from labeler.jobs import StudentKind
+from labeler.expectation import questions_for
 from labeler.planning import price
 from labeler.task import Task
 from workers.progress import ProgressCallback, silent
@@ -51,7 +51,7 @@ BEFORE: Final = {0.05: 15, 0.1: 20, 0.3: 20, 1.0: 15}
 
 AXES: Final = (8, 10, 16)
 COUNTS: Final = (10, 20)
-KINDS: Final[tuple[StudentKind, ...]] = ("averaged", "matched", "prototypes")
+KINDS: Final = ("followed", "matched", "prototypes")
 SPLITS: Final = 10
 DRAWS: Final = 2
 TUNING_SPLITS: Final = 10

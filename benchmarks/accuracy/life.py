@@ -54,9 +54,9 @@ from labeler.accounting.lifetime import set_aside_nano
 from labeler.batch import QueryBatch
 from labeler.budget import budget_for
 from labeler.contribution import contribution
-from labeler.life import Life
 from labeler.planning import price
 from labeler.randomness import seeded_source
+from labeler.setting import Life
 from labeler.task import Task, parse_task
 from workers.progress import ProgressCallback, silent
 from workers.voting.lifetime import lifetime_ballots
@@ -260,7 +260,7 @@ def _answered(
             agents=len(shards),
             assignment=job.questions.assignment,
         )
-        student = fit_student("centred", answers, job.public.features, num_classes=len(columns), seed=number)
+        student = fit_student("matched", answers, job.public.features, num_classes=len(columns), seed=number)
         truth = np.searchsorted(columns, job.unseen.labels)
         accuracies.append(float((student.predict(job.unseen.features) == truth).mean()))
     for database in stores:

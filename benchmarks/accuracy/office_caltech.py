@@ -8,7 +8,7 @@ caltech10 as servers, by mean student accuracy over `TUNING_SPLITS` splits; then
 exactly that, `DRAWS` draws of noise per split. Choosing on two servers and reporting the other two keeps the
 reported numbers honest; the tuning rows are printed too.
 
-**For whom a price holds** (labeler.collusion). Settings are chosen with no colluding agent; every reported row is
+**For whom a price holds** (labeler.planning). Settings are chosen with no colluding agent; every reported row is
 measured with none, as the papers count, and with one, as a new task does unless it says otherwise.
 
 Every number comes out of the real round: agents with exact indexes, discrete noise, secret shares, talliers. Noise is
@@ -37,10 +37,10 @@ from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
-from labeler.jobs import AskedStrategy, StudentKind
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
+from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
@@ -86,7 +86,7 @@ class Setting:
     count: int | None
     release: ReleaseKind = "histogram"
     colluding_agents: int = 0
-    student: StudentKind = "auto"
+    student: str = "planned"
     strategy: AskedStrategy = "clustered"
 
     @property

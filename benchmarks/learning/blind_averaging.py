@@ -2,7 +2,7 @@
 
     records --train_linear--> weights --VectorSum: grid, noise share, secret shares--> talliers: sum, opened / users
 
-One message per user, no second round. The sum is a `labeler.vector_sum.VectorSum` with the norm and the sensitivity of
+One message per user, no second round. The sum is a `labeler.noise.VectorSum` with the norm and the sensitivity of
 `LinearTerms`; dividing by the number of contributors, which is public, divides sensitivity and noise alike (lemma 6).
 With an honest fraction t and d dropouts that the plan allows for, h = floor(t U) - d shares of noise are certainly
 unknown, so a share has variance sigma^2 / h: what nobody can subtract is sigma in the sum, even when everybody else
@@ -25,9 +25,9 @@ from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
 from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting
+from labeler.noise import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
 from labeler.randomness import ByteSource
 from labeler.task import Level
-from labeler.vector_sum import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
 
 _SMALL_STEP = 1 + 1e-5
 

@@ -37,8 +37,8 @@ from benchmarks.learning.together import Parameters, of_each
 from benchmarks.private_sum import private_sum
 from benchmarks.sampled_sum import SampledSum, poisson_sample, random_places, with_budget
 from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
-from labeler.vector_sum import VectorSum
 from workers.progress import ProgressCallback, silent
 
 _FAILURES = 1e-16

@@ -3,7 +3,7 @@
     round r, for every client i of the round's schedule:
       pull       h_i = (1 - alpha) w_i + alpha w_global                             (equation 2.1)
       K times    g   = sum over a Poisson sample of its records of clipped gradients
-                 g~  = g on the integer grid + its own discrete Gaussian noise      (`labeler.vector_sum`)
+                 g~  = g on the integer grid + its own discrete Gaussian noise      (`labeler.noise`)
                  w_i = optimiser step along g~ / B                                  (noisy SGD or noisy Adam)
       send       w_i
     server:      w_global = (1 - eta) w_global + eta mean of the w_i that were sent
@@ -43,8 +43,8 @@ from benchmarks.learning.client_models import NO_RECORD, ClientModels
 from benchmarks.learning.gradients import sum_sensitivity
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting
+from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
-from labeler.vector_sum import VectorSum
 from workers.progress import ProgressCallback, silent
 
 _DECAY, _SQUARE_DECAY, _STABILISER = 0.9, 0.999, 1e-8

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from benchmarks import BenchRow
 from feature_store.durable import replace_file
-from workers.report.canvas import CLASS_COLORS, INK, MUTED, drawable, finish_file, new_figure, plain_axes
+from workers.report.pictures import CLASS_COLORS, INK, MUTED, drawable, finish_file, new_figure, plain_axes
 
 _MARKS = "osD^vPX*<>"
 _MOST_COLUMNS = 3

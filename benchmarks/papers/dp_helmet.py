@@ -45,9 +45,9 @@ from feature_store.students.projection import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.convex import Learner, LinearTerms
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 from labeler.task import Level
-from labeler.vector_sum import VectorSum
 from workers.learning.linear import linear_scores, train_linear, train_users
 from workers.progress import ProgressCallback
 

@@ -146,7 +146,7 @@ def task_for(
             "max_queries": queries,
             "release": release,
             "agents": agents,
-            # As the paper counts: nobody who takes part reads the release. Its price says so (labeler.collusion).
+            # As the paper counts: nobody who takes part reads the release. Its price says so (labeler.planning).
             "colluding_agents": 0,
             "talliers": TALLIERS if release == "histogram" else 3,
         }

@@ -39,7 +39,7 @@ from benchmarks.papers.noisy_step import step_rows
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, iid_partition, mnist_partition
 from benchmarks.papers.runner import Cell
 from benchmarks.sampled_sum import SampledSum, with_budget
-from labeler.vector_sum import VectorSum
+from labeler.noise import VectorSum
 from workers.progress import ProgressCallback
 
 SEEDS: Final = (1, 2, 3)

@@ -19,8 +19,8 @@ from benchmarks import BenchRow
 from benchmarks.learning.gradients import clipped_gradient_sums, flatten, unflatten
 from benchmarks.learning.networks import small_convnet
 from benchmarks.learning.together import initial_parameters
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum
 
 
 def step_rows(*, pairs: int, batch: int = 64) -> list[BenchRow]:

@@ -5,7 +5,7 @@
 Each agent's noise, masks and shares are drawn by the functions of an agent in the service, and each tallier adds by
 those of a tallier. Sums of groups add up to the sum of all, so the size of a group changes no bit of the answer and
 memory does not grow with the number of agents. Only the histogram can be opened: sums over more than some eight hundred
-agents leave the range in which winners are compared (`labeler.field`). Noise and masks follow from the seed, so that a
+agents leave the range in which winners are compared (`labeler.sharing`). Noise and masks follow from the seed, so a
 run can be repeated: they protect nobody.
 """
 

@@ -35,7 +35,7 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from workers.digits import CLASSES
 from workers.federation.home import LocalFederation, make_federation
-from workers.federation.plan import Plan
+from workers.federation.up import Plan
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.jobs.folder import open_job_folder
 from workers.jobs.labelling import label

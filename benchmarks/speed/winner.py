@@ -26,11 +26,10 @@ from benchmarks.one_round import run_round
 from benchmarks.speed.winner_party import Took, measure, write_trio
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
-from labeler.collusion import resolve_colluding_agents
-from labeler.field import comparison_bits
+from labeler.planning import resolve_colluding_agents
 from labeler.randomness import os_source
 from labeler.release import InProcessWinner
-from labeler.sharing import split
+from labeler.sharing import comparison_bits, split
 from labeler.task import Task
 from labeler.winner import WinnerTerms
 from workers.agent.agent import Agent

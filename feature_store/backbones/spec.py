@@ -36,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from feature_store.backbone_names import PACKAGED
 from feature_store.named_files import read_named
 from labeler.errors import BadData, InvalidSetting
-from labeler.settings_text import SettingsText
+from labeler.settings import SettingsText
 from labeler.task import describe_validation
 
 Side = Annotated[int, Field(ge=1, le=4096)]

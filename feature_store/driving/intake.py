@@ -14,8 +14,7 @@ from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError, ProtocolViolation
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.messages.proposals import ANSWER_KINDS, Declined, Willing
-from labeler.messages.rounds import AnswerSent, Refusal
+from labeler.messages.rounds import ANSWER_KINDS, AnswerSent, Declined, Refusal, Willing
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 from labeler.rounds.effects import (
     AgentDone,

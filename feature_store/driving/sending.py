@@ -20,8 +20,7 @@ from feature_store.mailbox import Letter
 from labeler.batch import QueryBatch
 from labeler.errors import TooLarge, Unavailable, WrongDigest
 from labeler.messages import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind
-from labeler.messages.proposals import Proposal, Withdrawn
-from labeler.messages.rounds import Ask, OpenRound, Settled, SumRequest, TallierKey
+from labeler.messages.rounds import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
 from labeler.rounds.effects import (
     AskForSums,
     OpenAt,

@@ -25,18 +25,17 @@ from feature_store.job_files.questions import (
     QUESTIONS,
     SHARD,
     UPLOAD,
-    USUAL_STUDENT,
     StoredQuestions,
     unasked,
     write_failure,
 )
-from feature_store.own_process import bound_process
 from feature_store.parquet_file import read_parquet
+from feature_store.process_pool import bound_process
 from feature_store.query_selection import select_queries
 from feature_store.room import is_full
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
-from labeler.jobs import Strategy
+from labeler.rounds.effects import Strategy
 from labeler.task import describe_validation
 
 CPU_S: Final = 600
@@ -86,7 +85,6 @@ def write_questions(folder: Path, request: QuestionRequest) -> None:
         images=features if request.strategy == "weights" else None,  # What the model that is asked for will label.
         fingerprint=request.fingerprint,
         backbone=request.backbone,
-        student=USUAL_STUDENT,
     )
     replace_file(folder / QUESTIONS, stored.to_bytes(), mode=0o600)
 

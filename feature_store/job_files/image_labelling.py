@@ -4,19 +4,20 @@
     jobs/JOB/questions.safetensors   what was asked                   }-->    student.safetensors
     jobs/JOB/upload.parquet, shard   names and features of images    /        or image-labels.json: why there are none
 
-Run as a program it reads orders from its input, a line of JSON each, labels one job after the other, and ends. It is a
-process of its own, bounded in memory and time by the system, so that neither of a coordinator follows the size of its
-jobs; one process for many small jobs, because loading its libraries takes longer than they do. All it reads is public
+Run as a program it reads orders from its input, a line of JSON each, and answers each with an exit code on a line. It
+is a process of its own, bounded in memory and time by the system, so that neither of a coordinator follows the size of
+its jobs; it stays for further jobs, because loading its libraries takes longer than a small one. All it reads is public
 or released: what it makes is post-processing, and costs no privacy. The same files give the same labels.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -39,14 +40,16 @@ from feature_store.job_files.questions import (
     read_stored_questions,
     write_failure,
 )
-from feature_store.own_process import bound_process
+from feature_store.process_pool import bound_process
 from feature_store.room import is_full
 from feature_store.shard import Shard
 from labeler.errors import BadData, LabelerError
-from labeler.jobs import StudentKind
 
 CPU_S: Final = 1800
 ROOM_BYTES: Final = 2**30
+IDLE_S: Final = 60.0
+"""How long it waits for another order; then it ends, which gives its memory back."""
+
 COPIES: Final = 24
 """Copies of the features, as they were sent, that learning may hold at once: as float64, projected, and per student."""
 
@@ -134,12 +137,7 @@ def label_job(order: LabellingOrder) -> None:
         assignment=questions.assignment,
         contributors=order.contributors,
     )
-    labelled = label_images(
-        answers,
-        features,
-        rows=None if asks_for_a_model else questions.rows,
-        kind=cast(StudentKind, questions.student),
-    )
+    labelled = label_images(answers, features, rows=None if asks_for_a_model else questions.rows)
     rows = image_label_table(stamp, sources=sources, probabilities=labelled.probabilities, asked=labelled.asked)
     _write(folder, order, labelled.student.arrays, labelled.student.kind, rows)
 
@@ -169,23 +167,30 @@ def _features(folder: Path, source: str) -> NDArray[np.int16]:
 # The program.
 
 
-def main(most_feature_bytes: int, most_images: int) -> int:
-    """Label every job that is ordered; the exit code says whether there was room on the disk."""
-    bound_process(ROOM_BYTES + COPIES * most_feature_bytes + BYTES_PER_IMAGE * most_images, CPU_S)
-    for line in sys.stdin:
-        order = LabellingOrder.model_validate(json.loads(line))
-        try:
-            label_job(order)
-        except LabelerError as error:
-            write_failure(Path(order.folder), error, name=IMAGE_FAILURE)
-        except FileNotFoundError:
-            continue  # forgotten meanwhile
-        except OSError as error:
-            if not is_full(error):
-                raise
-            return DISK_IS_FULL
+def main() -> int:
+    """Label every job that is ordered, until nobody has ordered one for a while."""
+    while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
+        wanted = json.loads(line)
+        bound_process(ROOM_BYTES + COPIES * wanted["feature_bytes"] + BYTES_PER_IMAGE * wanted["images"], CPU_S)
+        sys.stdout.write(f"{_labelled(LabellingOrder.model_validate(wanted['order']))}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _labelled(order: LabellingOrder) -> int:
+    """Label a job; the exit code says whether there was room on the disk."""
+    try:
+        label_job(order)
+    except LabelerError as error:
+        write_failure(Path(order.folder), error, name=IMAGE_FAILURE)
+    except FileNotFoundError:
+        pass  # forgotten meanwhile
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return DISK_IS_FULL
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main())

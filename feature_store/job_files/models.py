@@ -31,7 +31,7 @@ from labeler.class_means import MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import BadData
 from labeler.federated import StepTerms
-from labeler.training import Training
+from labeler.setting import Training
 
 _MOST_BYTES: Final = 2**30
 """Of a model: twice what 32,000 classes of 2,048 features take."""

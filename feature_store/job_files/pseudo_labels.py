@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from feature_store.job_files.naming import QuestionNames
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import ABSTAINED_LABEL, AnswerStatus
 from labeler.linear_model import LinearModel
 from labeler.release import Release
+from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
 from labeler.task import Task
 
 SCHEMA = pa.schema(

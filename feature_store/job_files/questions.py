@@ -29,10 +29,6 @@ SHARD: Final = "public.shard"
 LABELS: Final = "labels.parquet"
 IMAGE_LABELS: Final = "image-labels.parquet"
 STUDENT: Final = "student.safetensors"
-USUAL_STUDENT: Final = "planned"
-EARLIER_STUDENT: Final = "auto"
-"""What labels the images of a job, today and before questions said so."""
-
 MOST_NAMED: Final = 10
 """So many images that cannot be asked about are named in one refusal."""
 
@@ -51,7 +47,6 @@ class StoredQuestions:
         images: features of all images, where a model is asked for that will label them.
         fingerprint: of the backbone.
         backbone: its name, for people; may be empty.
-        student: which kind labels the images; of jobs before it was stored "auto", so that they give the same labels.
     """
 
     features: NDArray[np.int16]
@@ -60,7 +55,6 @@ class StoredQuestions:
     images: NDArray[np.int16] | None
     fingerprint: str
     backbone: str
-    student: str = EARLIER_STUDENT
 
     @property
     def asks_clusters(self) -> bool:
@@ -73,8 +67,6 @@ class StoredQuestions:
         if self.images is not None:
             arrays["images"] = self.images
         metadata = {"fingerprint": self.fingerprint, "backbone": self.backbone}
-        if self.student != EARLIER_STUDENT:
-            metadata["student"] = self.student
         return _in_one_order(save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, metadata))
 
 
@@ -105,7 +97,6 @@ def read_stored_questions(path: Path) -> StoredQuestions:
             images=arrays.get("images"),
             fingerprint=metadata.get("fingerprint", ""),
             backbone=metadata.get("backbone", ""),
-            student=metadata.get("student", EARLIER_STUDENT),
         )
     except (OSError, SafetensorError, KeyError) as error:
         raise BadData(f"stored questions cannot be read ({type(error).__name__})") from None

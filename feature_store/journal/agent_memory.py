@@ -38,8 +38,8 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, keep, stay
-from labeler.answered import ANSWERED_TO_OTHERS
 from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
+from labeler.rounds.agent import ANSWERED_TO_OTHERS
 from labeler.task import Task, parse_task
 
 MAX_WAITING = 100

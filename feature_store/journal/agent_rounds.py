@@ -39,8 +39,8 @@ from feature_store.journal.joining import reading
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, keep
 from feature_store.journal.unused_keys import UnusedKeys
-from labeler.answered import NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
+from labeler.rounds.agent import NOT_KEPT, Recipients
 
 agent_rounds = strict_table(
     "agent_rounds",
@@ -106,7 +106,7 @@ def _kept_rounds(connection: Connection) -> set[str]:
 
 
 class JournalRounds:
-    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.answered)."""
+    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.rounds.agent)."""
 
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database

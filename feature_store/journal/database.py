@@ -36,7 +36,6 @@ from feature_store.journal.about import (
 from feature_store.journal.connections import Connections
 from feature_store.journal.engines import (
     POSTGRESQL_LOCK,
-    SIDE_BY_SIDE,
     empty_log,
     follow_references,
     overwrite_deleted,
@@ -386,7 +385,6 @@ def open_database(
     anchor: Path | None = None,
     read_only: bool = False,
     allow_unsynced: bool = False,
-    side_by_side: bool = False,
     busy_timeout_s: float = 10.0,
     one_connection: bool = False,
 ) -> Database:
@@ -397,7 +395,6 @@ def open_database(
         anchor: a local file that remembers the ledger's head; see `feature_store.journal.anchor`.
         read_only: look only; allowed while another process owns a SQLite journal.
         allow_unsynced: accept file systems in memory. For tests.
-        side_by_side: in PostgreSQL: whoever has the lease next may end this process's sessions.
         busy_timeout_s: how long to wait for another connection's transaction.
         one_connection: read through the writer's connection; for one thread that does one thing at a time, in a
             journal that is open for a moment.
@@ -419,8 +416,7 @@ def open_database(
             one_connection=one_connection,
         )
     what = f"the journal {url.database or ''} at {url.host or 'the local socket'}"
-    called = SIDE_BY_SIDE if side_by_side else "labeler"
-    engine = postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s, called=called)
+    engine = postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
     # One moment of the journal per reading transaction, in which nothing can be written.
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     with ExitStack() as owned:

@@ -37,9 +37,6 @@ POSTGRESQL_SETTINGS = {
 }
 """What PostgreSQL must answer so that a commit survives a power cut and entries stay as they are."""
 
-SIDE_BY_SIDE = "labeler side by side"
-"""What PostgreSQL calls the sessions of an owner that another may replace (`feature_store.journal.leases`)."""
-
 _READERS = 8
 
 READER_PAGES_KIB = 512
@@ -60,9 +57,7 @@ def sqlite_engines(path: Path, *, what: str, read_only: bool, busy_timeout_s: fl
     return _sqlite_engine(path, what=what, mode="rw", timeout_s=busy_timeout_s, connections=1), reader
 
 
-def postgresql_engine(
-    url: URL, *, what: str, read_only: bool, busy_timeout_s: float, called: str = "labeler"
-) -> Engine:
+def postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: float) -> Engine:
     """A pool of connections whose durability was checked."""
     timeout_ms = max(1, round(1000 * busy_timeout_s))
     options = f"-c lock_timeout={timeout_ms} -c idle_in_transaction_session_timeout={60_000 + timeout_ms}"
@@ -76,7 +71,7 @@ def postgresql_engine(
             pool_size=_READERS,
             max_overflow=_READERS,
             pool_timeout=busy_timeout_s,
-            connect_args={"options": options, "connect_timeout": 10, "application_name": called},
+            connect_args={"options": options, "connect_timeout": 10, "application_name": "labeler"},
         )
     except (ImportError, NoSuchModuleError):
         raise InvalidSetting("PostgreSQL needs the package psycopg: install private-labeler[postgres]") from None

@@ -11,8 +11,8 @@ from feature_store.journal.columns import check_moment, json_text
 from feature_store.journal.job_tables import FINISHED, JOB_STATES, ROUND_STATES
 from feature_store.journal.joining import cursor_text
 from labeler.errors import InvalidSetting
-from labeler.jobs import JobState as JobState
-from labeler.jobs import RoundState as RoundState
+from labeler.rounds.effects import JobState as JobState
+from labeler.rounds.effects import RoundState as RoundState
 
 Source = Literal["images", "features"]
 

@@ -33,8 +33,8 @@ from feature_store.journal.database import strict_table
 from feature_store.journal.ledger_tables import LEDGER_TABLES
 from feature_store.journal.rules import forbid, keep, set_once
 from feature_store.journal.tasks import tasks
-from labeler.jobs import FINISHED as FINISHED
-from labeler.jobs import JobState, RoundState
+from labeler.rounds.effects import FINISHED as FINISHED
+from labeler.rounds.effects import JobState, RoundState
 
 JOB_STATES = get_args(JobState)
 ROUND_STATES = get_args(RoundState)

@@ -72,7 +72,7 @@ class Proposed:
     """What an answer is about.
 
     Attributes:
-        digest: of the proposal (labeler.messages.proposals).
+        digest: of the proposal (labeler.messages.rounds).
         until: its deadline.
         at: when it is answered.
     """

@@ -17,7 +17,7 @@ from feature_store.journal.columns import WHOLE, one_of
 from feature_store.journal.database import strict_table
 from feature_store.journal.prepared import Prepared
 from feature_store.journal.rules import forbid, stay
-from labeler.jobs import FINISHED
+from labeler.rounds.effects import FINISHED
 
 returned_queries = strict_table(
     "returned_queries",

@@ -165,7 +165,7 @@ class TallierMemory:
         )
 
     def noise_key(self, round_digest: str) -> bytes:
-        """What this tallier's noise in a round is drawn from, where talliers add it (labeler.tallier_noise).
+        """What this tallier's noise in a round is drawn from, where talliers add it (labeler.noise).
 
         The key under which the round's shares lie: durable before the first share is, the same after a crash, and
         erased once the sum is durable with its noise in it. Whoever has lost it has no shares to add noise to.

@@ -1,11 +1,7 @@
-"""The mailbox inside one process: for `labeler run`, for tests, and in front of Redis where one process serves mail.
+"""The mailbox inside one process: for `labeler run`, for tests and for simulations.
 
 The twin of `feature_store.mailbox.redis`: the same positions, leases, bounds and waiting, without a server. Any number
 of threads and event loops may use one at once. Everything is gone when the process ends, which a mailbox may do.
-Whoever keeps it in front of another mailbox (`feature_store.mailbox.leading`) can also see what lies in it, and take
-it out.
-
-A little over 400 lines: one twin of the protocol, beside `redis`.
 """
 
 from __future__ import annotations
@@ -47,8 +43,6 @@ _SWEEP_EVERY: Final = 4096
 MOST_SEEN: Final = 4096
 """Messages that are known when they come again: of the last day, and no more, so that memory does not grow."""
 
-_CLOCKS_APART_S: Final = 86_400.0
-
 MOST_TOLD: Final = 512
 """Jobs whose events are kept; who watches another looks at it in the journal."""
 
@@ -59,11 +53,11 @@ _Position = tuple[int, int]
 
 @dataclass
 class _Stream:
-    """Entries in order of their positions, each with its message's id; those of events have none."""
+    """Entries in order of their positions."""
 
     expires: float
     last: _Position = _START
-    entries: dict[_Position, tuple[bytes, str]] = field(default_factory=dict)
+    entries: dict[_Position, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -132,52 +126,6 @@ class MemoryMailbox:
             # Each once, however much came for it.
             self._wake(dict.fromkeys(("mail", letter.recipient) for letter in letters))
             self._wake([("progress", job_id) for job_id in tell])
-
-    def lying(self, recipient: str) -> dict[str, Letter]:
-        """What lies in a party's mail, by position; also what it took and has not confirmed."""
-        with self._changed:
-            stream = self._stream(("mail", recipient))
-            found = {} if stream is None else stream.entries
-            return {format_position(at): Letter(recipient, data, name) for at, (data, name) in found.items()}
-
-    def go_on_behind(self, recipient: str, position: str) -> None:
-        """What comes for a party has later positions than one that it has of the process before, whose clock was ahead.
-
-        Else that message would be taken for one that it has had. A position further ahead than clocks are apart is
-        nobody's, and is left to mean what it does.
-        """
-        behind = parse_position(position)
-        with self._changed:
-            now = self._now()
-            if behind[0] <= (now + _CLOCKS_APART_S) * 1000:
-                key = ("mail", recipient)
-                stream = self._stream(key) or self._streams.setdefault(key, _Stream(now + MAIL_UNUSED_S))
-                stream.last = max(stream.last, behind)
-
-    def take_out(self, recipient: str, positions: Collection[str]) -> None:
-        """Somebody else has what lies at these positions of a party's mail."""
-        with self._changed:
-            stream = self._stream(("mail", recipient))
-            if stream is not None:
-                for position in positions:
-                    stream.entries.pop(parse_position(position), None)
-
-    def unseen(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Those of them that were not put in before, as far as is known."""
-        with self._changed:
-            return [letter for letter in letters if not self._is_seen(letter)]
-
-    def note_seen(self, letters: Sequence[Letter]) -> None:
-        """Take these for put in."""
-        with self._changed:
-            for letter in letters:
-                self._see(letter)
-
-    def mail_bytes(self) -> int:
-        """Of all messages of all parties together."""
-        with self._changed:
-            mail = (stream for (kind, _), stream in self._streams.items() if kind == "mail")
-            return sum(len(data) for stream in mail for data, _ in stream.entries.values())
 
     async def receive(
         self,
@@ -305,23 +253,15 @@ class MemoryMailbox:
         now_ms = int(self._now() * 1000)
         return (now_ms, 0) if now_ms > last[0] else (last[0], last[1] + 1)
 
-    def _is_seen(self, letter: Letter) -> bool:
-        now = self._now()
-        return self._seen.get((letter.recipient, letter.message_id), now) > now
-
-    def _see(self, letter: Letter) -> None:
-        name = (letter.recipient, letter.message_id)
-        self._seen[name] = self._now() + MAIL_SEEN_S
+    def _put(self, letter: Letter) -> None:
+        now, name = self._now(), (letter.recipient, letter.message_id)
+        if self._seen.get(name, now) > now:
+            return
+        self._seen[name] = now + MAIL_SEEN_S
         self._seen.move_to_end(name)
         if len(self._seen) > MOST_SEEN:
             self._seen.popitem(last=False)
-
-    def _put(self, letter: Letter) -> None:
-        if self._is_seen(letter):
-            return
-        self._see(letter)
-        entry = bytes(letter.data), letter.message_id
-        self._append(("mail", letter.recipient), entry, most=MAX_MAIL, unused_s=MAIL_UNUSED_S)
+        self._append(("mail", letter.recipient), bytes(letter.data), most=MAX_MAIL, unused_s=MAIL_UNUSED_S)
         self._sends += 1
         if self._sends % _SWEEP_EVERY == 0:
             now = self._now()
@@ -329,7 +269,7 @@ class MemoryMailbox:
 
     def _publish(self, job_id: str, event: Mapping[str, Any]) -> None:
         key = ("progress", check_text(job_id, "job_id", most=200))
-        self._append(key, (canonical_json(dict(event)), ""), most=MAX_EVENTS, unused_s=PROGRESS_UNUSED_S)
+        self._append(key, canonical_json(dict(event)), most=MAX_EVENTS, unused_s=PROGRESS_UNUSED_S)
         self._told[job_id] = None
         self._told.move_to_end(job_id)
         if len(self._told) > MOST_TOLD:
@@ -342,7 +282,7 @@ class MemoryMailbox:
             return None
         return stream
 
-    def _append(self, key: _Key, entry: tuple[bytes, str], *, most: int, unused_s: float) -> None:
+    def _append(self, key: _Key, entry: bytes, *, most: int, unused_s: float) -> None:
         expires = self._now() + unused_s
         stream = self._stream(key)
         if stream is None:
@@ -377,7 +317,7 @@ class MemoryMailbox:
                 del stream.entries[old]
         found: list[tuple[str, bytes]] = []
         size = 0
-        for entry, (data, _) in stream.entries.items():
+        for entry, data in stream.entries.items():
             if entry <= position:
                 continue
             size += len(data)

@@ -8,9 +8,8 @@ Positions are "TIME-NUMBER", milliseconds and a count, and grow with every entry
 later than anything in its mail has read an earlier mailbox (it was emptied, or its clock was set back) and gets all
 there is.
 
-Two twins keep this: `feature_store.mailbox.redis` among processes, `feature_store.mailbox.memory` inside one; and
-`feature_store.mailbox.leading` is the second in front of the first. One suite
-(tests/feature_store/mailbox/test_conformance.py) binds them all. Whoever needs a mailbox names `Mailbox` of this
+Two twins keep this: `feature_store.mailbox.redis` among processes, `feature_store.mailbox.memory` inside one. One suite
+(tests/feature_store/mailbox/test_conformance.py) binds both. Whoever needs a mailbox names `Mailbox` of this
 module, and only what wires a process names a twin.
 """
 

@@ -136,6 +136,21 @@ def uncentred(noisy_votes: NDArray[np.float64], sigma: float) -> NDArray[np.floa
     return np.asarray(noisy_votes + math.sqrt(max(squares, 0.0) / (1 - 1 / classes)) / classes)
 
 
+def released_counts(answers: NoisyAnswers) -> NDArray[np.float64]:
+    """Return what was released, in votes, shape (num_queries, num_classes); zeros where nothing was answered."""
+    answered = answers.answered
+    if answers.noisy_votes is not None:
+        return np.where(answered[:, None], answers.noisy_votes, 0.0)
+    counts = np.zeros((len(answered), answers.num_classes))
+    counts[answered] = np.eye(answers.num_classes)[answers.labels[answered]]
+    return counts
+
+
+def noise_of_counts(answers: NoisyAnswers) -> float:
+    """Return the standard deviation of the noise in `released_counts`, in votes: none is known in winners."""
+    return 0.0 if answers.noisy_votes is None else answers.total_sigma_votes
+
+
 def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:
     """The classes of each query as far as the release tells, shape (num_queries, num_classes), rows sum to one.
 

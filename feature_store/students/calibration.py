@@ -17,9 +17,9 @@ votes at q that agree with the student. With M_q votes at q the released counts 
     D_q = sum_c (1 - rho_q(c)) n_qc  ~ N(M_q (1 - a_q), sigma^2 |1 - rho_q|^2 + M (1 - a_q)),      M_q ~ N(M, M^2),
 
 sigma the **known** noise of one coordinate, M the mean number of votes (from the sum of all counts, in which noise
-cancels). M_q is integrated out, and T maximises the product over q, times a log-normal prior around what each form of
-student needs where votes say nothing. Noise that drowns the votes so leaves the prior; votes far above the noise
-decide. Winners alone carry no counts, and soft labels are no votes: then the prior stands.
+cancels). M_q is integrated out, and T maximises the product over q, times a log-normal prior around 1. Noise that
+drowns the votes so leaves the prior; votes far above the noise decide. Winners alone carry no counts, and soft labels
+are no votes: then the prior stands.
 
 **A posterior for what was asked itself.** The noisy counts n of one question are votes v plus normal noise. Let the
 class with most votes be each class alike beforehand, its count exponential with mean m and every other count
@@ -59,9 +59,6 @@ SMEAR: Final = 0.035
 SPREAD: Final = 0.25
 """Standard deviation of the prior of log T."""
 
-USUAL: Final = {"prototypes": 1.0, "linear-probe": 2.5, "spreading": 0.75}
-"""The temperature that each form of student needs where votes say nothing."""
-
 _TEMPERATURES: Final = np.exp(np.linspace(math.log(0.25), math.log(8.0), 57))
 _LEAST: Final = 1e-12
 _LEAST_SHARE, _MOST_SHARE = 0.01, 0.999
@@ -81,21 +78,19 @@ def sharpened(probabilities: NDArray[np.floating], temperature: float) -> NDArra
 
 
 def fit_temperature(
-    kind: str, probabilities: NDArray[np.floating], answers: NoisyAnswers, assignment: NDArray[np.integer]
+    probabilities: NDArray[np.floating], answers: NoisyAnswers, assignment: NDArray[np.integer]
 ) -> float:
     """The temperature at which a student agrees with the released votes as often as it says; see the module.
 
     Args:
-        kind: of student, for the prior.
         probabilities: shape (num_images, num_classes), what it says of the public images.
         answers: the release.
         assignment: shape (num_images,), the answer that stands for each image.
     """
-    usual = USUAL.get(kind, 1.0)
     if answers.noisy_votes is None or not METHODS[answers.method].counts:
-        return usual
+        return 1.0
     groups = _Groups(probabilities, answers, assignment)
-    logs = np.log(_TEMPERATURES / usual) / SPREAD
+    logs = np.log(_TEMPERATURES) / SPREAD
     likelihood = np.array([groups.log_likelihood(float(one)) for one in _TEMPERATURES])
     return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
 

@@ -1,6 +1,6 @@
 """Which class each component of the public images is: the exact posterior given noisy counts and their known noise.
 
-Public images fall into components k = 1..C (feature_store.students.matched). With S_qk the share of component k's
+Public images fall into components k = 1..C (feature_store.students.members). With S_qk the share of component k's
 images that question q stands for, records of class c, if c is component k, cast M S_qk votes at question q. So with
 pi(k) the class of component k the released counts are
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from sklearn.decomposition import PCA
 
 from feature_store.students.answers import check_features
 from labeler.errors import BadData
+
+_LEAST_DEVIATION: Final = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,22 @@ def fit_projection(public_features: NDArray[np.generic], *, dimensions: int, see
     small = min(unit.shape) <= 500
     fitted = PCA(kept, svd_solver="full" if small else "randomized", random_state=seed).fit(unit)
     return Projection(fitted.mean_.astype(np.float64), np.ascontiguousarray(fitted.components_.T, dtype=np.float64))
+
+
+def most_axes(num_classes: int) -> int:
+    """How many public axes are kept."""
+    return min(max(40, 4 * num_classes), 256)
+
+
+def half_whitened(public_features: NDArray[np.generic], *, dimensions: int, seed: int) -> Projection:
+    """Leading axes of the public features, each divided by the square root of its deviation."""
+    axes = fit_projection(public_features, dimensions=dimensions, seed=seed)
+    along = (unit_rows(public_features) - axes.mean) @ axes.components
+    deviation = along.std(axis=0)
+    most = float(deviation.max())
+    if most <= _LEAST_DEVIATION:
+        return axes
+    return Projection(axes.mean, axes.components / np.sqrt(np.maximum(deviation / most, _LEAST_DEVIATION)))
 
 
 def unit_rows(rows: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -1,74 +1,99 @@
-"""A student: learns from released answers, labels any image, saves to one file without pickle."""
+"""Students: learn from released answers, label any image, and save to one file without pickle.
+
+A student multiplies what its members say of an image (`feature_store.students.members`):
+
+    P(c | x) proportional to the product of P_m(c | x)^(share of m),      each at least LEAST.
+
+Members err in different places, so what one of them is sure of and the others do not deny is right more often than
+what any of them says. There are three kinds:
+
+* **followed**: the mean of matched components and prototypes, once more along the nearest neighbors of the public
+  images. It takes every class to be as many images and nearly in one place, so a class whose votes noise has drowned
+  still gets the images that no other class claims. For noise about as large as the votes;
+* **blended**: spreading and discriminants, where held-out votes show that groups of images hold several classes;
+* **pooled**: these and, counted twice, `followed`, where votes stand out of the noise.
+
+`planned`, the default, lets the release decide between them. Whatever is chosen follows from public features and from
+what was released: post-processing, at no price.
+
+References:
+    Hinton 2002, "Training products of experts by minimizing contrastive divergence" (products of experts).
+    Leiner, Duan, Wasserman, Ramdas 2023, "Data fission: splitting a single data point" (held-out votes).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.students.answers import NoisyAnswers, check_features, soft_labels
-from feature_store.students.averaged import Averaged, AveragedLearner
-from feature_store.students.blended import SHARES, Blended
+from feature_store.students.answers import NoisyAnswers, check_features
 from feature_store.students.calibration import fit_temperature, sharpened
-from feature_store.students.centred import CentredLearner
-from feature_store.students.choice import Predict, choose, votes_stand_out
-from feature_store.students.discriminant import DiscriminantLearner
-from feature_store.students.linear_probe import LinearLearner, LinearProbe
-from feature_store.students.matched import Matched, MatchedLearner
+from feature_store.students.members import (
+    Discriminant,
+    DiscriminantLearner,
+    Matched,
+    MatchedLearner,
+    PrototypeLearner,
+    Prototypes,
+    Spreading,
+    SpreadingLearner,
+)
 from feature_store.students.projection import Projection, unit_rows
-from feature_store.students.prototypes import PrototypeLearner, Prototypes
-from feature_store.students.spreading import Spreading, SpreadingLearner
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import STUDENT_KINDS, StudentKind
+from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
-Simple = Prototypes | Matched | Averaged | LinearProbe | Spreading
-Model = Simple | Blended[Simple]
-Learner = PrototypeLearner | LinearLearner | SpreadingLearner
-Reader = AveragedLearner | CentredLearner | MatchedLearner | DiscriminantLearner
-_LEARNERS: dict[str, type[Learner]] = {
-    "prototypes": PrototypeLearner,
-    "linear-probe": LinearLearner,
-    "spreading": SpreadingLearner,
+Member = Prototypes | Matched | Spreading | Discriminant
+Learner = PrototypeLearner | MatchedLearner | SpreadingLearner | DiscriminantLearner
+
+SHARES: Final[Mapping[str, Mapping[str, float]]] = {
+    "followed": {"followed": 1.0},
+    "blended": {"spreading": 1 / 2, "discriminant": 1 / 2},
+    "pooled": {"followed": 1 / 2, "spreading": 1 / 4, "discriminant": 1 / 4},
 }
-"""Those that learn from what the release says about each image, from the simplest to the richest."""
+"""The members of each kind of student, and how much each counts; every member is a kind by itself for experiments."""
 
-_READERS: dict[str, Callable[..., Reader]] = {
-    "averaged": AveragedLearner,
+LEAST: Final = 1e-6
+"""Probability of a class that a member rules out: the others may overrule it, at a price."""
+
+STANDS_OUT: Final = 10.0
+"""Votes of a class, in deviations of one count's noise, from which on more than the steadiest student is worth its
+noise: that from which on more than two questions for each class are asked (labeler.expectation)."""
+
+LEAST_GAIN: Final = 0.15
+LEAST_STANDARD_ERRORS: Final = 3.0
+"""What `blended` must gain on held-out votes: groups of images are then impure for certain."""
+
+_LEARNERS: Final[Mapping[str, type[Learner]]] = {
+    "prototypes": PrototypeLearner,
     "matched": MatchedLearner,
-    "centred": CentredLearner.of,
+    "spreading": SpreadingLearner,
     "discriminant": DiscriminantLearner,
 }
-"""Those that read the noisy counts themselves, rather than what they say about each image."""
-
-_LADDERS: dict[str, tuple[str, ...]] = {
-    "planned": ("averaged", "blended"),
-    "auto": tuple(_LEARNERS),
-}
-"""Kinds that let released votes decide (feature_store.students.choice), from the least sensitive to noise on."""
-
-PLANNED_GAIN, PLANNED_STANDARD_ERRORS = 0.15, 3.0
-"""What the second rung of `planned` must gain: groups of images are then impure for certain. The first is the one that
-noise misleads least."""
-
-_MODELS: dict[str, type[Simple]] = {
-    "averaged": Averaged,
-    "followed": Spreading,
-    "matched": Matched,
-    "centred": Prototypes,
-    "discriminant": LinearProbe,
+_MODELS: Final[Mapping[str, type[Member]]] = {
     "prototypes": Prototypes,
-    "linear-probe": LinearProbe,
+    "matched": Matched,
     "spreading": Spreading,
+    "followed": Spreading,
+    "discriminant": Discriminant,
 }
-_FORMAT = "labeler-student/1"
-_BLOCK_ROWS = 4096
+Predict = Callable[[NoisyAnswers], NDArray[np.int64]]
+"""Fits on answers and returns the predicted class of every public image."""
+
+_FORMAT: Final = "labeler-student/2"
+_BLOCK_ROWS: Final = 4096
+_TAU: Final = 0.5
+_FOLDS: Final = 5
+_DRAWS: Final = 6
+_LEAST_QUERIES_PER_CLASS: Final = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,21 +101,22 @@ class Student:
     """A fitted student.
 
     Attributes:
-        kind: which student it is (never `auto`).
-        model: its parameters, made from public features and released answers only.
-        contradicted: estimated share of votes that contradict each student `auto` compared; empty if it
-            compared none.
-        temperature: by which its probabilities are made calibrated confidences (feature_store.students.calibration).
+        kind: followed, pooled, blended, or the name of one member (never `planned`).
+        members: fitted to the same release, by name, in the order of `SHARES`.
+        contradicted: estimated share of held-out votes that contradict what `planned` compared; empty if it
+            compared nothing.
+        temperature: makes its probabilities calibrated confidences (feature_store.students.calibration).
     """
 
     kind: str
-    model: Model = field(repr=False)  # thousands of numbers, where a notebook shows it
-    contradicted: dict[str, float] = field(default_factory=dict)
+    members: Mapping[str, Member] = field(repr=False)  # thousands of numbers, where a notebook shows it
+    contradicted: Mapping[str, float] = field(default_factory=dict)
     temperature: float = 1.0
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
         """Calibrated class probabilities of features of the task's backbone, shape (n, num_classes)."""
-        return sharpened(self.model.predict_proba(features), self.temperature)
+        said = [one.predict_proba(features) for one in self.members.values()]
+        return sharpened(_product(said, list(shares_of(self.kind).values())), self.temperature)
 
     def predict(self, features: NDArray[np.generic]) -> NDArray[np.int64]:
         """Most probable class, shape (n,); the lowest among equals."""
@@ -98,29 +124,28 @@ class Student:
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """What the student consists of, by name."""
-        temperature = {"temperature": np.array(self.temperature)}
-        if not isinstance(self.model, Blended):
-            return _arrays_of(self.model) | temperature
-        members = zip(SHARES[self.kind], self.model.members, strict=True)
-        return {
-            f"{kind}.{name}": one for kind, model in members for name, one in _arrays_of(model).items()
-        } | temperature
+        """Everything the student consists of, by name."""
+        arrays: dict[str, NDArray[np.generic]] = {"temperature": np.array(self.temperature)}
+        for name, member in self.members.items():
+            fields = dict(vars(member))
+            axes = fields.pop("projection")
+            arrays |= {f"{name}.mean": axes.mean, f"{name}.components": axes.components}
+            arrays |= {f"{name}.model_{key}": np.asarray(value) for key, value in fields.items()}
+        return arrays
 
     @classmethod
     def of_arrays(cls, kind: str, arrays: Mapping[str, NDArray[Any]]) -> Student:
-        """The student of what `arrays` gave; one saved before there was a temperature has none.
+        """Return the student that gave `arrays`.
 
         Raises:
             KeyError, TypeError, ValueError: it is no student.
         """
-        model: Model
-        if kind in SHARES:
-            members = [_model_of(one, _below(arrays, f"{one}.")) for one in SHARES[kind]]
-            model = Blended(members, list(SHARES[kind].values()))
-        else:
-            model = _model_of(kind, arrays)
-        return cls(kind, model, temperature=float(np.ravel(arrays.get("temperature", 1.0))[0]))
+        members = {}
+        for name in shares_of(kind):
+            own = {key.removeprefix(f"{name}."): one for key, one in arrays.items() if key.startswith(f"{name}.")}
+            axes = Projection(own.pop("mean"), own.pop("components"))
+            members[name] = _MODELS[name](axes, **{key.removeprefix("model_"): one for key, one in own.items()})
+        return cls(kind, members, temperature=float(np.ravel(arrays["temperature"])[0]))
 
     def save(self, path: Path | str) -> None:
         """Write one .npz file, whole or not at all."""
@@ -138,17 +163,24 @@ class Student:
         partial.replace(target)
 
 
-def _arrays_of(model: Simple) -> dict[str, NDArray[np.generic]]:
-    own = {f"model_{name}": np.asarray(value) for name, value in vars(model).items() if name != "projection"}
-    return {"mean": model.projection.mean, "components": model.projection.components} | own
+def shares_of(kind: str) -> Mapping[str, float]:
+    """Return the members of a kind and how much each counts; a member is a kind by itself.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    if kind not in SHARES and kind not in _MODELS:
+        raise KeyError(kind)
+    return SHARES.get(kind, {kind: 1.0})
 
 
-def _model_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Simple:
-    return _MODELS[kind](Projection(arrays["mean"], arrays["components"]), **_below(arrays, "model_"))
-
-
-def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {key.removeprefix(prefix): one for key, one in arrays.items() if key.startswith(prefix)}
+def _product(said: Sequence[NDArray[np.float64]], shares: Sequence[float]) -> NDArray[np.float64]:
+    if len(said) == 1:
+        return said[0]
+    scores = np.average([np.log(np.maximum(one, LEAST)) for one in said], axis=0, weights=shares)
+    together = np.exp(scores - scores.max(axis=1, keepdims=True))
+    rows: NDArray[np.float64] = together / together.sum(axis=1, keepdims=True)
+    return rows
 
 
 def load_student(path: Path | str) -> Student:
@@ -167,7 +199,7 @@ def load_student(path: Path | str) -> Student:
 
 
 class Learners:
-    """What students need of the public images, prepared once for any number of releases about them.
+    """Everything students need of the public images, prepared once for any number of releases about them.
 
     Args:
         public_features: shape (num_images, dimension).
@@ -181,37 +213,44 @@ class Learners:
     def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int = 0) -> None:
         check_features(public_features, "public")
         self.features, self.num_classes, self.seed = public_features, num_classes, seed
-        self._made: dict[str, Learner | Reader] = {}
+        self._made: dict[str, Learner] = {}
 
-    def fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Model:
-        """The model of one kind of student, which is no ladder."""
-        if kind in SHARES:
-            members = [self._fit(one, answers, assignment) for one in SHARES[kind]]
-            return Blended(members, list(SHARES[kind].values()))
-        return self._fit(kind, answers, assignment)
+    def fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> dict[str, Member]:
+        """Return the fitted members of one kind of student.
 
-    def _fit(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Simple:
+        Raises:
+            BadData: no answered query stands for a public image.
+        """
         if not answers.answered[assignment].any():
             raise BadData("the answered queries stand for no public image; check the assignment against the queries")
-        if kind == "followed":
-            said = self._fit("averaged", answers, assignment).predict_proba(self.features)
-            flowing = self._learner("spreading")
-            assert isinstance(flowing, SpreadingLearner)  # noqa: S101  # by the table
-            return flowing.fit(said, np.ones(len(said)))
-        learner = self._learner(kind)
-        if isinstance(learner, Reader):
-            return learner.learn(answers, assignment)
-        return learner.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
+        return {name: self._fit(name, answers, assignment) for name in shares_of(kind)}
 
-    def _learner(self, kind: str) -> Learner | Reader:
-        if kind not in self._made:
-            make = _READERS.get(kind) or _LEARNERS[kind]
-            self._made[kind] = make(self.features, num_classes=self.num_classes, seed=self.seed)
-        return self._made[kind]
+    def _fit(self, name: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> Member:
+        if name != "followed":
+            return self._learner(name).learn(answers, assignment)
+        said = self.steady(answers, assignment)
+        flowing = self._learner("spreading")
+        assert isinstance(flowing, SpreadingLearner)  # noqa: S101  # by the table
+        return flowing.fit(said, np.ones(len(said)))
+
+    def steady(self, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the mean of matched components and prototypes on the public images: what noise misleads least."""
+        two = (self._learner(name).learn(answers, assignment) for name in ("matched", "prototypes"))
+        return np.asarray(np.mean([one.predict_proba(self.features) for one in two], axis=0))
+
+    def labels(self, kind: str, answers: NoisyAnswers, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the class that a kind of student gives to each public image, shape (num_images,)."""
+        said = [one.predict_proba(self.features) for one in self.fit(kind, answers, assignment).values()]
+        return np.asarray(_product(said, list(shares_of(kind).values())).argmax(axis=1))
+
+    def _learner(self, name: str) -> Learner:
+        if name not in self._made:
+            self._made[name] = _LEARNERS[name](self.features, num_classes=self.num_classes, seed=self.seed)
+        return self._made[name]
 
 
 def fit_student(
-    kind: StudentKind,
+    kind: StudentKind | str,
     answers: NoisyAnswers,
     public_features: NDArray[np.generic],
     *,
@@ -224,10 +263,7 @@ def fit_student(
     An unanswered query says nothing.
 
     Args:
-        kind: `planned` reads the counts themselves: `followed` (what `averaged` says of the public images, once more
-            along their nearest neighbours) where noise is about as large as the votes, `pooled` where they stand out,
-            `blended` where held-out votes show groups of several classes; `auto` is what decided before there was
-            `planned`, kept so that jobs of then give the same labels again. Any other names one kind; see its module.
+        kind: `planned` lets the release decide; else one of `SHARES` or one member; see the module.
         answers: the release.
         public_features: shape (num_images, dimension), the public images, asked about or not. Images
             the student will be judged on do not belong here.
@@ -239,34 +275,22 @@ def fit_student(
         BadData: NaN, zero rows, another dimension or number of images than the answers'.
         InvalidSetting: unknown kind, or a number of classes other than the answers'.
     """
-    if kind not in STUDENT_KINDS:
+    if kind not in STUDENT_KINDS and kind not in _MODELS:
         raise InvalidSetting(f"unknown student {kind!r}; choose one of {', '.join(STUDENT_KINDS)}")
     if num_classes != answers.num_classes:
         raise InvalidSetting(f"the answers have {answers.num_classes} classes, the student is asked for {num_classes}")
     prepared = learners or Learners(public_features, num_classes=num_classes, seed=seed)
     assignment = assignment_of(answers, public_features)
-    chosen: str = kind
     compared: dict[str, float] = {}
-    if kind in _LADDERS:
-
-        def predictor(name: str) -> Predict:
-            return lambda seen: np.asarray(
-                prepared.fit(name, seen, assignment).predict_proba(public_features).argmax(axis=1)
-            )
-
-        rungs = {name: predictor(name) for name in _LADDERS[kind]}
-        least = {} if kind == "auto" else {"least_gain": PLANNED_GAIN, "least_standard_errors": PLANNED_STANDARD_ERRORS}
-        chosen, errors = choose(rungs, answers, assignment, seed=seed, **least)
-        if kind == "planned" and chosen == "averaged":
-            chosen = "pooled" if votes_stand_out(answers) else "followed"
-        compared = {name: error for name, error in errors.items() if math.isfinite(error)}
+    chosen = str(kind)
+    if kind == "planned":
+        chosen, compared = _planned(prepared, answers, assignment, seed)
     student = Student(chosen, prepared.fit(chosen, answers, assignment), compared)
-    said = student.model.predict_proba(public_features)
-    return replace(student, temperature=fit_temperature(student.kind, said, answers, assignment))
+    return replace(student, temperature=fit_temperature(student.predict_proba(public_features), answers, assignment))
 
 
 def assignment_of(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArray[np.int64]:
-    """The answer that stands for each public image, shape (num_images,): the one it was given, else the most similar.
+    """Return the answer that stands for each public image, shape (num_images,): its own, else the most similar.
 
     Raises:
         BadData: images of another dimension or number.
@@ -289,3 +313,93 @@ def assignment_of(answers: NoisyAnswers, features: NDArray[np.generic]) -> NDArr
         for start in range(0, len(features), _BLOCK_ROWS)
     ]
     return np.concatenate(blocks).astype(np.int64)
+
+
+def _planned(
+    learners: Learners, answers: NoisyAnswers, assignment: NDArray[np.int64], seed: int
+) -> tuple[str, dict[str, float]]:
+    """The kind that suits a release, and the share of held-out votes that contradict what was compared."""
+    predictors: tuple[Predict, Predict] = (
+        lambda seen: np.asarray(learners.steady(seen, assignment).argmax(axis=1)),
+        lambda seen: learners.labels("blended", seen, assignment),
+    )
+    compare = _on_winners if answers.noisy_votes is None else _on_votes
+    (steady, blended), standard_error = compare(predictors, answers, assignment, np.random.default_rng(seed))
+    compared = {"steady": steady, "blended": blended} if math.isfinite(steady) else {}
+    if steady - blended > max(LEAST_GAIN * steady, LEAST_STANDARD_ERRORS * standard_error):
+        return "blended", compared
+    return ("pooled" if _votes_stand_out(answers) else "followed"), compared
+
+
+def _votes_stand_out(answers: NoisyAnswers) -> bool:
+    """Whether the mean votes of a class are at least STANDS_OUT times the noise of one count; winners do not tell."""
+    if answers.noisy_votes is None:
+        return False
+    votes = float(answers.noisy_votes[answers.answered].sum()) / answers.num_classes
+    return votes >= STANDS_OUT * answers.total_sigma_votes
+
+
+def _on_votes(
+    predictors: tuple[Predict, Predict],
+    answers: NoisyAnswers,
+    assignment: NDArray[np.integer],
+    rng: np.random.Generator,
+) -> tuple[tuple[float, float], float]:
+    """Errors of two predictors on held-out votes, and the standard error of their difference.
+
+    A noisy histogram with known noise splits into two independent ones (data fission): with z fresh noise of the same
+    deviation, n + tau z and n - z / tau are independent. What is fitted to the first, hardly noisier than the release,
+    is judged on the second, unbiasedly and without leaving out any query; the mean over a few z takes most of the added
+    noise away again.
+    """
+    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
+    sigma = answers.total_sigma_votes
+    votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
+    # Below the noise of a sum over all coordinates the total is unknown; a larger one only makes the choice cautious.
+    total = max(float(votes.sum()), sigma * math.sqrt(votes.size), 1.0)
+    agreed, shares = np.zeros(2), np.zeros((2, *votes.shape))
+    for _ in range(_DRAWS):
+        extra = sigma * rng.standard_normal(votes.shape)
+        seen = dataclasses.replace(
+            answers, noisy_votes=votes + _TAU * extra, total_sigma_votes=sigma * math.hypot(1, _TAU)
+        )
+        for number, predict in enumerate(predictors):
+            share = _cell_shares(predict(seen), assignment, votes.shape) * answers.answered[:, None]
+            agreed[number] += float(((votes - extra / _TAU) * share).sum()) / _DRAWS
+            shares[number] += share / _DRAWS
+    first, second = np.maximum(0.0, 1.0 - agreed / total)
+    apart = float(np.linalg.norm(shares[0] - shares[1]))
+    return (float(first), float(second)), sigma * math.sqrt(1 + 1 / (_TAU**2 * _DRAWS)) * apart / total
+
+
+def _on_winners(
+    predictors: tuple[Predict, Predict],
+    answers: NoisyAnswers,
+    assignment: NDArray[np.integer],
+    rng: np.random.Generator,
+) -> tuple[tuple[float, float], float]:
+    """The same by cross-validation over queries; with few of them a fold would take a class away: nothing is known."""
+    answered = np.flatnonzero(answers.answered)
+    if len(answered) < _LEAST_QUERIES_PER_CLASS * answers.num_classes:
+        return (math.nan, math.nan), math.inf
+    shape = (len(answers.labels), answers.num_classes)
+    wrong = np.zeros((2, shape[0]))
+    for held_out in np.array_split(rng.permutation(answered), _FOLDS):
+        labels = answers.labels.copy()
+        labels[held_out] = -1
+        seen = dataclasses.replace(answers, labels=labels)
+        for number, predict in enumerate(predictors):
+            share = _cell_shares(predict(seen), assignment, shape)
+            wrong[number][held_out] = 1.0 - share[held_out, answers.labels[held_out]]
+    first, second = wrong[:, answered]
+    return (float(first.mean()), float(second.mean())), float((first - second).std(ddof=1)) / math.sqrt(len(answered))
+
+
+def _cell_shares(
+    predicted: NDArray[np.int64], assignment: NDArray[np.integer], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Share of each class among the predictions for the images of each query; zero where it has none."""
+    counts = np.bincount(assignment.astype(np.int64) * shape[1] + predicted, minlength=shape[0] * shape[1])
+    counts = counts.reshape(shape).astype(np.float64)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    return shares

@@ -30,7 +30,7 @@ MOST_MU_SQUARED = 10**200
 _MOST_COUNT = 10**100
 
 SPILL = 1e-28
-"""The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.pair`)."""
+"""The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.losses`)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class IntegerSum:
     """Whether only the plain bound on the sampler's error holds (`labeler.accounting.integer`, step 3)."""
 
     spills: ClassVar[bool] = False
-    """Whether up to `SPILL` mu^2 of delta lies outside the Gaussian (`labeler.accounting.pair`)."""
+    """Whether up to `SPILL` mu^2 of delta lies outside the Gaussian (`labeler.accounting.losses`)."""
 
     is_sampled: ClassVar[bool] = False
     """Whether each sum is over a secret sample, so that mu^2 is that of a pair (`labeler.accounting.sampled`)."""

@@ -59,8 +59,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from labeler.accounting.events import NANO, IntegerSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.life import MOST_LIFE_NANO, Life
-from labeler.setting import Setting
+from labeler.setting import MOST_LIFE_NANO, Life, Setting
 
 if TYPE_CHECKING:
     import numpy as np

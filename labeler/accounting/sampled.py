@@ -28,7 +28,7 @@ are made by it, too, and mu = D S / sqrt(v - 3). c and the sampler's error are t
 `coordinates` count every number opened.
 
 **The pair.** `labeler.accounting.losses` bounds the profile of T rounds for both orders; `sampled_pair` finds the least
-mu'^2 whose Gaussian is above both but for mass delta_0 (`labeler.accounting.pair`). By the central limit theorem
+mu'^2 whose Gaussian is above both but for mass delta_0 (`labeler.accounting.losses`). By the central limit theorem
 mu'^2 is near T q^2 (e^(mu^2) - 1) while mu is below 1/2 or so. Where few samples tell much, mu above 1 and T q below
 some tens, the profile has a long tail, no Gaussian fits, and mu'^2 depends on delta_0: at (q, mu, T) = (0.01, 1, 1000)
 it is 1.8 times that limit for 1e-12 and 3.6 times at a ledger's 1e-28. Less than mu' = 1e-3 is charged as that.
@@ -38,6 +38,29 @@ References:
     Zhu, Dong, Wang 2022, Optimal accounting of differential privacy via characteristic function. AISTATS.
     McMahan, Ramage, Talwar, Zhang 2018, Learning differentially private recurrent language models. ICLR.
     Dong, Roth, Su 2022, Gaussian differential privacy, section 5 (the limit).
+
+Sampled sums in which a contributor's vector is replaced by another: a removal and an addition, as one pair.
+
+With an agent as the unit that is sampled, one of its records changes its vector u to another, u'. `sampled_pair` proves
+(mu^2, delta_0) for T rounds with u and without it, whatever u is, and so for those without it and with u'.
+
+**Claim.** T rounds with u and with u' are (4 mu^2, delta_1), delta_1 = Phi(Phi^-1(delta_0) + mu) + delta_0.
+
+*Proof.* Write M, M0, M' for the three, and h(x) = Phi(Phi^-1(x) + mu), which is concave and increasing with h(0) = 0.
+That H_y <= G_y + delta_0 for every y >= 0 (`labeler.accounting.losses`) says of any test f that
+
+    E_M0 f  <=  inf_y (y E_M f + G_y) + delta_0  =  h(E_M f) + delta_0,
+
+as the infimum is the Gaussian's own trade-off. Likewise E_M' f <= h(E_M0 f) + delta_0, so with a = E_M f
+
+    E_M' f  <=  h(h(a) + delta_0) + delta_0  <=  h(h(a)) + h(delta_0) + delta_0,
+
+since a concave function from zero is subadditive; and h(h(a)) = Phi(Phi^-1(a) + 2 mu). QED. u and u' change places for
+the other order.
+
+h(delta_0) is far above delta_0, so delta_0 is chosen as small as profiles are computed, and where delta_1 is above what
+a ledger may leave over (`SPILL` of 4 mu^2), or sampling saves nothing, T (2 mu_1)^2 is charged, mu_1 that of one round:
+with all coins fixed, two vectors of one ball are at most twice its radius apart.
 """
 
 from __future__ import annotations
@@ -52,8 +75,7 @@ import numpy as np
 
 from labeler.accounting.events import SPILL, IntegerSum
 from labeler.accounting.gaussian import LEAST, MOST
-from labeler.accounting.losses import MOST_MU, MOST_ROUNDS, Losses, Order, composed
-from labeler.accounting.pair import Pair, in_nano_units, least_gaussian
+from labeler.accounting.losses import MOST_MU, MOST_ROUNDS, Losses, Order, Pair, composed, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
 
 LEAST_DELTA = 1e-30
@@ -191,3 +213,29 @@ def _check(mu: float, sampling_rate: Fraction, rounds: int) -> None:
         raise InvalidSetting(
             f"rounds must be a whole number from 1 to {MOST_ROUNDS:,}, found {rounds!r}: no price is proved for more"
         )
+
+
+LEAST_REST = 1e-35
+"""delta_0: the smallest that `labeler.accounting.sampled` proves anything for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerReplaced(IntegerSampled):
+    """T openings of noisy integer sums over secret samples, in which a contributor's vectors are others on neighbouring
+    data; `squared_sensitivity` is that of a vector against none, and what a vector has to do with another is not asked.
+    `largest_change` is that of one vector against another.
+    """
+
+    @property
+    def mu_squared(self) -> Fraction:
+        """Of the Gaussian part, in whole nano-units; see this module."""
+        from scipy.special import ndtr, ndtri
+
+        whole = 4 * self.rounds * Fraction(self.mu) ** 2
+        pair = sampled_pair(self.mu, self.sampling_rate, self.rounds, delta_0=LEAST_REST)
+        twice = 4 * pair.mu_squared
+        # Twice the rest is a margin for two special functions, which are exact to 1e-12 of themselves or so.
+        rest = 2 * float(ndtr(ndtri(LEAST_REST) + math.sqrt(pair.mu_squared))) + LEAST_REST
+        if pair.delta_0 == 0 or twice >= whole or rest > SPILL * twice:
+            return in_nano_units(whole)
+        return twice

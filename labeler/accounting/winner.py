@@ -29,7 +29,7 @@ share on both sides; with one agent nobody else adds noise). So all but a mass o
 that holds no more than c, void and c, or one part and void at its end. The former are three stretches of the line, of
 which void counts no more than a class would (W_j >= W_0 below). Sums are shared modulo p: a sum near the talliers'
 random mask may be read as less by p. Modulo 2^64 this is either a jump out of every range, on one side of which a's own
-first comparison is void, or a step of +189, which keeps the order (`labeler.field`). A duel is compared as one shared
+first comparison is void, or a step of +189, which keeps the order (`labeler.sharing`). A duel is compared as one shared
 difference, so that the same holds for it.
 
 So the line is cut into void, b, a, void for one bit and into void, b, c, a, void for a swap; stretches may be empty.
@@ -78,9 +78,9 @@ stretches, so the largest chain is found from left to right (`_largest`).
 
 **A pair that adds up.** A Gaussian that is above W everywhere saves nothing: "every answer the likelier one" decays as
 the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
-every epsilon >= 0: a `labeler.accounting.pair.Pair`, both numbers of which add up. More than `BLOCK` queries are priced
-as so many blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends on
-delta_0, so delta_0 is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
+every epsilon >= 0: a `labeler.accounting.losses.Pair`, both numbers of which add up. More than `BLOCK` queries are
+priced as so many blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends
+on delta_0, so delta_0 is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
 
 More than 400 lines, a third of them proof: the bound and what computes it are read together.
 
@@ -108,7 +108,7 @@ import numpy as np
 
 from labeler.accounting.events import SMOOTHING_VARIANCE, SPILL, IntegerSum
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
-from labeler.accounting.pair import OF_FORMULA, Floats, Pair, in_nano_units, least_gaussian
+from labeler.accounting.losses import OF_FORMULA, Floats, Pair, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
 
 Change = Literal["one-bit", "swap"]

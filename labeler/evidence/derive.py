@@ -58,7 +58,7 @@ ACCOUNTING: Final = (
 
 ACCOUNTING_OF_SAMPLES: Final = (
     f"{METHOD_OF_SAMPLES}: all steps of a task are one pair of mu^2 and a rest of at most 1e-28 of it, which add up; "
-    "derivation in labeler.accounting.sampled and labeler.accounting.pair"
+    "derivation in labeler.accounting.sampled and labeler.accounting.losses"
 )
 
 MEANING: Final = (

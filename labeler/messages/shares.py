@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labeler.errors import ProtocolViolation, TooLarge
-from labeler.messages.body_format import (
+from labeler.messages.envelope import (
+    MAX_MESSAGE_BYTES,
     read_json,
     read_with_array,
     read_with_arrays,
@@ -23,14 +24,11 @@ from labeler.messages.body_format import (
     write_with_array,
     write_with_arrays,
 )
-from labeler.messages.envelope import MAX_MESSAGE_BYTES
 from labeler.messages.rounds import check_contributors, check_shape, round_fields, round_from
-from labeler.messages.strict import Digest, Flag, SharingId, names_of, strict, whole
 from labeler.randomness import KEY_BYTES
 from labeler.sharing import SHARING_ID_BYTES, ShareVector
-from labeler.tally import AggregateShare
-from labeler.untrusted import check_mapping, check_party_id, hex_bytes
-from labeler.wellformed import BallotShare
+from labeler.tally import AggregateShare, BallotShare
+from labeler.untrusted import Digest, Flag, SharingId, check_mapping, check_party_id, hex_bytes, names_of, strict, whole
 from labeler.winner import Winner, WinnerTerms
 
 _Shape = Annotated[

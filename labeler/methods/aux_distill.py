@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from labeler.local_heads import LocalHeadTerms
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
 
 def head_terms(setting: Setting) -> LocalHeadTerms:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import kept_bound, training_of
 from labeler.methods.terms import BoundedNumbers, MethodTraits
-from labeler.setting import Setting
-from labeler.training import Training
+from labeler.setting import Setting, Training
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from labeler.class_means import MeanTerms
     from labeler.convex import LinearTerms
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
 
 def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
@@ -96,7 +95,7 @@ def weight_sum(setting: Setting) -> VectorSum:
     the talliers. At agent level the vector of norm at most R / s becomes zero; at person level at most m records leave
     one after the other, see `labeler.methods.sensitivity`.
     """
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
     terms = model_terms(setting)
     return VectorSum(

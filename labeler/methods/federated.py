@@ -7,7 +7,7 @@ public axes, and beside them the public model as the steps before have made it (
 round. The unit of `Task.sigma_votes` is the clip: what one record (`unit = "record"`) or one agent (`unit = "agent"`)
 can change in the sum of one step, so that sigma is the noise multiplier of the papers.
 
-**What T steps cost.** Write D2 for the clip in grid units, rounding included (`labeler.vector_sum`), v for the variance
+**What T steps cost.** Write D2 for the clip in grid units, rounding included (`labeler.noise`), v for the variance
 that the h honest shares add, q for the rate.
 
 | level | unit = "record" | unit = "agent" |
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from labeler.accounting.events import IntegerSum
     from labeler.federated import StepTerms
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
 
 def step_terms(setting: Setting) -> StepTerms:
@@ -94,7 +94,7 @@ def step_sum(setting: Setting) -> VectorSum:
     over `StepTerms.sensitivity`, where it is proved what its unit can change (labeler.federated, facts 1 to 3). Noise
     shares come from every agent, or from the talliers. How T such sums over secret samples compose: this module.
     """
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
     terms = step_terms(setting)
     return VectorSum(
@@ -115,8 +115,7 @@ def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
     Raises:
         InvalidSetting: the level is a person's, for which nothing is proved.
     """
-    from labeler.accounting.replaced import IntegerReplaced
-    from labeler.accounting.sampled import IntegerSampled
+    from labeler.accounting.sampled import IntegerReplaced, IntegerSampled
     from labeler.budget import LEAST_DELTA_OF_WINNERS
 
     if level == "person":

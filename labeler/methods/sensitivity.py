@@ -58,12 +58,11 @@ from typing import TYPE_CHECKING
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.terms import Asked, BoundedNumbers, CountedVotes
-from labeler.setting import Setting, StatedLevel
-from labeler.training import Training
+from labeler.setting import Setting, StatedLevel, Training
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
 
 def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fraction | int | None:
@@ -234,7 +233,7 @@ def least_delta(task: Asked) -> float:
     """The least delta at which what a task is charged bounds anything; 0 where it does at every one.
 
     The charges of winners and of sums over secret samples are pairs, of which a ledger keeps the Gaussian part alone
-    (`labeler.accounting.pair`): below this delta the rest is not lost in what is kept back (`labeler.budget`). So an
+    (`labeler.accounting.losses`): below this delta the rest is not lost in what is kept back (`labeler.budget`). So an
     account that has paid for one is stated at no smaller delta, ever.
     """
     # Loaded where it is wanted: the names of methods need no numbers.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from labeler.accounting.events import IntegerSum
-    from labeler.vector_sum import VectorSum
+    from labeler.noise import VectorSum
 
 ReleaseKind = Literal["histogram", "winner"]
 """What is opened of a sum: all of it, or the largest of each row."""
@@ -68,7 +68,7 @@ class MethodTraits:
         answer: what an agent contributes, in words for people.
         sums: what is added up, in words for people.
         asked_at_once: whether all queries of a task are one composition, so that a job is asked in one round.
-        rows_have_a_total: whether talliers can check what the rows of a ballot sum to (labeler.wellformed).
+        rows_have_a_total: whether talliers can check what the rows of a ballot sum to (labeler.tally).
         counts: whether contributions are whole votes, counted; else they are real numbers on a fixed-point grid.
         asks_for_a_model: whether the sum is a model's weights; then its rows are no queries, and the public images are
             labelled with it afterwards.

@@ -19,7 +19,7 @@ def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum |
     here and one there: a vote that moves, since no record adds two votes to a row. More votes at once, or reverse-knn,
     whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose noise the
     talliers add: a dishonest one may add any number, and an answer is no threshold on the changed count any more where
-    the sum wraps around in the field (`labeler.tallier_noise`). So does a task whose guarantee is too large, or its
+    the sum wraps around in the field (`labeler.noise`). So does a task whose guarantee is too large, or its
     delta too small, for the bounds that winners have (`labeler.accounting.integer`).
 
     Args:

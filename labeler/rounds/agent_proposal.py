@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.errors import BudgetExceeded, PrivacyRefusal
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Refusal
+from labeler.messages.rounds import Proposal, Refusal
 from labeler.rounds.agent import Refused
 
 PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"

@@ -1,23 +1,78 @@
-"""What the coordinator's machine is told (events) and what it wants done (effects); frozen, and nothing else.
+"""Events and effects of a round, and the states of a job.
+
+More than 400 lines: a list of small frozen records, which all three machines and their drivers share.
+
+The words for a job that everybody shares: its states, how questions are chosen, why one has the label it has.
+
+What the coordinator's machine is told (events) and what it wants done (effects); frozen, and nothing else.
 
 An effect is a `Store`, durable before anything else of the same step happens; a `Send`, carried out after that and
 allowed to be lost; a `Compute`, whose result comes back as an event; or a word to whoever drives. Whoever drives makes
 all stores of a step durable together, then sends.
-
-More than 400 lines, because it is a list: every event and every effect of the coordinator's machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from enum import StrEnum
+from typing import Final, Literal, get_args
 
 from labeler.errors import LabelerError
-from labeler.jobs import UNFINISHED as UNFINISHED
-from labeler.jobs import JobState as JobState
-from labeler.jobs import RoundState as RoundState
 from labeler.release import Release
+
+JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
+"""How far a job is; see ARCHITECTURE."""
+
+UNFINISHED: Final[tuple[JobState, ...]] = ("queued", "collecting", "tallying")
+
+FINISHED: Final[frozenset[JobState]] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
+"""From which no job goes on."""
+
+RoundState = Literal["waiting", "asked", "agreed", "posted", "opened"]
+"""How far one round of a job is, in this order."""
+
+AskedStrategy = Literal["all", "random", "clustered", "spectral"]
+"""How a requester may have questions chosen among public images; see `feature_store.query_selection`."""
+
+Strategy = Literal["all", "random", "clustered", "spectral", "weights"]
+"""How questions are chosen: as asked, or as a method that asks for a model needs it."""
+
+StudentKind = Literal["planned", "followed", "pooled", "blended"]
+"""What learns from the answers; see `feature_store.students.student`."""
+
+STUDENT_KINDS: Final[tuple[StudentKind, ...]] = get_args(StudentKind)
+
+MOST_SPECTRAL_GROUPS: Final = 500
+"""As many groups as strategy `spectral` makes: each takes an eigenvector, and time grows with their square."""
+
+
+def check_selection(strategy: AskedStrategy, count: int | None) -> None:
+    """Refuse a choice of questions that cannot be made, whatever the images are.
+
+    Raises:
+        ValueError: no count where one is needed, or more groups than the strategy makes.
+    """
+    if strategy != "all" and count is None:
+        raise ValueError(f"strategy {strategy!r} needs count, how many questions to ask")
+    if strategy == "spectral" and count is not None and count > MOST_SPECTRAL_GROUPS:
+        raise ValueError(
+            f"strategy 'spectral' makes at most {MOST_SPECTRAL_GROUPS} groups, found count {count}; strategy "
+            "'clustered' makes more"
+        )
+
+
+class AnswerStatus(StrEnum):
+    """Why a query has the label it has."""
+
+    ANSWERED = "answered"
+    ABSTAINED = "abstained"
+    REFUSED_BUDGET = "refused_budget"
+    FAILED_QUORUM = "failed_quorum"
+
+
+ABSTAINED_LABEL: Final = -1
+"""The label of a query without an answer."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData
-from labeler.public_model import model_before
+from labeler.linear_model import model_before
 from labeler.release import Release
 from labeler.rounds.effects import JobState, Party, Patience, RoundState, Said
 from labeler.tally import Round, round_with

@@ -25,7 +25,7 @@ The rules, and why they hold whatever comes in whatever order (proved by reading
 * **One share of each agent.** A second, different one excludes the agent, since nobody can tell which one the other
   talliers hold; the same one again changes nothing, also after the sum.
 
-* **One draw of noise.** Where the talliers add the noise (labeler.tallier_noise), `Add` draws it from the round's key
+* **One draw of noise.** Where the talliers add the noise (labeler.noise), `Add` draws it from the round's key
   and the contributors, and `Fix` keeps the sum with it. So one set has one noise, whatever dies in between, and what is
   sent is what is kept; a second set, which would show a difference, is refused as above.
 

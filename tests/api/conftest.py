@@ -15,17 +15,13 @@ from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
+from api.coordinator.stores import Stores
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
 from feature_store.journal.chain import Head
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobStore
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.task_shares import TaskShares
-from feature_store.journal.tasks import TaskRecord, TaskStore
+from feature_store.journal.database import open_database
+from feature_store.journal.tasks import TaskRecord
 
 FINGERPRINT = "f" * 16
 CLASSES = ("cat", "dog", "owl")
@@ -50,20 +46,13 @@ class House:
     """Stores over one real journal, and shortcuts to what tests do with them."""
 
     config: CoordinatorConfig
-    database: Database
-    ledger: Ledger
-    tasks: TaskStore
-    jobs: JobStore
-    parties: PartyStore
+    stores: Stores
     clock: TestClock
 
-    @property
-    def owners(self) -> Owners:
-        return Owners(self.tasks, self.jobs, TaskShares(self.database, clock=self.clock))
-
-    @property
-    def stores(self) -> submission.Stores:
-        return submission.Stores(self.database, self.ledger, self.tasks, self.jobs, self.parties, self.clock)
+    def __post_init__(self) -> None:
+        self.database, self.ledger = self.stores.database, self.stores.ledger
+        self.tasks, self.jobs, self.parties = self.stores.tasks, self.stores.jobs, self.stores.parties
+        self.owners = Owners(self.tasks, self.jobs, self.stores.shares)
 
     def with_caps(self, *, federation: tuple[Any, Any], agents: tuple[Any, Any] = ("unlimited", "unlimited")) -> House:
         """The same house, with other caps (instance, agent); accounts are changed to them."""
@@ -156,16 +145,7 @@ def house(tmp_path: Path, clock: TestClock) -> Iterator[House]:
     home.mkdir(mode=0o700)
     config = CoordinatorConfig.model_validate(config_fields(home))
     with open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True) as database:
-        house = House(
-            config=config,
-            database=database,
-            ledger=Ledger(database, clock=clock),
-            tasks=TaskStore(database),
-            jobs=JobStore(database, clock=clock),
-            parties=PartyStore(database, clock=clock),
-            clock=clock,
-        )
-        ForgottenJobs(database, clock=clock)
+        house = House(config, Stores.over(database, clock=clock), clock)
         open_accounts(house.ledger, config)
         for name in ("east", "north", "west"):
             house.enrol(name)

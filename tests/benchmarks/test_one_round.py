@@ -10,15 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import one_round as benches
-from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import ProtocolViolation, QuorumNotReached
 from labeler.randomness import os_source, seeded_source
+from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.sharing import split
-from labeler.tally import InputShare
+from labeler.tally import BallotShare, InputShare
 from labeler.task import Task, parse_task
-from labeler.wellformed import BallotShare
 from labeler.winner import WinnerTerms
 from tests.answering import AnsweringAgent
 from tests.one_round import run_round

@@ -13,8 +13,8 @@ from benchmarks.private_sum import private_sum
 from benchmarks.sampled_sum import SampledSum, poisson_sample, random_places, with_budget
 from labeler.accounting import integer
 from labeler.errors import InvalidSetting, UnsafeGrid
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum
 
 SPEC = VectorSum(dimension=400, largest_norm=1.0, sensitivity=2.0, sigma=3.0, agents=20)
 

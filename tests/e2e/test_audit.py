@@ -16,7 +16,7 @@ import pytest
 
 import labeler.contribution
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.accounting.lower_bounds import Errors, many_runs_mu
+from labeler.auditing import Errors, many_runs_mu
 from labeler.noise import noise_share
 from labeler.planning import price
 from labeler.task import Task

@@ -2,7 +2,7 @@
 
 The attack is an adversary of `labeler audit` (workers.audit.life): every canary is an independent trial of the whole
 game, in the real voting, journal and noise. Exact binomial bounds on both error rates give a lower bound on mu
-(labeler.accounting.lower_bounds). A sound filter fails this with probability at most 1e-6.
+(labeler.auditing). A sound filter fails this with probability at most 1e-6.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from feature_store.journal.lifetimes import LifetimeSpends, Spent
-from labeler.accounting.lower_bounds import Errors, many_runs_mu
-from labeler.auditing import promised_mu
+from labeler.auditing import Errors, many_runs_mu, promised_mu
 from tests.workers.audit.conftest import audited_task, natural_records
 from workers.audit.adversaries import ADVERSARIES
 from workers.audit.life import CANARIES

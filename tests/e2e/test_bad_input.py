@@ -252,7 +252,7 @@ def test_a_shard_in_the_wrong_role_is_named_by_its_file(labeler, federation, tmp
     assert f"{private} is a private shard and was given as a public one" in asked.err
     done = tmp_path / "done"
     assert labeler("run", task, *federation.run_arguments, "--out", done).code == 0
-    scored = labeler("student", done, "--kind", "prototypes", "--test", private)
+    scored = labeler("student", done, "--kind", "pooled", "--test", private)
     assert f"{private} cannot be scored on" in scored.err
     for said in (swapped, asked, scored):
         assert said.code in (1, 2)

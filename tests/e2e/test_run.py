@@ -287,7 +287,7 @@ def test_the_student_command_trains_every_kind(labeler, federation, tmp_path) ->
     task = federation.task_file(tmp_path)
     out = tmp_path / "job"
     labeler("run", task, *federation.run_arguments, "--out", out)
-    for kind in ("auto", "prototypes", "linear-probe", "spreading"):
+    for kind in ("planned", "followed", "pooled", "blended"):
         result = labeler("student", out, "--kind", kind, "--test", federation.root / "test.shard", "--json")
         assert result.code == 0, result.err
         # Real noise: 0.86 to 1.00 in a dozen runs of each kind, standard deviations of 0.03 and less.

@@ -12,7 +12,7 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.spectral_groups import neighbors, spectral_groups
 from labeler.errors import InvalidSetting
-from labeler.jobs import MOST_SPECTRAL_GROUPS
+from labeler.rounds.effects import MOST_SPECTRAL_GROUPS
 
 
 def bent(rng: np.random.Generator, images: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:

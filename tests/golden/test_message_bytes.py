@@ -13,15 +13,25 @@ from feature_store.keys import PartyKeys
 from labeler.batch import QueryBatch
 from labeler.errors import ProtocolViolation
 from labeler.messages import Header, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
-from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
-from labeler.messages.rounds import AnswerSent, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
+from labeler.messages.envelope import Mail, Poll
+from labeler.messages.rounds import (
+    AnswerSent,
+    Ask,
+    Declined,
+    OpenRound,
+    Proposal,
+    Refusal,
+    Settled,
+    SumRequest,
+    TallierKey,
+    Willing,
+    Withdrawn,
+)
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes, share_to_bytes, winner_to_bytes
 from labeler.randomness import seeded_source
 from labeler.sharing import split
-from labeler.tally import AggregateShare
+from labeler.tally import AggregateShare, split_ballots
 from labeler.task import parse_task
-from labeler.wellformed import split_ballots
 from labeler.winner import Winner
 
 TASK = parse_task(

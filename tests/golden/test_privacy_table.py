@@ -13,7 +13,7 @@ import pytest
 
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.accounting.renyi import improved_epsilon, papers_epsilon
+from labeler.accounting.integer import improved_epsilon, papers_epsilon
 from labeler.planning import price, price_of_paper_shares
 from labeler.task import Task
 from tests.oracles.pld import epsilon_by_pld

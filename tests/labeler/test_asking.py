@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeler.asking import questions_for
+from labeler.expectation import questions_for
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.collusion import holds_against, resolve_colluding_agents, shares_left
 from labeler.errors import InvalidTask
-from labeler.planning import price
+from labeler.planning import holds_against, price, resolve_colluding_agents, shares_left
 from labeler.solving import solve_sigma
 from labeler.task import Task, Training
 

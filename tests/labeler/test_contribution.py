@@ -22,9 +22,8 @@ from labeler.methods.sensitivity import most_votes_per_cell, squared_sensitivity
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, unshard
-from labeler.tally import Round
+from labeler.tally import BallotShare, Round
 from labeler.task import Task
-from labeler.wellformed import BallotShare
 
 
 def make_task(**changes: object) -> Task:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labeler.errors import InvalidSetting, ProtocolViolation
-from labeler.field import (
+from labeler.noise import MAX_COMPARISON_BITS, ROOM_BITS
+from labeler.randomness import seeded_source
+from labeler.sharing import (
     BLUM_PRIME_OFFSETS,
     PrimeField,
     comparison_bits,
     field_for,
     uniform_below,
 )
-from labeler.grid import MAX_COMPARISON_BITS, ROOM_BITS
-from labeler.randomness import seeded_source
 
 ALARM = 1e-6
 FIELDS = [PrimeField(2**bits - offset) for bits, offset in BLUM_PRIME_OFFSETS.items()]

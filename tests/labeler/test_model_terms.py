@@ -21,9 +21,9 @@ from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.randomness import seeded_source
 from labeler.release import Release
+from labeler.setting import Sampled
 from labeler.solving import solve_k, solve_sigma
 from labeler.task import Task, parse_task
-from labeler.training import Sampled
 
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
 

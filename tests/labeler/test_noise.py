@@ -20,8 +20,7 @@ from scipy import stats
 
 from labeler import noise
 from labeler.errors import InvalidSetting
-from labeler.grid import MAX_SHARE_SIGMA_GRID
-from labeler.noise import DiscreteGaussian, noise_share
+from labeler.noise import MAX_SHARE_SIGMA_GRID, DiscreteGaussian, noise_share
 from labeler.randomness import seeded_source
 from labeler.task import Task
 

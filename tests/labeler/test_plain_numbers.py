@@ -9,9 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from api.schema import JobRequest, LabelsRequest, Selection, TaskRequest
 from labeler.errors import InvalidTask
-from labeler.life import Life
+from labeler.setting import Life, Training
 from labeler.task import parse_task
-from labeler.training import Training
 from workers.jobs.task_file import TaskFile
 
 WANTED = {"name": "t", "delta": 1e-5, "sigma_votes": 25.0}

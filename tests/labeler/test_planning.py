@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
-from labeler.accounting.renyi import papers_epsilon
+from labeler.accounting.integer import papers_epsilon
 from labeler.budget import Account, budget_for
 from labeler.errors import InvalidSetting, UnsafeGrid
-from labeler.grid import MAX_SHARE_SIGMA_GRID
 from labeler.methods.sensitivity import squared_sensitivity
+from labeler.noise import MAX_SHARE_SIGMA_GRID
 from labeler.planning import METHOD_OF_WINNERS, instance_epsilon, integer_event, price, price_of_paper_shares
 from labeler.solving import solve_k, solve_queries, solve_sigma
 from labeler.task import Level, Method, Task

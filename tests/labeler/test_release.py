@@ -19,9 +19,8 @@ from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, 
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.release import InProcessWinner, Release, agree_on_winners, open_histogram, open_winner
 from labeler.sharing import ShareVector, split
-from labeler.tally import AggregateShare, InputShare, Round
+from labeler.tally import AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.task import Task
-from labeler.wellformed import BallotShare, split_ballots
 from labeler.winner import Winner, WinnerTerms
 from tests.plain_tallier import Tallier, agree_on_contributors
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from labeler.errors import InvalidSetting
-from labeler.settings_text import Place, SettingsText
+from labeler.settings import Place, SettingsText
 
 
 class Inner(BaseModel):

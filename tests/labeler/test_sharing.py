@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from labeler.errors import InvalidSetting, ProtocolViolation
-from labeler.field import PrimeField
 from labeler.randomness import os_source, seeded_source
-from labeler.sharing import ShareVector, add_shares, split, unshard
+from labeler.sharing import PrimeField, ShareVector, add_shares, split, unshard
 
 ALARM = 1e-6
 INT64 = np.iinfo(np.int64)

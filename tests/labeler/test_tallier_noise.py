@@ -22,21 +22,18 @@ from scipy import stats
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
-from labeler.collusion import resolve_colluding_agents
 from labeler.contribution import check_round, contribution, input_shares, on_grid
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
-from labeler.field import field_for
 from labeler.messages.rounds import round_fields, round_from
 from labeler.messages.shares import aggregate_from_bytes, aggregate_to_bytes
 from labeler.methods.blind_average import weight_sum
 from labeler.methods.sensitivity import integer_event
-from labeler.noise import DiscreteGaussian
-from labeler.noise_choice import hint, noise_choices
-from labeler.planning import price
+from labeler.noise import DiscreteGaussian, noise_source
+from labeler.planning import price, resolve_colluding_agents
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.release import open_histogram, open_winner
-from labeler.sharing import split, unshard
-from labeler.tallier_noise import noise_source
+from labeler.sharing import field_for, split, unshard
+from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, Round, add_shares, round_of, round_with
 from labeler.task import Task, parse_task
 from tests.oracles.winner_reference import reference_winners

@@ -20,8 +20,7 @@ from labeler.errors import (
 )
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, split, unshard
-from labeler.tally import AggregateShare, InputShare, Round
-from labeler.wellformed import split_ballots
+from labeler.tally import AggregateShare, InputShare, Round, split_ballots
 from labeler.winner import WinnerTerms
 from tests.plain_tallier import Tallier, agree_on_contributors
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import InvalidTask, UnsafeGrid
-from labeler.field import comparison_bits
-from labeler.grid import MAX_COMPARISON_BITS
-from labeler.noise import DiscreteGaussian
+from labeler.noise import MAX_COMPARISON_BITS, DiscreteGaussian
+from labeler.sharing import comparison_bits
 from labeler.task import MAX_WINNER_WIDTH, MIN_SHARE_SIGMA_GRID, Task, parse_task
 
 FIELDS: dict[str, object] = {

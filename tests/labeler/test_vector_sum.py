@@ -14,9 +14,8 @@ from benchmarks.private_sum import private_sum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached, UnsafeGrid
-from labeler.noise import DiscreteGaussian
+from labeler.noise import DiscreteGaussian, VectorSum
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum
 
 SPEC = VectorSum(dimension=40, largest_norm=3.0, sensitivity=0.2, sigma=0.5, agents=12, colluding_agents=3)
 

@@ -1,6 +1,6 @@
 """The row check: honest ballots always pass, and a row that is off never does.
 
-A false pass has probability below 2^-43 by the proof in labeler.wellformed, so no test here can see one.
+A false pass has probability below 2^-43 by the proof in labeler.tally, so no test here can see one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from labeler.contribution import contribution, input_shares
 from labeler.errors import InvalidSetting, ProtocolViolation
-from labeler.field import PrimeField, field_for
 from labeler.noise import noise_share
 from labeler.randomness import os_source, seeded_source
-from labeler.sharing import add_shares, split, unshard
-from labeler.tally import AggregateShare, InputShare, Round
-from labeler.task import Task
-from labeler.wellformed import (
+from labeler.sharing import PrimeField, add_shares, field_for, split, unshard
+from labeler.tally import (
+    AggregateShare,
     BallotShare,
+    InputShare,
+    Round,
     check_commitment,
     coefficients,
     combine,
@@ -33,6 +33,7 @@ from labeler.wellformed import (
     row_sums,
     split_ballots,
 )
+from labeler.task import Task
 from tests.plain_tallier import Tallier, agree_on_contributors
 
 CLASSES = ("a", "b", "c")

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
-from labeler.field import PrimeField
-from labeler.sharing import unshard
-from labeler.wellformed import refuse_misshapen
+from labeler.sharing import PrimeField, unshard
+from labeler.tally import refuse_misshapen
 from workers.winner.engine import ABSTAINED, NUM_PARTIES, Outcome, WinnerOrder
 
 _POLL_S = 0.02

@@ -32,8 +32,8 @@ from feature_store.journal.tasks import TaskStore
 from labeler import batching, tally
 from labeler.ballots import attribute_ballots
 from labeler.errors import BadData, StorageFull
+from labeler.linear_model import model_before
 from labeler.messages.rounds import Refusal
-from labeler.public_model import model_before
 from labeler.randomness import os_source
 from labeler.rounds import job_state
 from labeler.rounds.agent import Charged, ChargeRefused

@@ -29,13 +29,12 @@ from labeler.errors import LabelerError, NotFound
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
-from labeler.noise import DiscreteGaussian, noise_share
+from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.setting import LEVELS
 from labeler.sharing import unshard
-from labeler.tallier_noise import noise_source
+from labeler.tally import BallotShare
 from labeler.task import Level, Task
-from labeler.wellformed import BallotShare
 from tests.simulation.disks import AgentDisk, CoordinatorDisk, TallierDisk
 from tests.simulation.homes import VARIANTS, Template
 from tests.simulation.lives import Asked, Lives

@@ -22,7 +22,7 @@ from feature_store.keys import PartyKeys, PublicKeys, verify
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from labeler.messages.rounds import AnswerSent
 from labeler.randomness import seeded_source
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Database
-from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import PrivacyRefusal
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from workers.agent.durable_ledger import DurableLedger
 
 

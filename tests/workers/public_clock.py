@@ -20,7 +20,7 @@ from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.polls import Mail
+from labeler.messages.envelope import Mail
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.task import parse_task
 from labeler.wire_versions import DIALECT

@@ -22,7 +22,6 @@ from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.promises import PromiseStore
 from feature_store.shard import Shard
-from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
@@ -30,6 +29,7 @@ from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRe
 from labeler.messages.shares import share_to_bytes
 from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
+from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task

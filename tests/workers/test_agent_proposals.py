@@ -12,8 +12,7 @@ import pytest
 from feature_store.journal import told
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
-from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import Ask, Declined, Proposal, Willing, Withdrawn
 from labeler.planning import price
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
 from workers.agent import durable_ledger

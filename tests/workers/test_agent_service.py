@@ -27,13 +27,13 @@ from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
-from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
 from labeler.messages import Message
 from labeler.messages.rounds import Ask, Refusal, Settled, TallierKey
 from labeler.messages.shares import share_from_bytes
 from labeler.planning import price
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
 from labeler.wire_versions import DIALECT

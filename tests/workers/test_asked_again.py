@@ -24,10 +24,10 @@ from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys, seal_body
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
-from labeler.answered import Recipients
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import LabelerError
+from labeler.rounds.agent import Recipients
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from feature_store.own_process import start_own_process
+from feature_store.process_pool import start_process
 from workers.commands.catalogue import CATALOGUE, load_commands
 
 ROOT = Path(__file__).parent.parent.parent
@@ -115,7 +115,7 @@ def test_nor_is_what_a_process_of_its_own_validates(nosy: Path, monkeypatch: pyt
         "from pydantic import BaseModel\nclass One(BaseModel):\n    one: int\nprint(One(one=1).one)\n"
     )
     monkeypatch.syspath_prepend(str(nosy))
-    said, _ = start_own_process("validates", answers=True).communicate(timeout=60)
+    said, _ = start_process("validates", answers=True).communicate(timeout=60)
     assert said == b"1\n"
     assert not (nosy / "asked").exists()
 

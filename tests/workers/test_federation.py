@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import stat
 import threading
 import zipfile
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from api.coordinator.config import read_config
+from feature_store.journal.database import open_database
+from feature_store.journal.parties import PartyStore
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
 from workers.agent.policy import read_policy
 from workers.embedder.shards import embed_images
-from workers.federation.home import LocalFederation, make_federation
-from workers.federation.plan import Plan
-from workers.federation.up import run_up
+from workers.federation.home import AdminToken, LocalFederation, make_federation, prepare_journal
+from workers.federation.supervisor import Death
+from workers.federation.up import Plan, _Run, last_complaint, run_up
 from workers.jobs.task_file import read_task_file
 from workers.party.home import read_agent_config, read_tallier_config
 
@@ -123,12 +131,6 @@ def test_the_token_is_kept_where_only_the_owner_reads_it(made: LocalFederation) 
     assert reopened.read_token() == "lab_kept"
     assert (made.home / "admin-token").stat().st_mode & 0o777 == 0o600
     (made.home / "admin-token").unlink()
-
-
-def test_a_home_of_a_version_that_kept_no_token_is_reopened(made: LocalFederation) -> None:
-    path = made.home / "federation.json"
-    path.write_text(path.read_text().replace('"is_token_shown": false', '"is_token_shown": true'))
-    assert make_federation(made.home, Plan()).read_token() is None
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -241,6 +243,101 @@ def test_a_start_that_is_refused_leaves_no_empty_home_behind(tmp_path: Path, has
         if has_more:
             home.mkdir(parents=True)
         with pytest.raises(LabelerError):
-            run_up(home, plan, port=0, stop=threading.Event(), on_ready=lambda _: None, on_death=lambda _: None)
+            run_up(home, plan, port=0, stop=threading.Event(), on_ready=lambda _: None, complain=lambda _: None)
         assert home.exists() == has_more
         assert home.parents[1].exists() == has_more
+
+
+# Before its coordinator starts
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> LocalFederation:
+    home = tmp_path / "federation"
+    home.mkdir(mode=0o700)
+    return make_federation(home, Plan(agents=2))
+
+
+def parties_of(federation: LocalFederation) -> dict[str, tuple[str, int | None, str, str]]:
+    with closing(open_database(federation.coordinator / "journal.db", read_only=True)) as database:
+        found = PartyStore(database).list()
+    return {one.party_id: (one.role, one.tallier, one.state, one.verify_key) for one in found}
+
+
+def test_everybody_is_enrolled_with_keys_and_numbers_once(federation: LocalFederation) -> None:
+    prepare_journal(federation)
+    enrolled = parties_of(federation)
+    keys = {one.party_id: one.keys.verify_key for one in federation.enrolments()}
+    assert enrolled == {
+        "tallier-0": ("tallier", 0, "active", keys["tallier-0"]),
+        "tallier-1": ("tallier", 1, "active", keys["tallier-1"]),
+        "tallier-2": ("tallier", 2, "active", keys["tallier-2"]),
+        "agent-1": ("agent", None, "active", keys["agent-1"]),
+        "agent-2": ("agent", None, "active", keys["agent-2"]),
+    }
+    prepare_journal(federation)
+    assert parties_of(federation) == enrolled
+
+
+def test_whom_an_administrator_has_revoked_stays_revoked_at_the_next_start(federation: LocalFederation) -> None:
+    prepare_journal(federation)
+    with closing(open_database(federation.coordinator / "journal.db")) as database:
+        PartyStore(database).revoke("agent-2")
+    prepare_journal(federation)
+    assert {name: state for name, (_, _, state, _) in parties_of(federation).items()}["agent-2"] == "revoked"
+
+
+def test_keys_that_are_not_those_enrolled_are_refused_with_the_party_they_are_of(federation: LocalFederation) -> None:
+    prepare_journal(federation)
+    path = federation.agents["agent-2"] / "keys.json"
+    path.unlink()
+    PartyKeys.generate().save(path)
+    with pytest.raises(BadData, match="agent-2 cannot be enrolled: 'agent-2' is enrolled already"):
+        prepare_journal(federation)
+
+
+def test_a_party_without_keys_is_named_before_anything_starts(federation: LocalFederation) -> None:
+    (federation.agents["agent-2"] / "keys.json").unlink()
+    with pytest.raises(InvalidSetting, match=r"agent-2: key file 'keys\.json' cannot be read"):
+        prepare_journal(federation)
+
+
+# What it tells while it starts and runs
+
+
+def test_the_last_complaint_of_a_log_is_told_without_those_of_earlier_starts(tmp_path: Path) -> None:
+    log = tmp_path / "agent-1.log"
+    since = datetime(2026, 1, 2, tzinfo=UTC)
+    assert last_complaint(log, since) == ""
+    behind = {"level": "ERROR", "message": "a journal is behind", "sentence": "agent-1's is at 3, not 7"}
+    lines = [behind | {"at": f"2026-01-0{day}T00:00:00+00:00"} for day in (1, 3)]
+    lines.append({"level": "INFO", "message": "started", "at": "2026-01-03T00:00:01+00:00"})
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    assert last_complaint(log, since) == ""
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert last_complaint(log, since) == "a journal is behind (agent-1's is at 3, not 7)"
+    log.write_text("Traceback\nlabeler: key file 'keys.json' cannot be read\n")
+    assert last_complaint(log, None) == "key file 'keys.json' cannot be read"
+
+
+def test_a_full_disk_does_not_end_it_where_somebody_dies(
+    made: LocalFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of processes cannot be written then, and it is only for people."""
+
+    class Programs:
+        pids: ClassVar = {"agent-1": 1}
+
+        def tend(self) -> list[Death]:
+            return [Death("agent-1", -9, 1.0, 1)]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("workers.federation.up.Supervisor", lambda _: Programs())
+    monkeypatch.setattr(LocalFederation, "write_processes", full)
+    said: list[str] = []
+    token = AdminToken("lab_secret", is_new=False)
+    run = _Run(made, cast(Any, None), port=0, token=token, stop=threading.Event(), complain=said.append)
+    run._tend()
+    assert said == ["agent-1 ended (exit code -9); started again in 1 s"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,14 +34,14 @@ from labeler.errors import (
     Replayed,
 )
 from labeler.messages import COORDINATOR
-from labeler.messages.polls import Mail
+from labeler.messages.envelope import Mail
 from labeler.messages.shares import holdings_to_bytes
 from labeler.wire_versions import DIALECT
 from workers.party.conversation import converse
 from workers.party.http import check_url
 from workers.party.link import MAX_POST_BYTES, PartyLink, parcels
 from workers.party.mail import Draft
-from workers.readiness import NOTIFY, Bell
+from workers.service_process import tell_ready
 
 DIGEST = "a" * 64
 NOTHING = holdings_to_bytes({})
@@ -277,12 +278,22 @@ def test_an_unreachable_coordinator_is_tried_until_told_to_stop(make_link: MakeL
 def test_the_first_poll_is_answered_at_once_and_tells_whoever_waits_that_the_party_is_ready(
     make_link: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Bell() as bell:
-        monkeypatch.setenv(NOTIFY, bell.address)
+    """As systemd hears it; told once, and nothing is passed on to what this process starts itself."""
+    tell_ready()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+        name = f"labeler-{os.getpid()}"
+        bell.bind(f"\0{name}")
+        bell.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         link = make_link(wait_s=60.0)
-        assert bell.rung() == set()
+        with pytest.raises(BlockingIOError):
+            bell.recv(100)
         assert link.poll() == []
-        assert bell.rung() == {os.getpid()}
+        assert bell.recv(100) == f"READY=1\nMAINPID={os.getpid()}".encode()
+        assert "NOTIFY_SOCKET" not in os.environ
+        tell_ready()
+        with pytest.raises(BlockingIOError):
+            bell.recv(100)
 
 
 def test_a_held_poll_ends_at_once_when_told_to_stop(make_link: MakeLink) -> None:

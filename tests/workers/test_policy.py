@@ -18,8 +18,7 @@ from feature_store.keys import PartyKeys
 from feature_store.quantize import quantize
 from labeler.accounting.lifetime import job_nano, vote_nano
 from labeler.batch import QueryBatch
-from labeler.budget import budget_for
-from labeler.epsilon_words import say_epsilon
+from labeler.budget import budget_for, say_epsilon
 from labeler.errors import AwaitingApproval, PolicyRefusal
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.planning import price

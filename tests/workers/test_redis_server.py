@@ -39,7 +39,7 @@ def test_it_answers_when_it_is_there_and_is_gone_when_stopped(tmp_path: Path, pr
     with RedisServer(tmp_path / "redis", use_port=use_port) as server:
         assert ping(server.url)
         assert server.is_running
-        pid = server.pid
+        pid = server.process.pid
         with redis.Redis.from_url(server.url, decode_responses=True) as client:
             assert client.config_get("*")["maxmemory-policy"] == "noeviction"
             assert client.config_get("save")["save"] == ""
@@ -69,7 +69,7 @@ def test_a_port_is_on_the_loopback_behind_a_password_nobody_can_list(tmp_path: P
         assert host == "127.0.0.1"
         with redis.Redis(host=host, port=int(port)) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
-        assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        assert password not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
         assert password not in repr(server)
         assert not any(password in path.read_text() for path in (tmp_path / "redis").iterdir() if path.is_file())
         with redis.Redis.from_url(server.url, decode_responses=True) as client:
@@ -91,22 +91,23 @@ def test_a_folder_with_any_name_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("use_port", [False, True])
 def test_killed_it_comes_back_at_the_same_address(tmp_path: Path, use_port: bool) -> None:
     with RedisServer(tmp_path / "redis", use_port=use_port) as server:
-        url, first = server.url, server.pid
+        url, first = server.url, server.process.pid
         server.start()
-        assert server.pid == first
+        assert server.process.pid == first
         os.kill(first, signal.SIGKILL)
         while server.is_running:
             pass
         server.start()
         assert server.url == url
-        assert server.pid != first
+        assert server.process.pid != first
         assert ping(url)
 
 
 def test_a_server_whose_supervisor_was_killed_is_replaced(tmp_path: Path) -> None:
     code = (
         "import os, signal, pathlib, sys; from workers.federation.redis_server import RedisServer; "
-        "server = RedisServer(pathlib.Path(sys.argv[1])); print(server.pid, flush=True); os.kill(os.getpid(), 9)"
+        "server = RedisServer(pathlib.Path(sys.argv[1])); "
+        "print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     orphan = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "redis")], cwd=ROOT, check=False, capture_output=True, text=True
@@ -114,7 +115,7 @@ def test_a_server_whose_supervisor_was_killed_is_replaced(tmp_path: Path) -> Non
     with RedisServer(tmp_path / "redis") as server:
         assert ping(server.url)
         with redis.Redis.from_url(server.url) as client:
-            assert client.info("server")["process_id"] == server.pid != int(orphan.stdout)
+            assert client.info("server")["process_id"] == server.process.pid != int(orphan.stdout)
 
 
 def test_a_taken_port_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

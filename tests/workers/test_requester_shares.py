@@ -13,8 +13,7 @@ from feature_store.journal.promises import PromiseStore
 from labeler.accounting.lifetime import job_nano
 from labeler.batching import round_charges
 from labeler.errors import PolicyRefusal
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import TallierKey
+from labeler.messages.rounds import Proposal, TallierKey
 from labeler.planning import price
 from labeler.task import Task, parse_task
 from tests.workers.test_agent import DurableParts, policy_with

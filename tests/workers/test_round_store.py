@@ -21,8 +21,8 @@ from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.outages import no_room
-from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from tests.answering import RoundsInMemory, RoundStore
 from tests.workers.journal_store import JournalStore
 

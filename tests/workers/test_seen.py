@@ -10,7 +10,7 @@ from feature_store.journal.chain import EMPTY, Head
 from feature_store.keys import PartyKeys
 from labeler.errors import Unavailable
 from labeler.messages import COORDINATOR, Message, frame
-from labeler.messages.polls import Mail
+from labeler.messages.envelope import Mail
 from workers.party.seen import SYNC_EVERY_S, Seen
 
 KEYS = PartyKeys.generate()

@@ -35,10 +35,9 @@ from labeler.errors import (
     StorageFull,
 )
 from labeler.federated import check_model
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Ask, TallierKey
+from labeler.linear_model import model_before
+from labeler.messages.rounds import Ask, Proposal, TallierKey
 from labeler.methods.sensitivity import one_record_in_words
-from labeler.public_model import model_before
 from labeler.release import Release
 from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,9 @@ from workers.federation.supervisor import (
     Death,
     Program,
     Supervisor,
-    launcher,
+    die_with_parent,
+    put_aside,
+    role_launcher,
 )
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
@@ -45,9 +47,31 @@ class Clock:
         return self.now
 
 
+def launcher(name: str, command: Sequence[str], *, output: Path) -> Callable[[], subprocess.Popen[bytes]]:
+    """How to start any program, as `role_launcher` starts a role."""
+
+    def launch() -> subprocess.Popen[bytes]:
+        put_aside(output)
+        try:
+            with output.open("ab") as file:
+                return subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env=os.environ | {"WHO": name},
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                )
+        except OSError as error:
+            raise Unavailable(name) from error
+
+    return launch
+
+
 def program(folder: Path, name: str, code: str, *, stage: int = 0) -> Program:
     command = [sys.executable, "-c", code]
-    return Program(name, stage, launcher(name, command, output=folder / f"{name}.log", environment={"WHO": name}))
+    return Program(name, stage, launcher(name, command, output=folder / f"{name}.log"))
 
 
 def is_gone(pid: int) -> bool:
@@ -134,15 +158,6 @@ def test_the_last_stage_stops_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not supervisor.pids
 
 
-def test_only_the_stage_that_was_named_is_started(tmp_path: Path) -> None:
-    supervisor = Supervisor([program(tmp_path, "a", SLEEPER), program(tmp_path, "b", SLEEPER, stage=1)])
-    supervisor.start(stage=1)
-    assert set(supervisor.pids) == {"b"}
-    supervisor.start()
-    assert set(supervisor.pids) == {"a", "b"}
-    supervisor.stop()
-
-
 def test_a_program_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     supervisor = Supervisor([program(tmp_path, "stubborn", STUBBORN)])
     supervisor.start()
@@ -163,7 +178,7 @@ def test_a_log_that_grows_is_put_aside_while_its_program_runs(tmp_path: Path) ->
     output = tmp_path / "talker.log"
     code = "import sys, time\nfor line in sys.stdin: pass\nwhile True: print('word', flush=True); time.sleep(0.01)"
     command = [sys.executable, "-c", code]
-    launch = launcher("talker", command, output=output, environment={})
+    launch = launcher("talker", command, output=output)
     supervisor = Supervisor([Program("talker", 0, launch, output)], clock=clock)
     supervisor.start()
     wait_until(lambda: output.exists() and output.stat().st_size > 0)
@@ -197,19 +212,14 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from tests_programs import program
+from tests.workers.test_supervisor import program
 from workers.federation.supervisor import Supervisor
 supervisor = Supervisor([program(Path({str(tmp_path)!r}), name, {STUBBORN!r}) for name in ("a", "b")])
 supervisor.start()
 print(*supervisor.pids.values(), flush=True)
 time.sleep(60)
 """
-    helper = "import sys\nfrom workers.federation.supervisor import Program, launcher\n"
-    helper += "def program(folder, name, code):\n"
-    helper += "    command = [sys.executable, '-c', code]\n"
-    helper += "    return Program(name, 0, launcher(name, command, output=folder / f'{name}.log', environment={}))\n"
-    (tmp_path / "tests_programs.py").write_text(helper)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
@@ -219,18 +229,12 @@ time.sleep(60)
     wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
-def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    start = launcher("ghost", ["/no/such/program"], output=tmp_path / "ghost.log", environment={})
-    with pytest.raises(Unavailable, match="ghost"):
-        Supervisor([Program("ghost", 0, start)]).start()
-
-
 def test_a_program_that_cannot_be_started_again_now_is_tried_later(tmp_path: Path) -> None:
     clock = Clock()
     command = tmp_path / "program"
     command.write_text("#!/bin/sh\nexit 1\n")
     command.chmod(0o700)
-    start = launcher("flaky", [str(command)], output=tmp_path / "flaky.log", environment={})
+    start = launcher("flaky", [str(command)], output=tmp_path / "flaky.log")
     supervisor = Supervisor([Program("flaky", 0, start)], clock=clock)
     supervisor.start()
     next_death(supervisor)
@@ -252,3 +256,89 @@ def test_a_log_that_has_grown_large_is_put_aside(tmp_path: Path) -> None:
     supervisor.stop()
     assert (tmp_path / "a.log").stat().st_size < 100
     assert (tmp_path / "a.log.1").stat().st_size > MAX_LOG_BYTES
+
+
+# Roles, as forks of one process
+
+
+def test_a_role_writes_to_its_log_and_ends_with_the_code_of_its_command(tmp_path: Path) -> None:
+    helped = role_launcher("help", ["plan", "--help"], output=tmp_path / "help.log")()
+    wrong = role_launcher("wrong", ["plan", "--no-such-option"], output=tmp_path / "wrong.log")()
+    assert (helped.wait(), wrong.wait()) == (0, 2)
+    assert "Usage: labeler plan" in (tmp_path / "help.log").read_text()
+    assert "no-such-option" in (tmp_path / "wrong.log").read_text()
+
+
+def test_a_role_leads_its_own_session_and_a_signal_that_kills_it_is_its_code(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    role = role_launcher("coordinator", ["serve", "--home", str(home)], output=tmp_path / "log")()
+    wait_until(lambda: role.poll() is not None or os.getsid(role.pid) == role.pid)
+    role.kill()
+    assert role.wait() in (-signal.SIGKILL, 1, 2)  # it may have found that it has no home before it was killed
+
+
+def test_a_party_comes_after_others_also_where_cores_are_shared_out_among_sessions() -> None:
+    code = (
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from workers.federation.supervisor import PARTIES_NICE, step_back\n"
+        "before, group = os.nice(0), Path('/proc/self/autogroup')\n"
+        "step_back()\n"
+        "assert os.nice(0) == min(19, before + PARTIES_NICE), os.nice(0)\n"
+        "end = time.monotonic() + 60\n"
+        "while group.exists() and (said := group.read_text()) and f'nice {PARTIES_NICE}' not in said:\n"
+        "    assert time.monotonic() < end, said\n"
+        "    time.sleep(0.02)\n"
+    )
+    folder = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, start_new_session=True)
+
+
+def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
+    script = tmp_path / "supervisor.py"
+    script.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from workers.federation.supervisor import role_launcher\n"
+        "if __name__ == '__main__':\n"
+        "    arguments = ['serve', '--home', sys.argv[1], '--port', '0']\n"
+        "    role = role_launcher('coordinator', arguments, output=Path(sys.argv[2]))()\n"
+        "    print(role.pid, flush=True)\n"
+        "    time.sleep(120)\n"
+    )
+    home = tmp_path / "home"
+    made = subprocess.run(
+        [sys.executable, "-m", "workers.cli", "serve", "--home", str(home), "--init"], capture_output=True, check=True
+    )
+    assert made.returncode == 0
+    # A coordinator without a redis-server waits for it: long enough to see it end with its supervisor.
+    with subprocess.Popen(
+        [sys.executable, str(script), str(home), str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        pid = int(supervisor.stdout.readline())
+        supervisor.kill()
+    wait_until(lambda: is_gone(pid))
+
+
+def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_library() -> None:
+    code = (
+        "import importlib, sys, threading\n"
+        "from workers.federation.supervisor import WARMED\n"
+        "for name in WARMED: importlib.import_module(name)\n"
+        "print(threading.active_count(), *sorted(set(sys.modules) & set(sys.argv[1:])))\n"
+    )
+    heavy = ["torch", "torchvision", "timm", "faiss", "sklearn", "matplotlib", "pandas", "scipy.optimize", "mpyc"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert ended.stdout.split() == ["1"]
+
+
+def test_the_environment_of_a_role_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LABELER_URL", raising=False)
+    told = {"LABELER_URL": "nowhere", "LABELER_TOKEN": "x"}
+    role = role_launcher("status", ["status"], output=tmp_path / "log", environment=told)()
+    assert role.wait() == 2
+    assert "nowhere" in (tmp_path / "log").read_text() or "http" in (tmp_path / "log").read_text()
+    assert "LABELER_URL" not in os.environ

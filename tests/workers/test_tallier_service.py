@@ -26,12 +26,11 @@ from labeler.errors import JournalBehind
 from labeler.messages import Message
 from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
-from labeler.noise import DiscreteGaussian
+from labeler.noise import DiscreteGaussian, noise_source
 from labeler.randomness import keyed_source, seeded_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import SUM_KEPT_S
 from labeler.sharing import ShareVector, split
-from labeler.tallier_noise import noise_source
 from labeler.tally import AggregateShare, Round
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
@@ -552,7 +551,7 @@ def killed_at(table: Table, tmp_path: Path, point: str) -> None:
     assert died.returncode == -signal.SIGKILL
 
 
-# The talliers' noise (labeler.tallier_noise).
+# The talliers' noise (labeler.noise).
 
 
 def noisy(number: int = 0) -> Round:

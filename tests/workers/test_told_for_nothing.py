@@ -14,7 +14,7 @@ import pytest
 from feature_store.journal import told
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal
-from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Proposal
 from labeler.planning import price
 from labeler.task import Task
 from tests.workers.test_agent import policy_with

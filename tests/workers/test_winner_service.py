@@ -19,8 +19,7 @@ from feature_store.keys import PartyKeys
 from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import share_to_bytes, winner_from_bytes
 from labeler.randomness import os_source
-from labeler.tally import Round
-from labeler.wellformed import split_ballots
+from labeler.tally import Round, split_ballots
 from labeler.winner import WinnerTerms
 from workers.federation.home import free_listens, introduce_talliers
 from workers.party.home import TallierConfig, create_tallier_home

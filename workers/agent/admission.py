@@ -12,8 +12,7 @@ from feature_store.clock import Clock
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.asked_by import AskedBy
 from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import Ask, Proposal
 from workers.agent.decisions import is_approved, objection
 from workers.agent.policy import Policy
 

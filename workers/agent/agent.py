@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from feature_store.index.build import goes_to_device, products_of
 from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
 from feature_store.shard import Shard
-from labeler.answered import IN_PROCESS, Recipients
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
@@ -26,6 +25,7 @@ from labeler.federated import check_model
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.sensitivity import training_of
 from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.tally import InputShare, Round, round_of
 from labeler.task import Task
 from workers.agent.ledger import AgentLedger
@@ -75,7 +75,7 @@ class Agent:
     """An agent answers batches of public queries with shares of its noised ballots.
 
     An answer is computed once, stored before it leaves, and sent again as it was stored, whatever the records are by
-    then (labeler.answered): a retry tells nobody anything new, also not that a record came or went. Its noise comes
+    then (labeler.rounds.agent): a retry tells nobody anything new, also not that a record came or went. Its noise comes
     from a key of the round, which is erased with the stored answer once no tallier can miss it. In which order that
     happens says the machine (labeler.rounds.agent); keys and answers are kept by whoever carries it out
     (workers.agent.desk, workers.jobs.parties), which also knows that a round is answered once.

@@ -28,7 +28,6 @@ from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
-from labeler.answered import NOT_KEPT
 from labeler.errors import (
     JournalBehind,
     JournalBroken,
@@ -39,7 +38,7 @@ from labeler.messages import Message
 from labeler.messages.rounds import Ask
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
-from labeler.rounds.agent import RoundEffect
+from labeler.rounds.agent import NOT_KEPT, RoundEffect
 from labeler.task import Task
 from workers.agent.admission import Admission
 from workers.agent.desk_charges import DeskCharges

@@ -16,8 +16,7 @@ from feature_store.journal.database import Connection, Database
 from feature_store.journal.promises import PromiseStore
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, JournalBehind, JournalBroken, LabelerError
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import Ask, Proposal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from workers.agent.desk_letters import no_to_ask, not_willing

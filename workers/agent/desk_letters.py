@@ -8,13 +8,12 @@ from collections.abc import Callable
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.chain import Head
 from feature_store.keys import seal_body
-from labeler.answered import NOT_KEPT
 from labeler.errors import PrivacyRefusal
 from labeler.messages import COORDINATOR
-from labeler.messages.proposals import Declined, Proposal, Willing
-from labeler.messages.rounds import AnswerSent, Ask, Refusal
+from labeler.messages.rounds import AnswerSent, Ask, Declined, Proposal, Refusal, Willing
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
+from labeler.rounds.agent import NOT_KEPT
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter
 from workers.agent.words import PUBLIC_ERRORS, cause, silent, told
 from workers.party.mail import Draft

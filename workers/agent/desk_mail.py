@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Replayed, WrongDigest
-from labeler.messages import COORDINATOR, Header, Message, proposals
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Ask
+from labeler.messages import COORDINATOR, Header, Message, rounds
+from labeler.messages.rounds import Ask, Proposal
 from labeler.messages.rounds import Settled as SettledBody
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
@@ -66,7 +65,7 @@ class DeskMail:
                         raise WrongDigest("a proposal names another task than it holds")
                     self._memory.proposal_event(turn, proposal, proposing.Proposed(proposal))
                 elif header.kind == "withdrawn":
-                    turn.withdrawn.append(proposals.Withdrawn.decode(body).job_id)
+                    turn.withdrawn.append(rounds.Withdrawn.decode(body).job_id)
             except LabelerError as error:
                 # It was none, so there is nobody to say anything to.
                 about = {"task_digest": header.task_digest, "kind": header.kind}

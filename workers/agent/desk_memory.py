@@ -13,7 +13,7 @@ from typing import Final
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import Connection
 from feature_store.journal.promises import PromiseStore
-from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Proposal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import AgentRound, RoundEvent

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from feature_store.journal.lifetimes import CastVotes
 from labeler.messages import Header
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import Ask, Proposal
 from labeler.rounds.agent import RoundEffect
 from labeler.rounds.agent_proposal import AgentProposal, ProposalEffect
 from workers.agent.agent import Agent

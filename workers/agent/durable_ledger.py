@@ -24,11 +24,11 @@ from feature_store.journal.lifetimes import set_aside
 from feature_store.journal.promises import PromiseStore, Proposed, promise_name
 from feature_store.journal.requester_shares import RequesterShares
 from feature_store.journal.told import Compared
-from labeler.answered import Recipients
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
-from labeler.messages.proposals import Proposal
+from labeler.messages.rounds import Proposal
+from labeler.rounds.agent import Recipients
 from labeler.setting import LEVELS
 from labeler.task import Level, Task
 from workers.agent.ledger import beyond_task, priced

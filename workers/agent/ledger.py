@@ -2,7 +2,7 @@
 
 Charging an answer is one step that either happens whole or not at all: the round was never charged for other
 recipients, every level the owner limits is priced and covered, and only then is the price taken. A round is charged
-once whatever becomes of the records; what is sent of it then says `labeler.answered`.
+once whatever becomes of the records; what is sent of it then says `labeler.rounds.agent`.
 The ledger here and its durable twin (workers.agent.durable_ledger) keep the same rules and pass the same tests.
 """
 
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
-from labeler.answered import ANSWERED_TO_OTHERS, Recipients
 from labeler.batching import due
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, Recipients
 from labeler.task import Level, Task
 
 

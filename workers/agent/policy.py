@@ -19,16 +19,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
-from labeler.epsilon_words import say_epsilon
+from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for, say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
-from labeler.messages.proposals import Proposal
-from labeler.messages.rounds import Ask
+from labeler.messages.rounds import Ask, Proposal
 from labeler.methods import Method, ReleaseKind
 from labeler.methods.sensitivity import least_delta
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
-from labeler.settings_text import SettingsText
+from labeler.settings import SettingsText
 from labeler.task import Level, PositiveFinite, Task
 
 MAX_POLICY_BYTES = 1024 * 1024

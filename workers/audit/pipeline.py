@@ -20,21 +20,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.answered import IN_PROCESS
 from labeler.batch import QueryBatch
 from labeler.batching import total_charges
 from labeler.budget import Account
 from labeler.contribution import on_grid
 from labeler.errors import LabelerError, ProtocolViolation
-from labeler.noise import DiscreteGaussian, noise_share
-from labeler.public_model import model_before
+from labeler.linear_model import model_before
+from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import KEY_BYTES, os_source, seeded_source
 from labeler.release import Release
+from labeler.rounds.agent import IN_PROCESS
 from labeler.sharing import ShareVector, unshard
-from labeler.tallier_noise import noise_source
-from labeler.tally import round_of
+from labeler.tally import BallotShare, round_of
 from labeler.task import Task
-from labeler.wellformed import BallotShare
 from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger
 from workers.audit.worlds import World

@@ -17,9 +17,8 @@ import numpy as np
 
 from feature_store.quantize import FEATURE_SCALE
 from labeler.batch import QueryBatch
-from labeler.linear_model import axes_of
+from labeler.linear_model import axes_of, model_before
 from labeler.methods.federated import step_terms
-from labeler.public_model import model_before
 from labeler.randomness import seeded_source
 from labeler.task import Task
 from workers.audit.pipeline import Seen

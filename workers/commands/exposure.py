@@ -28,7 +28,7 @@ def exposure(
     """
     from feature_store.shard import Shard
     from labeler.batch import QueryBatch
-    from labeler.epsilon_words import say_epsilon
+    from labeler.budget import say_epsilon
     from labeler.errors import InvalidSetting
     from workers.audit.tasks import read_task
     from workers.party.home import path_in_home, read_agent_config

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -50,9 +49,7 @@ def up(
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
     """
-    from workers.federation.plan import Plan
-    from workers.federation.supervisor import Death
-    from workers.federation.up import run_up
+    from workers.federation.up import Plan, run_up
 
     logging.getLogger("labeler").addHandler(logging.NullHandler())
     plan = Plan(
@@ -64,12 +61,6 @@ def up(
         life_epsilon=life_epsilon,
     )
 
-    def tell_death(death: Death) -> None:
-        complain(f"{death.name} ended (exit code {death.code}); started again in {death.restart_in_s:.0f} s")
-
-    def tell_killed(names: Sequence[str]) -> None:
-        complain(f"killed, because it did not stop in time: {', '.join(names)}. Nothing that was acknowledged is lost")
-
     if not as_json:
         Console(stderr=True).print(f"Starting the federation in {home} ...", markup=False, highlight=False)
     run_up(
@@ -78,8 +69,7 @@ def up(
         port=port,
         stop=stop_signal(),
         on_ready=_tell_json if as_json else _tell_people,
-        on_death=tell_death,
-        on_killed=tell_killed,
+        complain=complain,
     )
 
 

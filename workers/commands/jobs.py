@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting
-from labeler.jobs import STUDENT_KINDS
+from labeler.rounds.effects import STUDENT_KINDS
 from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.places import check_file
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
@@ -139,7 +139,7 @@ def student(
 
     Examples:
 
-    `labeler student job --kind linear-probe --test test.shard`
+    `labeler student job --kind pooled --test test.shard`
 
     `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
 
@@ -241,7 +241,7 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     if as_json:
         print_json(summary)
         return
-    from labeler.epsilon_words import say_epsilon
+    from labeler.budget import say_epsilon
 
     labels, privacy = summary["labels"], summary["privacy"]
     console = Console(highlight=False)

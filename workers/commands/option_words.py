@@ -59,7 +59,7 @@ def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable
             if not isinstance(error, ValidationError):
                 raise
             # What is sent to a service is checked here, too, and an argument may not be what it takes.
-            from labeler.refused_fields import describe_validation
+            from labeler.settings import describe_validation
 
             raise InvalidSetting(in_option_words(describe_validation(error, "what was typed"), options)) from None
 

@@ -44,7 +44,7 @@ def agent_run(home: Home) -> None:
     Example: `labeler agent run --home hospital-a`
     """
     from workers.agent.service import run_agent
-    from workers.logs import configure_logging
+    from workers.service_process import configure_logging
 
     configure_logging()
     run_agent(home, stop=stop_signal())
@@ -87,7 +87,7 @@ def tallier_run(home: Home) -> None:
 
     Example: `labeler tallier run --home tallier-0`
     """
-    from workers.logs import configure_logging
+    from workers.service_process import configure_logging
     from workers.tallier.service import run_tallier
 
     configure_logging()

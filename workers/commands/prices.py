@@ -205,7 +205,7 @@ _HEADINGS = {"instance": "per private image", "person": "per person", "agent": "
 
 
 def _print_plan(result: dict[str, Any]) -> None:
-    from labeler.epsilon_words import say_epsilon, say_estimate
+    from labeler.budget import say_epsilon, say_estimate
     from labeler.expectation import say_expected
 
     table = Table(title=None, show_edge=False)

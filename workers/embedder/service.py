@@ -51,7 +51,7 @@ from labeler.errors import (
     TryAgain,
     UnreadableImage,
 )
-from workers.readiness import tell_ready
+from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.embedder")
 

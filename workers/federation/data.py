@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from feature_store.backbone_names import packaged_name
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
-from feature_store.declared import check_served, declare_most
+from feature_store.declared import check_served
 from feature_store.durable import replace_file
 from feature_store.embedding import embed_source
-from feature_store.manifest import read_manifest
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting, MixedShards
 from workers.agent.policy import toml_value
@@ -86,13 +85,6 @@ def deal_digits(home: Path, agents: Sequence[Path], backbone: str | None) -> Fed
         fingerprint=embedder.fingerprint,
         backbone=_describe(spec, home / "coordinator"),
     )
-
-
-def declare_digits(agents: Sequence[Path]) -> None:
-    """Declare the bound of dealt digits where an earlier version has dealt them without one."""
-    for agent in agents:
-        if read_manifest(agent / SHARD_NAME).max_records is None:
-            declare_most(agent / SHARD_NAME, MAX_DIGITS)
 
 
 def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Path) -> FederationData:

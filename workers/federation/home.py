@@ -11,6 +11,9 @@
       examples/             public images and a task to try it with
       logs/                 one file per process, JSON lines
 
+Before its coordinator starts, its parties are enrolled in the coordinator's journal, which nobody else has open at that
+time (`prepare_journal`). So all roles can start at once: none of them is turned away.
+
 Making it can be interrupted at any step, and the next call goes on: every file is written once, keys are never made
 twice. What a person changes in a settings file or a policy afterwards stays; only addresses are rewritten.
 """
@@ -19,8 +22,9 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -28,17 +32,23 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.durable import replace_file
+from feature_store.journal.database import Database
+from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.parties import PartyStore
+from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys, PublicKeys
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, NotFound, ProtocolViolation
 from labeler.methods import METHOD_NAMES
-from labeler.refused_fields import describe_validation
+from labeler.settings import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
-from workers.federation.data import FederationData, bring_shards, deal_digits, declare_digits
-from workers.federation.plan import Plan
+from workers.federation.data import FederationData, bring_shards, deal_digits
+from workers.federation.up import Plan
+from workers.homes.keys import journal_of
 from workers.homes.new import public_document
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
 from workers.party.home import (
     AGENT_FILE,
+    ANCHOR_FILE,
     KEYS_FILE,
     TALLIER_FILE,
     AgentConfig,
@@ -55,6 +65,9 @@ AGENTS: Final = 5
 DELTA: Final = 1e-5
 INSTANCE_EPSILON: Final = 10.0
 MAX_QUERIES_PER_DAY: Final = 100_000
+FIRST_TOKEN: Final = "first administrator"
+_ENDING_S = 5.0
+_AGAIN_S = 0.05
 LIFE_JOB_SHARE: Final = 0.25
 """Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
 
@@ -80,8 +93,6 @@ class _State(BaseModel):
     format: Literal["labeler-federation/1"] = "labeler-federation/1"
     agents: Annotated[int, Field(ge=1)]
     has_examples: bool
-    is_token_shown: bool = False
-    """Of an earlier version, which kept no token: it was shown once, and lost with the terminal."""
 
 
 class LocalFederation:
@@ -164,8 +175,6 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
     state = _read_state(home)
     if state is not None:
         _check_unchanged(home, state, plan)
-        if state.has_examples:
-            declare_digits(list(agent_homes(home, state.agents).values()))
         return LocalFederation(home, state)
     _check_fresh(home)
     budget = _budget(plan)  # before anything is made: what is half made is no home
@@ -349,7 +358,10 @@ def _private_folder(folder: Path, *, below: Path) -> None:
 
 
 def _public(home: Path) -> PublicKeys:
-    return PartyKeys.load(home / KEYS_FILE).public
+    try:
+        return PartyKeys.load(home / KEYS_FILE).public
+    except LabelerError as error:
+        raise type(error)(f"{home.name}: {error}") from None
 
 
 def _read_state(home: Path) -> _State | None:
@@ -365,3 +377,75 @@ def _read_state(home: Path) -> _State | None:
 def _write_state(home: Path, state: _State) -> None:
     document: dict[str, Any] = state.model_dump()
     replace_file(home / "federation.json", json.dumps(document, indent=1).encode(), mode=0o600)
+
+
+# Its coordinator's journal, before that coordinator starts.
+
+
+@dataclass(frozen=True, repr=False)
+class AdminToken:
+    """The administrator's token of a federation.
+
+    Attributes:
+        secret: what opens everything.
+        is_new: whether it was made now.
+    """
+
+    secret: str
+    is_new: bool
+
+
+def prepare_journal(federation: LocalFederation) -> AdminToken:
+    """Enrol the federation's parties in its coordinator's journal, and find or make its administrator's token.
+
+    The token is kept in a file of the home, so that a federation that is started again tells the same. The file opens
+    nothing that the home's owner could not open: the keys of every party lie beside it.
+
+    Raises:
+        BadData: a party's keys are not those that were enrolled.
+        JournalInUse: a coordinator runs on this home.
+    """
+    with closing(_journal(federation.coordinator)) as database:
+        _enrol(federation, PartyStore(database), database)
+        store = TokenStore(database)
+        kept = federation.read_token()
+        if kept is not None and store.find(kept) is not None:
+            return AdminToken(kept, is_new=False)
+        # One that was lost opens on; one that was revoked does not, and another file would tell it again.
+        made = store.create(FIRST_TOKEN, "admin")[1]
+        federation.keep_token(made)
+        return AdminToken(made, is_new=True)
+
+
+def _enrol(federation: LocalFederation, parties: PartyStore, database: Database) -> None:
+    """Enrol who is not enrolled. Somebody that an administrator has revoked stays revoked, and is turned away."""
+    with database.write() as connection:
+        for party in federation.enrolments():
+            try:
+                if parties.get(party.party_id, connection=connection).state == "revoked":
+                    continue
+            except NotFound:
+                pass
+            try:
+                parties.enrol(
+                    party.party_id,
+                    party.role,
+                    party.keys.verify_key,
+                    party.keys.seal_key,
+                    tallier=party.tallier,
+                    connection=connection,
+                )
+            except ProtocolViolation as error:
+                raise BadData(f"{party.party_id} cannot be enrolled: {error}") from None
+
+
+def _journal(home: Path) -> Database:
+    """The coordinator's journal. Right after an earlier supervisor was killed, its coordinator may still be ending."""
+    until = time.monotonic() + _ENDING_S
+    while True:
+        try:
+            return open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
+        except JournalInUse:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN_S)

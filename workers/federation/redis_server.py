@@ -75,11 +75,11 @@ class RedisServer:
         return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
 
     @property
-    def pid(self) -> int:
-        """Number of its process, also after that has ended."""
+    def process(self) -> subprocess.Popen[bytes]:
+        """Its process, also after that has ended."""
         if self._process is None:
             raise Unavailable("redis-server has not been started")
-        return self._process.pid
+        return self._process
 
     @property
     def is_running(self) -> bool:

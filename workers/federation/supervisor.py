@@ -4,26 +4,36 @@ Programs belong to stages. They start stage by stage from the lowest and stop fr
 once: what others need (the queue) starts first and stops last.
 
 Every program leads a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone, which then stops
-them in order. On Linux the kernel kills each of them when the supervisor's thread ends, however it ends
-(PR_SET_PDEATHSIG); a program killed like that loses nothing, because all that must last is durable at every step.
-Elsewhere a supervisor that is killed with SIGKILL leaves its programs running.
+them in order. On Linux the kernel kills each of them when its parent ends, however it ends (PR_SET_PDEATHSIG); a
+program killed like that loses nothing, because all that must last is durable at every step.
 
-One thread does it all: `subprocess` with a hook between fork and exec is safe only without other threads.
+Roles are forks of one process (`role_launcher`): `labeler up` starts ten on one machine, and each would spend more than
+a second of a core on importing the same libraries. The standard library's fork server (`multiprocessing`) imports them
+once, in a process that does nothing else and has one thread; `warm` lets it begin while the supervisor makes the
+federation. A role is a process of its own all the same: its own session, its own memory, its own end. Nothing that is
+drawn is shared: keys, noise and nonces come from the operating system, never from a generator whose state a fork would
+copy.
+
+One thread does it all: a hook between fork and exec is safe only without other threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -108,11 +118,10 @@ class Supervisor:
         """Process id of every program that runs now."""
         return {child.program.name: child.process.pid for child in self._children if child.process is not None}
 
-    def start(self, *, stage: int | None = None) -> None:
-        """Start every program of one stage, or all that do not run."""
+    def start(self) -> None:
+        """Start every program."""
         for child in self._children:
-            if child.process is None and stage in (None, child.program.stage):
-                child.start(self._clock())
+            child.start(self._clock())
 
     def tend(self) -> list[Death]:
         """Look once: note who died, start again whose pause is over.
@@ -205,36 +214,6 @@ class _Child:
         return is_late
 
 
-def launcher(
-    name: str, command: Sequence[str], *, output: Path, environment: Mapping[str, str]
-) -> Callable[[], subprocess.Popen[bytes]]:
-    """How to start a command that writes to a log file.
-
-    Args:
-        output: file that takes what it prints.
-        environment: added to the supervisor's own.
-    """
-
-    def launch() -> subprocess.Popen[bytes]:
-        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        put_aside(output)
-        try:
-            with output.open("ab") as file:
-                return subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    env=os.environ | dict(environment),
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(),
-                )
-        except OSError as error:
-            raise Unavailable(f"cannot start {name} ({command[0]}): {error.strerror}") from None
-
-    return launch
-
-
 def put_aside(log_file: Path) -> None:
     """Copy a log that is too large to FILE.1 and empty it; a program that has it open for appending writes on.
 
@@ -280,3 +259,169 @@ def _clear_session(process: Process) -> None:
     """Kill what the program itself had started: its session bears its process id, also after it died."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+# Roles, as forks of one process.
+
+WARMED: Final = (
+    "workers.commands.parties",
+    "workers.commands.roles",
+    "workers.agent.service",
+    "workers.tallier.service",
+    "workers.embedder.service",
+    "workers.serve",
+    "workers.service_process",
+    "api.app",
+    "api.server",
+    "api.coordinator.service",
+    # What libraries import when they are first used, which is in every role.
+    "anyio._backends._asyncio",
+    "httpcore2",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
+)
+"""What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
+
+ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Many processes share the cores: numerical libraries that each take all of them would get in each other's way."""
+
+
+def warm() -> None:
+    """Begin to import what all roles share, beside whatever this process does until it starts the first of them.
+
+    Call it before this process imports a numerical library: how many threads those start is settled by then.
+    """
+    for name in ONE_THREAD:
+        os.environ.setdefault(name, "1")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(WARMED))
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    # Ctrl-C at a terminal is for the supervisor, which then ends what it started: the fork server never hears it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Role:
+    """A forked role as its supervisor sees it; see `Process`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.pid = process.pid or 0
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for the signal that killed it; None while it runs."""
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def wait(self) -> int:
+        """Wait until it has ended; its exit code."""
+        self._process.join()
+        return self._process.exitcode or 0
+
+
+def role_launcher(
+    name: str, arguments: Sequence[str], *, output: Path, environment: Mapping[str, str] | None = None
+) -> Callable[[], Process]:
+    """How to start a command of `labeler` as a fork.
+
+    Args:
+        arguments: of the command line, without the program.
+        output: file that takes what it prints.
+        environment: added to the supervisor's own.
+    """
+    context = multiprocessing.get_context("forkserver")
+
+    def launch() -> Process:
+        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put_aside(output)
+        warm()
+        told = os.environ | dict(environment or {})
+        process = context.Process(target=_play, args=(tuple(arguments), str(output), told), name=name)
+        try:
+            process.start()
+        except OSError as error:
+            raise Unavailable(f"cannot start {name}: {error.strerror}") from None
+        except EOFError:
+            raise Unavailable(f"cannot start {name}: the process that roles are forked from has ended") from None
+        return Role(process)
+
+    return launch
+
+
+PARTIES_NICE: Final = 5
+"""By how much parties come after whoever answers people, on a machine that all of them share."""
+
+_GROUP: Final = Path("/proc/self/autogroup")
+_GROUP_TRIES: Final = 50
+_GROUP_PAUSE_S: Final = 0.1
+"""Linux takes one such change in a tenth of a second, of all processes together, from whoever is no administrator."""
+
+
+def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) -> None:
+    """In the fork: become a program like any other, and run its command to the end."""
+    os.setsid()
+    ask_the_kernel = die_with_parent(os.getppid())
+    if ask_the_kernel is not None:
+        ask_the_kernel()
+    threading.Thread(target=_die_with_supervisor, name="supervisor's end", daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    with Path(output).open("ab", buffering=0) as file, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if arguments[:1] != ("serve",):
+        # Whoever answers people goes first; parties have their time between answers.
+        step_back()
+    sys.argv = ["labeler", *arguments]
+    from workers.cli import main
+
+    main()
+
+
+def step_back() -> None:
+    """Let this process, which leads a session of its own, come after those of other sessions by `PARTIES_NICE`.
+
+    Where Linux shares out cores among sessions first (autogroup, on by default), `nice` counts within a session alone,
+    so a role that leads one says it of its session too.
+    """
+    os.nice(PARTIES_NICE)
+    if _GROUP.exists():
+        threading.Thread(target=_step_back_together, name="session's place", daemon=True).start()
+
+
+def _step_back_together() -> None:
+    for _ in range(_GROUP_TRIES):
+        try:
+            _GROUP.write_text(str(PARTIES_NICE))
+        except BlockingIOError:
+            time.sleep(_GROUP_PAUSE_S)
+        except OSError:
+            return  # not shared out that way here
+        else:
+            return
+
+
+def _die_with_supervisor() -> None:
+    """The fork server outlives a supervisor that was killed as long as a fork lives, so each fork looks for itself."""
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None:
+        supervisor.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":  # `make install`: what every start loads is compiled once, and not by whoever starts first
+    for _module in WARMED:
+        importlib.import_module(_module)

@@ -4,9 +4,9 @@
     stage 1   coordinator, embedder
               agents, talliers         reach the coordinator over HTTP, as they would from five sites
 
-What all roles share is imported once, beside the making of the federation (workers.federation.nursery); then all of
-them start at once, each rings when it is ready (workers.readiness), and jobs can be taken when the coordinator says
-that everybody is there. To stop, all are told at once, and redis-server last.
+What all roles share is imported once, beside the making of the federation; then all of them start at once, and jobs
+can be taken when the coordinator says that everybody is there. Who is missing is told after a few seconds, with the
+last complaint of its log. To stop, all are told at once, and redis-server last.
 
 It is what a deployment over five hospitals does, but for two things: one owner can read all homes, so nothing is
 protected from that owner, and plain HTTP is used, because nothing leaves the machine.
@@ -14,29 +14,26 @@ protected from that owner, and plain HTTP is used, because nothing leaves the ma
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from feature_store.durable import exclusive
 from labeler.errors import InvalidSetting, LabelerError, Unavailable
-from workers.federation.nursery import CAN_FORK, role_launcher, warm
-from workers.federation.plan import Plan
 from workers.federation.redis_server import RedisServer
-from workers.federation.requests import CoordinatorDoor
-from workers.federation.supervisor import Death, Process, Program, Supervisor, die_with_parent, launcher
-from workers.readiness import NOTIFY, Bell, tell_ready
+from workers.federation.supervisor import Death, Process, Program, Supervisor, die_with_parent, role_launcher, warm
+from workers.service_process import tell_ready
 
 if TYPE_CHECKING:
-    from workers.federation.home import LocalFederation
-    from workers.federation.journal import AdminToken
+    from workers.federation.home import AdminToken, LocalFederation
 
 HOST: Final = "127.0.0.1"
 
@@ -48,8 +45,32 @@ _REDIS = "redis"
 _MOST_EARLY_DEATHS = 4
 _TICK_S = 0.05
 _ASK_EVERY_S = 0.2
-_LOOK_EVERY_S = 2.0
-"""How often the coordinator is asked although not everybody has rung: a revoked party never does."""
+_ASK_TIMEOUT_S = 10.0
+_TELL_AFTER_S = 5.0
+"""How long the parts have before it is told which of them is missing, and why."""
+
+Epsilon = float | Literal["unlimited"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a federation should be when it is made; what is None is left to its default, or to what is there.
+
+    Attributes:
+        agents: how many; 5 by default, or as many as there are shards.
+        shards: one per agent, used where they lie; none: the digits of scikit-learn are dealt out.
+        backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
+        instance_epsilon: budget of the federation and of every agent, per private image.
+        agent_epsilon: the same per agent.
+        life_epsilon: what of the budget per image is set aside for votes for life; nothing where absent.
+    """
+
+    agents: int | None = None
+    shards: tuple[Path, ...] = ()
+    backbone: str | None = None
+    instance_epsilon: Epsilon | None = None
+    agent_epsilon: Epsilon | None = None
+    life_epsilon: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,8 +95,7 @@ def run_up(
     port: int,
     stop: threading.Event,
     on_ready: Callable[[Running], None],
-    on_death: Callable[[Death], None],
-    on_killed: Callable[[Sequence[str]], None] = lambda _: None,
+    complain: Callable[[str], None],
 ) -> None:
     """Make or reopen a federation, run it, and stop it when `stop` is set. Call it from a process's main thread.
 
@@ -83,8 +103,7 @@ def run_up(
         plan: what it should be when it is made.
         port: where the coordinator listens on loopback; 0 chooses a free one.
         on_ready: called once, when jobs can be taken.
-        on_death: called for every program that died and is to be started again.
-        on_killed: called at the end with the programs that did not stop within their grace, where there are any.
+        complain: told in a sentence who died, who is missing, and who had to be killed.
 
     Raises:
         OutputInUse: another `up` runs on this home.
@@ -98,17 +117,14 @@ def run_up(
         port = _usable_port(port)
         warm()
         # Here, beside what the roles import: whoever is sent away above has waited for none of it.
-        from workers.federation.home import make_federation
-        from workers.federation.journal import prepare_journal
+        from workers.federation.home import make_federation, prepare_journal
 
         federation = make_federation(home, plan)
         redis = RedisServer(federation.redis, before_exec=die_with_parent())
         try:
             federation.set_addresses(url=f"http://{HOST}:{port}", redis_url=redis.url)
             token = prepare_journal(federation)
-            with Bell() as bell:
-                run = _Run(federation, redis, bell, port=port, token=token, stop=stop, on_death=on_death)
-                run.until_told(on_ready, on_killed)
+            _Run(federation, redis, port=port, token=token, stop=stop, complain=complain).until_told(on_ready)
         finally:
             redis.stop()
 
@@ -140,26 +156,23 @@ class _Run:
         self,
         federation: LocalFederation,
         redis: RedisServer,
-        bell: Bell,
         *,
         port: int,
         token: AdminToken,
         stop: threading.Event,
-        on_death: Callable[[Death], None],
+        complain: Callable[[str], None],
     ) -> None:
         self._federation = federation
-        self._bell = bell
         self._port = port
         self._token = token
         self._stop = stop
-        self._on_death = on_death
-        self._supervisor = Supervisor(_programs(federation, redis, bell, port=port))
-        self._door = CoordinatorDoor(HOST, port, token.secret)
+        self._complain = complain
+        self._supervisor = Supervisor(_programs(federation, redis, port=port))
         self._pids: dict[str, int] = {}
         self._has_been_ready = False
         self._given_up: set[str] = set()
 
-    def until_told(self, on_ready: Callable[[Running], None], on_killed: Callable[[Sequence[str]], None]) -> None:
+    def until_told(self, on_ready: Callable[[Running], None]) -> None:
         if self._stop.is_set():
             return
         try:
@@ -173,45 +186,86 @@ class _Run:
                 while not self._stop.wait(_TICK_S):
                     self._tend()
         finally:
-            killed = self._supervisor.stop()
-            if killed:
-                on_killed(killed)
+            if killed := self._supervisor.stop():
+                names = ", ".join(killed)
+                self._complain(
+                    f"killed, because it did not stop in time: {names}. Nothing that was acknowledged is lost"
+                )
 
     def _wait_for_everybody(self, since: datetime) -> bool:
         """True once jobs can be taken; False when told to stop before. Who was heard of before `since` is not there."""
-        started = time.monotonic()
-        look_at, ask_at = started + _LOOK_EVERY_S, started
-        rung: set[int] = set()
+        started = ask_at = time.monotonic()
+        told: set[str] = set()
         while not self._stop.wait(_TICK_S):
             self._tend()
-            rung |= self._bell.rung()
-            now = time.monotonic()
-            if now < ask_at or (not self._expected() <= rung and now < look_at):
+            if (now := time.monotonic()) < ask_at:
                 continue
-            words = self._door.what_is_missing(since=since, without=self._given_up)
+            words, silent = self._what_is_missing(since)
             if not words:
                 return True
             if now > started + READY_WITHIN_S:
                 raise Unavailable(
                     f"not ready after {READY_WITHIN_S:.0f} s: {words}. The logs are in {self._federation.logs}"
                 )
-            ask_at, look_at = now + _ASK_EVERY_S, now + _LOOK_EVERY_S
+            if now > started + _TELL_AFTER_S:
+                for name in (one for one in silent if one not in told):
+                    if said := last_complaint(self._log(name), since):
+                        told.add(name)
+                        self._complain(f"{name} is not there yet: {said}")
+            ask_at = time.monotonic() + _ASK_EVERY_S
         return False
 
-    def _expected(self) -> set[int]:
-        """The processes that ring when they are ready."""
-        silent = {_REDIS, *self._given_up}
-        return {pid for name, pid in self._supervisor.pids.items() if name not in silent}
+    def _what_is_missing(self, since: datetime) -> tuple[str, list[str]]:
+        """What is not there yet, in words, empty when nothing is missing; and the parties that it is waited for."""
+        parties: Collection[dict[str, Any]] = ()
+        words = ""
+        try:
+            status, document = self._ask("/readyz")
+            if status != http.client.OK:
+                checks = [one for one in document.get("checks", ()) if not one["ok"]]
+                failed = ", ".join(f"{one.get('name')} ({one.get('detail')})" for one in checks)
+                words = failed or f"the coordinator is not ready (status {status})"
+            parties = self._ask("/v1/parties")[1].get("parties", ())
+        except Unavailable as error:
+            return str(error), []
+        silent = [
+            party["party_id"]
+            for party in parties
+            if party["state"] == "active" and party["party_id"] not in self._given_up and not _heard_of(party, since)
+        ]
+        return words or (f"not heard of yet: {', '.join(silent)}" if silent else ""), silent
+
+    def _ask(self, path: str) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=_ASK_TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token.secret}"})
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException):
+            raise Unavailable("the coordinator does not answer") from None
+        finally:
+            connection.close()
+        try:
+            document = json.loads(content)
+        except ValueError:
+            document = None
+        return answer.status, document if isinstance(document, dict) else {}
 
     def _tend(self) -> None:
         for death in self._supervisor.tend():
             if not self._has_been_ready:
                 self._judge(death)
-            self._on_death(death)
+            why = last_complaint(self._log(death.name), None)
+            again = f"started again in {death.restart_in_s:.0f} s"
+            self._complain(f"{death.name} ended (exit code {death.code}); {again}{why and f'. It said: {why}'}")
         pids = self._supervisor.pids
         if pids != self._pids:
             self._pids = pids
-            self._federation.write_processes(pids)
+            with suppress(OSError):  # on a full disk too, the others go on: the file is only for people
+                self._federation.write_processes(pids)
+
+    def _log(self, name: str) -> Path:
+        return self._federation.logs / f"{name}.log"
 
     def _judge(self, death: Death) -> None:
         """Before everything was ready once, a program that cannot start is a reason to stop; a single agent is not."""
@@ -221,47 +275,22 @@ class _Run:
         if death.name in self._federation.agents and len(given_up) < len(self._federation.agents):
             self._given_up = given_up
             return
-        output = self._federation.logs / f"{death.name}.log"
+        output = self._log(death.name)
         # Its own code says whether trying again can help: 1 and 2 are for good.
         kind = {1: LabelerError, 2: InvalidSetting}.get(death.code, Unavailable)
         raise kind(f"{death.name} cannot start (exit code {death.code}); the end of {output}:\n{_tail(output)}")
 
 
-class _Redis:
-    """A RedisServer as a supervisor sees it."""
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
-        self.pid = server.pid
-
-    def poll(self) -> int | None:
-        return None if self._server.is_running else 1
-
-    def terminate(self) -> None:
-        self._server.stop()
-
-    def kill(self) -> None:
-        self._server.stop()
-
-    def wait(self) -> int:
-        self._server.stop()
-        return 0
-
-
-def _programs(federation: LocalFederation, redis: RedisServer, bell: Bell, *, port: int) -> list[Program]:
+def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> list[Program]:
     """Everything that has to run, in its stages."""
-    rings = {NOTIFY: bell.address}
 
     def role(name: str, *arguments: str) -> Program:
         output = federation.logs / f"{name}.log"
-        if CAN_FORK:
-            return Program(name, _ROLES, role_launcher(name, arguments, output=output, environment=rings), output)
-        command = (sys.executable, "-P", "-m", "workers.cli", *arguments)
-        return Program(name, _ROLES, launcher(name, command, output=output, environment=rings), output)
+        return Program(name, _ROLES, role_launcher(name, arguments, output=output), output)
 
     def launch_redis() -> Process:
         redis.start()
-        return _Redis(redis)
+        return redis.process
 
     coordinator = str(federation.coordinator)
     return [
@@ -274,11 +303,35 @@ def _programs(federation: LocalFederation, redis: RedisServer, bell: Bell, *, po
     ]
 
 
-def _tail(path: Path) -> str:
+def _heard_of(party: dict[str, Any], since: datetime) -> bool:
+    contact = party.get("last_contact")
+    return contact is not None and datetime.fromisoformat(contact) >= since
+
+
+def _tail(path: Path, lines: int = 5) -> str:
     try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
     except OSError:
         return "(empty)"
+
+
+def last_complaint(log_file: Path, since: datetime | None) -> str:
+    """The last that a role's log complains of, in a line; empty where it has complained of nothing.
+
+    Args:
+        since: of JSON lines those after this alone; None for any.
+    """
+    for line in reversed(_tail(log_file, 20).splitlines()):
+        if line.startswith("labeler: "):  # a command's last word, before its end
+            return line.removeprefix("labeler: ")
+        with suppress(ValueError, KeyError, TypeError):
+            document = json.loads(line)
+            if document["level"] in ("WARNING", "ERROR") and (
+                since is None or datetime.fromisoformat(document["at"]) >= since
+            ):
+                reason = document.get("sentence", "")
+                return f"{document['message']}{reason and f' ({reason})'}"
+    return ""
 
 
 def _usable_port(port: int) -> int:

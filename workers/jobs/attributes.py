@@ -16,8 +16,7 @@ from feature_store.job_files.models import ATTRIBUTES
 from feature_store.students.attributes import LabelledAttributes, attributes_of
 from labeler.release import Release
 from workers.jobs.preparation import PreparedJob
-from workers.report.attributes import MOST_IMAGES, AttributeImage, AttributeOutcome, AttributeReport
-from workers.report.model import StudentOutcome
+from workers.report.model import MOST_IMAGES, AttributeImage, AttributeOutcome, AttributeReport, StudentOutcome
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 from feature_store.durable import exclusive, replace_file
 from feature_store.erasable import KeyFolder, erase_file
-from feature_store.job_files.questions import EARLIER_STUDENT, USUAL_STUDENT
 from feature_store.job_files.releases import release_from_bytes, release_from_npz
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, LabelerError, TryAgain
@@ -60,7 +59,7 @@ class JobFolder:
         """
         if self.check_same(plan):
             return
-        self._write_state({"format": PLAN_FORMAT, "plan": plan, "student": USUAL_STUDENT})
+        self._write_state({"format": PLAN_FORMAT, "plan": plan})
 
     def check_same(self, plan: Mapping[str, Any]) -> bool:
         """Check that what is known of a plan so far is what this folder is for; whether it is for anything.
@@ -79,16 +78,6 @@ class JobFolder:
                 "choose an empty folder, or repeat that job's exact settings to continue it"
             )
         return True
-
-    def usual_student(self) -> str:
-        """The kind of student of a job that names none: what it was when the job was begun.
-
-        Raises:
-            BadData: the plan is damaged.
-        """
-        if not (self.state / "plan.json").exists():
-            return USUAL_STUDENT
-        return str(self._read_state().get("student", EARLIER_STUDENT))
 
     def agreed(self, field: Literal["max_queries", "colluding_agents"]) -> int | None:
         """What the task of the job that was begun here says; None where none was.

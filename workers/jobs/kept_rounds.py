@@ -1,10 +1,10 @@
 """What the parties of one job keep of a round between its keys and its release: of all of them together, in few syncs.
 
     .job/keys/             a key of each agent for each round; many rounds are drawn at once (feature_store.erasable);
-                           of each tallier, too, where talliers add the noise (labeler.tallier_noise)
+                           of each tallier, too, where talliers add the noise (labeler.noise)
     .job/answers/ROUND     what each agent answered, encrypted under its key; written once, when all have answered
 
-The rules are those of `labeler.answered`: keys are durable before anything is computed with them, the answers of a
+The rules are those of `labeler.rounds.agent`: keys are durable before anything is computed with them, the answers of a
 round before anything of it is summed, and both are erased once its release is stored. A kill in between costs
 computing: what was not stored whole is computed again, under the same keys and from the records that the plan names.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,10 @@ from labeler.batch import QueryBatch
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
-from labeler.jobs import StudentKind
 from labeler.methods import METHODS
 from labeler.planning import Price, price
-from labeler.public_names import check_names_are_text
+from labeler.rounds.effects import StudentKind
+from labeler.settings import check_names_are_text
 from labeler.task import Level, Task
 from workers.jobs.folder import JobFolder
 from workers.jobs.public_images import PublicImages
@@ -162,8 +162,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     cost = price(task)
     batches = _batches(task, queries.features)
     check_budget(job, task, cost, job_charges(task, batches))
-    student = cast(StudentKind, job.file.student.kind or folder.usual_student())
-    return PreparedJob(job, task, cost, shards, public, test, queries, batches, student)
+    return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
 
 
 def settle(job: LabellingJob, folder: JobFolder, shards: Sequence[Shard], *, questions: int) -> Task:

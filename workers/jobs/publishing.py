@@ -26,18 +26,17 @@ from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes
 from feature_store.students.labelling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.jobs import ABSTAINED_LABEL, StudentKind
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
+from labeler.rounds.effects import ABSTAINED_LABEL, StudentKind
 from workers.jobs.attributes import read_releases
 from workers.jobs.folder import JobFolder
 from workers.jobs.preparation import PreparedJob
 from workers.jobs.report import job_report
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.report.model import CurvePoint, JobReport, StudentOutcome
-from workers.report.publish import write_report
-from workers.report.summary import report_json
+from workers.report.publish import report_json, write_report
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """How many times noisier the same answers are made to show what a cheaper job would have given."""

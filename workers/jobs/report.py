@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from feature_store.job_files.image_labels import Origin
 from labeler.accounting.events import GaussianSum
-from labeler.accounting.renyi import improved_epsilon
-from labeler.jobs import AnswerStatus
+from labeler.accounting.integer import improved_epsilon
 from labeler.planning import PrivacyStatement, instance_epsilon
+from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 from workers.jobs.preparation import PreparedJob
-from workers.report.attributes import AttributeReport
 from workers.report.coverage import map_public_set
-from workers.report.images import ImageLabels
 from workers.report.model import (
     AnsweredQuery,
+    AttributeReport,
     CurvePoint,
+    ImageLabels,
     JobReport,
     LevelPrice,
     PriceRow,

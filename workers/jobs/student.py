@@ -20,9 +20,9 @@ from feature_store.job_files.models import ATTRIBUTES, model_file, read_model
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
-from labeler.jobs import STUDENT_KINDS
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
+from labeler.rounds.effects import STUDENT_KINDS
 from labeler.task import Task
 from workers.jobs.public_images import PublicImages
 from workers.progress import ProgressCallback, silent
@@ -116,7 +116,7 @@ def train_student(
             )
     scored = None if test is None else _labelled_shard(test, job)
     student = fit_student(
-        kind,  # type: ignore[arg-type]  # checked against the same list above
+        kind,
         job.answers,
         job.public.features,
         num_classes=job.task.num_classes,
@@ -206,7 +206,7 @@ def _fine_tune(
     missing = [name for name in job.public.sources if name not in number_of]
     if missing:
         raise BadData(f"{len(missing)} public images of the job are not in {images}, first {missing[0]!r}")
-    simple = fit_student("auto", job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
+    simple = fit_student("planned", job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
     soft = simple.predict_proba(job.public.features)
     labelled = None
     if test is not None:

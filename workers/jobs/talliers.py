@@ -14,6 +14,7 @@ from typing import Final
 from feature_store.journal.chain import Head
 from labeler.messages.rounds import OpenRound, SumRequest
 from labeler.messages.shares import aggregate_to_bytes, winner_to_bytes
+from labeler.noise import noise_source
 from labeler.randomness import ByteSource
 from labeler.release import WinnerEngine, open_winner
 from labeler.rounds import tallier as machine
@@ -21,10 +22,8 @@ from labeler.rounds.effects import HoldingsCame, SumCame
 from labeler.rounds.job_state import JobRun
 from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound
 from labeler.sharing import ShareVector
-from labeler.tallier_noise import noise_source
-from labeler.tally import AggregateShare, InputShare, add_shares, misfit_of
+from labeler.tally import AggregateShare, BallotShare, InputShare, add_shares, misfit_of
 from labeler.task import Task
-from labeler.wellformed import BallotShare
 
 _NOW: Final = 0.0
 """No time passes: nothing expires in a process that waits for nobody."""

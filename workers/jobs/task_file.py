@@ -12,13 +12,11 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.named_files import read_named
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.jobs import AskedStrategy, StudentKind, check_selection
 from labeler.methods import METHODS
-from labeler.plain_numbers import PlainNumbers
-from labeler.refused_fields import Loc, problems_of
-from labeler.settings_text import SettingsText
+from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
+from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
+from labeler.solving import WantedTask
 from labeler.task import PositiveFinite, Task
-from labeler.wanted_task import WantedTask
 
 _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
@@ -69,8 +67,7 @@ class StudentTable(_Table):
     """`[student]`: what is trained on the answers. Costs no privacy.
 
     Attributes:
-        kind: which student; see feature_store.students.student. When absent "planned", or "auto" for a job that was
-            begun before there was "planned", so that it gives the same labels again.
+        kind: which student; see feature_store.students.student. "planned" when absent.
         seed: public seed of its training.
     """
 

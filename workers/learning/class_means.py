@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.class_means import FINE, MeanTerms
-from labeler.public_axes import PublicAxes
+from labeler.linear_model import PublicAxes
 from workers.learning.blocks import Rows, block_rows
 
 
@@ -42,7 +42,7 @@ def whole_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
 def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
     """An agent's vector: its class sums on the ball of `terms.reach`.
 
-    Private: it leaves the agent only inside a `labeler.vector_sum.VectorSum` with these terms' bounds.
+    Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' bounds.
 
     Args:
         records: finite features and labels that are classes, as a shard holds.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from labeler.convex import HUBER_WIDTH, LinearTerms
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
-from labeler.public_axes import PublicAxes
+from labeler.linear_model import PublicAxes
 from workers.learning.blocks import Block, Rows, block_rows, kept
 from workers.learning.descent import descend, softmax_slopes
 from workers.progress import ProgressCallback, silent
@@ -36,7 +36,7 @@ def train_linear(
 ) -> NDArray[np.float64]:
     """One agent's model: the mechanism of `terms` on its records.
 
-    Private: it leaves the agent only inside a `labeler.vector_sum.VectorSum` with these terms' `largest_norm` and
+    Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' `largest_norm` and
     `sensitivity`. Another machine may round differently, within `terms.rounding_margin`: an agent that is asked twice
     sends again what it stored, and does not train again.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.federated import MARGIN, THETA_UNIT, UNIT, StepTerms
-from labeler.public_axes import FEATURE_ONE, PublicAxes
+from labeler.linear_model import FEATURE_ONE, PublicAxes
 from labeler.randomness import ByteSource
 from workers.learning.blocks import Rows, block_rows
 
@@ -42,7 +42,7 @@ def sampled_gradients(
 ) -> Array:
     """The sum of the clipped gradients of the records that are drawn, on the ball, in clips; shape (rows, num_classes).
 
-    Private: it leaves the agent only inside a `labeler.vector_sum.VectorSum` with these terms' bounds.
+    Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' bounds.
 
     Args:
         blocks: the agent's records (`rows_on_grid`).

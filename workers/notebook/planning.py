@@ -40,7 +40,7 @@ class Plan:
     warning: str = ""
 
     def __str__(self) -> str:
-        from labeler.epsilon_words import say_epsilon
+        from labeler.budget import say_epsilon
 
         agent = "no bound" if self.agent_epsilon is None else f"epsilon {say_epsilon(self.agent_epsilon)}"
         image = "no bound" if self.epsilon is None else f"epsilon {say_epsilon(self.epsilon)}"
@@ -83,7 +83,7 @@ def plan(
             attributes_per_record, records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has
             a radius proposed from `images`.
         dishonest_talliers: how many of three talliers may be dishonest; given, whoever costs less accuracy adds the
-            noise, agents or talliers (`labeler.noise_choice`).
+            noise, agents or talliers (`labeler.solving`).
         epsilon: the price wanted; `solve` says what is found for it.
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
         classes: how many.

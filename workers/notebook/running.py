@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from labeler.jobs import AskedStrategy, StudentKind
 from labeler.methods import Method
+from labeler.rounds.effects import AskedStrategy, StudentKind
 from workers.notebook.job import LabelledJob
 
 
@@ -41,8 +41,8 @@ def run(
         delta: at which it holds.
         method, k: how agents answer (labeler.methods).
         clusters: ask about so many clusters of images; where None and the method asks questions, as many as price,
-            classes and number of public images advise (labeler.asking). Nothing about an image depends on being asked
-            about: every image gets a label.
+            classes and number of public images advise (labeler.expectation). Nothing about an image depends on being
+            asked about: every image gets a label.
         strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
         student: which student labels all images; None for the usual one.
         test: a labelled public shard to score it on.
@@ -99,7 +99,7 @@ def run(
 def _clusters(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
     """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
     from feature_store.shard import Shard
-    from labeler.asking import questions_for
+    from labeler.expectation import questions_for
     from workers.jobs.folder import JobFolder
     from workers.jobs.task_file import TaskFile
 

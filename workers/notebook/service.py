@@ -12,7 +12,7 @@ from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
 from feature_store.named_files import named_path
 from labeler.errors import JobNotCompleted
-from labeler.jobs import AskedStrategy
+from labeler.rounds.effects import AskedStrategy
 from workers.notebook.job import Frame, framed
 from workers.notebook.student import TrainedStudent, load_student
 

@@ -28,7 +28,7 @@ from feature_store.durable import replace_file
 from feature_store.erasable import erase_file
 from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
-from labeler.settings_text import SettingsText
+from labeler.settings import SettingsText
 from labeler.untrusted import check_party_id
 from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_value
 

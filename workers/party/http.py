@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import ssl
 import threading
@@ -11,7 +10,7 @@ from typing import Protocol
 
 import httpx2
 
-from feature_store.certificates import certificates_for
+from feature_store.certificates import certificates_for, is_loopback
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -87,7 +86,7 @@ class CoordinatorHttp:
             certificates=_certificates(httpx2.URL(address).scheme, ca_file),
             read_timeout_s=read_timeout_s,
             # A proxy of the environment is for the network, never for this machine.
-            is_near=_is_loopback(httpx2.URL(address).host),
+            is_near=is_loopback(httpx2.URL(address).host),
         )
         threading.Thread(target=self._watch, name="end of a request", daemon=True).start()
 
@@ -138,19 +137,12 @@ def check_url(url: str) -> str:
         raise InvalidSetting("the coordinator's URL cannot be read; it looks like https://labels.example.org") from None
     if parsed.scheme not in ("https", "http") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise InvalidSetting("the coordinator's URL is https://HOST or https://HOST:PORT, with a path at most")
-    if parsed.scheme == "http" and not _is_loopback(parsed.host):
+    if parsed.scheme == "http" and not is_loopback(parsed.host):
         raise InvalidSetting(
             f"the coordinator's URL sends messages to {parsed.host!r} in clear; use https:// (plain http:// is for "
             "127.0.0.1 only)"
         )
     return str(parsed)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _certificates(scheme: str, ca_file: str | None) -> ssl.SSLContext:

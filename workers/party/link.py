@@ -41,19 +41,19 @@ from labeler.errors import (
     TooLarge,
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from labeler.wire_versions import DIALECT, knows
 from workers.party.home import SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
 from workers.party.seen import Seen
-from workers.readiness import tell_ready
+from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.party")
 
 MAX_MAIL = 256
 VERSION = DIALECT
-"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.proposals)."""
+"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.rounds)."""
 
 MAX_POST = 256
 MAX_POST_BYTES = 16 * 1024 * 1024

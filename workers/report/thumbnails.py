@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from labeler.errors import UnreadableImage
-from labeler.jobs import AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from workers.report.coverage import evenly
 from workers.report.model import AnsweredQuery, JobReport
 

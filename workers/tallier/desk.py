@@ -41,9 +41,9 @@ from labeler.messages.shares import (
     share_to_bytes,
     winner_to_bytes,
 )
+from labeler.noise import noise_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Came, TallierEvent, TallierRound
-from labeler.tallier_noise import noise_source
 from labeler.tally import add_shares, misfit_of
 from labeler.winner import Winner
 from workers.agent.words import said

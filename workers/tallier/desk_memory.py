@@ -14,7 +14,7 @@ from labeler.messages.shares import share_from_bytes
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Site, TallierRound
 from labeler.sharing import ShareVector
-from labeler.wellformed import BallotShare
+from labeler.tally import BallotShare
 
 Share = ShareVector | BallotShare
 

@@ -2,7 +2,7 @@
 
 The rows asked about are no images: they are the unit vectors of feature space and zero, at which a linear model's
 scores are its weights and its intercept. So a model travels the way of votes. With `training.axes` they are public axes
-and a centre, along which agents look at their records (`labeler.public_axes`).
+and a centre, along which agents look at their records (`labeler.linear_model`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from labeler.batch import QueryBatch
 from labeler.class_means import MeanTerms
 from labeler.errors import InvalidSetting
-from labeler.linear_model import axes_of
+from labeler.linear_model import PublicAxes, axes_of
 from labeler.methods.blind_average import model_terms, weight_sum
 from labeler.methods.sensitivity import kept_bound
-from labeler.public_axes import PublicAxes
 from labeler.task import Task
 from workers.learning.class_means import class_sums
 from workers.learning.linear import train_rows

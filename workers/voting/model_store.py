@@ -1,7 +1,7 @@
 """Where an agent keeps what it trains while a task is answered, so that its rounds need one training.
 
 Nothing depends on its being kept: an answer is stored before it leaves and never computed a second time after that
-(labeler.answered). So models, which hold private records and no noise, live in memory only, and end with the round.
+(labeler.rounds.agent). So models, which hold private records and no noise, live in memory only, and end with the round.
 """
 
 from __future__ import annotations

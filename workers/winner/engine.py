@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting, LabelerError
-from labeler.field import PrimeField, comparison_bits, field_for
+from labeler.sharing import PrimeField, comparison_bits, field_for
 from labeler.task import MOST_CLASSES
 from workers.winner.certificates import fingerprint
 
@@ -88,7 +88,7 @@ class WinnerJob:
         highest: the largest a noisy sum can be, in grid units.
         threshold: abstain where the best noisy sum is below it, in grid units; None never abstains.
         contributors: agents whose shares were added, sorted. Compared in full, so that an error can say who differs.
-        checks_rows: whether the rows of each contributor are checked before anything is opened (labeler.wellformed).
+        checks_rows: whether the rows of each contributor are checked before anything is opened (labeler.tally).
         verify_keys: Ed25519 keys of the talliers, in tallier order, with which each has signed `digest`; empty asks
             for no signatures.
         signature: this tallier's own over `digest`, in hexadecimal (`WinnerJob.statement`).

@@ -1,6 +1,6 @@
 """The row check among three talliers: commit, reveal, combine, compare; before anything is opened.
 
-What it proves stands in labeler.wellformed; here are its three exchanges over the connections of a job.
+What it proves stands in labeler.tally; here are its three exchanges over the connections of a job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.randomness import os_source
-from labeler.wellformed import (
+from labeler.tally import (
     NONCE_BYTES,
     check_commitment,
     coefficients,

@@ -41,8 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import Unavailable
-from labeler.field import uniform_below
 from labeler.randomness import AesCtrSource, derive_key, keyed_source
+from labeler.sharing import uniform_below
 from workers.winner.comparison import Numbers, Pairs, compare
 from workers.winner.correlations import Correlation, Width, Words, deal, draw_masks, part_of
 from workers.winner.engine import ABSTAINED, WinnerJob

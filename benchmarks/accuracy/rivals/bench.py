@@ -8,7 +8,7 @@ reported; of the training images 10,000 are for choosing, 40,000 for what is rep
 
 **The same free reading for everybody.** What a method releases labels public images too, and whatever is computed from
 these labels and public features is post-processing, for a rival as for us. So every method is shown twice: as its
-authors read it, and with the product's prototypes (`feature_store.students.prototypes`) refined over the public images
+authors read it, and with the product's prototypes (`feature_store.students.members`) refined over the public images
 from its labels.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.accuracy.rivals.methods import ClassMeans, Evolution, LeastSquar
 from benchmarks.accuracy.rivals.votes import CentredVotes, ProductVotes
 from benchmarks.accuracy.rivals.world import Rival, World
 from benchmarks.data import Cifar10Backbone, DataSet, Split, cifar10_features, data_root
-from feature_store.students.prototypes import PrototypeLearner
+from feature_store.students.members import PrototypeLearner
 from workers.progress import ProgressCallback, silent
 
 OURS: Final = ProductVotes().name

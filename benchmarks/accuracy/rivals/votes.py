@@ -17,7 +17,7 @@ from benchmarks.data import Split
 from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.students import Learners, NoisyAnswers, fit_student
-from labeler.jobs import StudentKind
+from labeler.rounds.effects import StudentKind
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ agent is added or removed (instance level), (epsilon, delta), against any `collu
 **The sum and its price.** Agent i computes a vector v_i = sum over its records of g(x, y) with |g| <= 1 for every
 record, g fixed by public things. Adding or removing a record moves v_i by g(x, y), so by at most 1; projecting v_i
 on a ball of public radius R moves two vectors nowhere further apart. So the sum has L2 sensitivity 1 whatever g is,
-and is released by the integer mechanism of `labeler.vector_sum`, rounding priced, sigma the least whose certified
+and is released by the integer mechanism of `labeler.noise`, rounding priced, sigma the least whose certified
 bound (`labeler.accounting.integer`) is at most epsilon. T sums one after the other, each of such vectors chosen
 after seeing the sums before, move by at most sqrt(T) together: T times the squared sensitivity.
 """
@@ -27,8 +27,8 @@ from benchmarks.private_sum import private_sum
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum
 
 Predict = Callable[[float | None, int], NDArray[np.int64]]
 """Labels of `World.asked` at an epsilon (None: without noise), for one draw of noise."""

@@ -34,21 +34,20 @@ def open_upgraded(
     *,
     anchor: Path,
     dump: Path | None = None,
-    side_by_side: bool = False,
     clock: Clock = now_utc,
     tell: Callable[[Upgraded], None] | None = None,
 ) -> Database:
     """Open a journal for writing, at this program's version.
 
     Args:
-        target, anchor, side_by_side: see `open_database`.
+        target, anchor: see `open_database`.
         dump: a file of pg_dump, for a journal in PostgreSQL that has to be upgraded.
         tell: hears of an upgrade that was done; it is logged in any case.
 
     Raises:
         LabelerError: see `open_database` and `upgrade`; nothing was changed without a backup.
     """
-    database = open_database(target, anchor=anchor, side_by_side=side_by_side)
+    database = open_database(target, anchor=anchor)
     try:
         done = upgrade(database, save=_saving(database, dump, clock), clock=clock)
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from api.coordinator.preparation import Preparation
 from api.coordinator.views import job_view
 from api.schema import JobView
 from feature_store.driving.intake import Delivery, incoming
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.jobs import RoundRecord
 from feature_store.journal.sequences import Sequences
 from feature_store.keys import PartyKeys
@@ -75,17 +74,10 @@ class Desk:
         return Turns(
             Conductor(
                 home=house.config.home,
-                database=house.database,
-                ledger=house.ledger,
-                tasks=house.tasks,
-                jobs=house.jobs,
-                aggregates=AggregateStore(house.database),
-                parties=house.parties,
-                sequences=Sequences(house.database),
+                stores=replace(house.stores, sequences=Sequences(house.database)),
                 keys=self.keys,
                 mailbox=self.mailbox,
                 patience=Patience(patience_s=self.patience_s, ask_again_s=0.0),
-                clock=house.clock,
                 requester_of="named {}".format,
             )
         )

@@ -12,7 +12,6 @@ from api.coordinator.config import (
     CoordinatorConfig,
     KeepingTable,
     LimitsTable,
-    SideBySideTable,
     TimingTable,
     read_config,
 )
@@ -27,7 +26,6 @@ TABLES = {
     "`[limits]`": LimitsTable,
     "`[timing]`": TimingTable,
     "`[keeping]`": KeepingTable,
-    "`[side_by_side]`": SideBySideTable,
 }
 GOOD = """
 redis_url = "redis://:secret@127.0.0.1:6379/0"

@@ -16,13 +16,13 @@ from safetensors.numpy import save
 from api.coordinator import submission
 from api.coordinator.conductor import Conductor
 from api.coordinator.ownership import Reader
+from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
 from feature_store.driving.errands import Errand
 from feature_store.driving.gathering import FEW_JOBS
 from feature_store.driving.intake import Delivery, incoming, with_heads
 from feature_store.driving.sending import Sender
 from feature_store.driving.settling import Settling
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyStore
@@ -33,8 +33,7 @@ from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting, JournalBehind, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
-from labeler.messages.proposals import Willing
-from labeler.messages.rounds import AnswerSent
+from labeler.messages.rounds import AnswerSent, Willing
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Patience
@@ -76,17 +75,10 @@ class Site:
         house = self.house
         self.conductor = Conductor(
             home=house.config.home,
-            database=house.database,
-            ledger=house.ledger,
-            tasks=house.tasks,
-            jobs=house.jobs,
-            aggregates=AggregateStore(house.database),
-            parties=house.parties,
-            sequences=Sequences(house.database),
+            stores=replace(house.stores, sequences=Sequences(house.database)),
             keys=self.own,
             mailbox=self.mailbox,
             patience=Patience(0.0, 5.0),
-            clock=house.clock,
             steady=lambda: self.steady_s,
         )
 
@@ -533,7 +525,7 @@ def test_what_a_requester_sees_is_the_same_whichever_agent_has_answered_until_th
     site.conductor.tick()
 
     def seen() -> str:
-        return submission.read_job(job.job_id, stores=site.house.stores).model_dump_json()
+        return read_view(job.job_id, site.house.stores).model_dump_json()
 
     asked, digest = seen(), site.round_digest(job)
     assert "3 of 3 agents" in asked
@@ -770,7 +762,7 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     assert isinstance(outcomes.pop(2), InvalidSetting)
     for view in outcomes.values():
         assert isinstance(view, JobView)
-        assert view == submission.read_job(view.job_id, stores=site.house.stores)
+        assert view == read_view(view.job_id, site.house.stores)
     assert site.house.tasks.get(task.digest).next_query == 5
     assert not [one for one in site.house.files() if one.startswith("incoming/")]
     site.house.ledger.verify()

@@ -191,7 +191,7 @@ def test_a_job_of_which_nothing_was_answered_says_so_and_holds_up_no_other(house
 
 @pytest.mark.long
 def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both share a process; the order of the first is one that its process cannot read, so it ends there."""
+    """The order of the first is one that its process cannot read, so it ends there; so does another."""
     bad, good = Job(house, start=0), Job(house, start=200)
     desk = Desk(house, bad, good)
     broken = bad.order().model_copy(update={"folder": "\0"})
@@ -199,12 +199,13 @@ def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeyp
     for job in (bad, good):
         desk.keeper.labels(job.record.job_id)
         desk.keeper._write_labels(job.record)
-    two = [image_labels._Wanted(job.record, 10_000) for job in (bad, good)]
-    desk.labeller._label(two)
+    desk.labeller.want(bad.record)
+    desk.labeller.want(good.record)
+    assert desk.labeller.wait(good.record) == good.folder / IMAGE_LABELS
     assert (bad.folder / IMAGE_FAILURE).exists()
-    assert (good.folder / IMAGE_LABELS).exists()
     with pytest.raises(BadData, match="more memory or time"):
         desk.labeller.wait(bad.record)
+    desk.labeller.stop()
 
 
 @pytest.mark.long

@@ -257,18 +257,18 @@ def test_the_labels_of_a_large_job_are_made_once_for_whoever_wants_them_first(
     sweeping = threading.Thread(target=lambda: (together.wait(), keeper.sweep()))
     sweeping.start()
     together.wait()
-    file = keeper.labels_file(job_id, is_made=True)
+    file = keeper.labels_file(job_id)
     assert file is not None
     with file:
         assert pq.read_table(file).equals(TABLE, check_metadata=True)
     sweeping.join()
     assert begun.count(job_id) == 1
-    made_by_the_sweep = keeper.labels_file(small, is_made=True)
+    made_by_the_sweep = keeper.labels_file(small)
     assert made_by_the_sweep is not None
     made_by_the_sweep.close()
     keeper.forget(job_id)
     with pytest.raises(Gone):
-        keeper.labels_file(job_id, is_made=True)
+        keeper.labels_file(job_id)
 
 
 def test_a_large_job_whose_labels_cannot_be_made_leaves_no_lock(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_a_large_job_whose_labels_cannot_be_made_leaves_no_lock(house: House, mo
 
     keeper = made(house, table_of=table_of)
     with pytest.raises(Unavailable):
-        keeper.labels_file(job_id, is_made=True)
+        keeper.labels_file(job_id)
     assert not keeper._making
 
 
@@ -300,7 +300,7 @@ def test_the_labels_of_one_large_job_do_not_wait_for_those_of_another(
     keeper = made(house, table_of=table_of)
 
     def ask(job_id: str) -> None:
-        file = keeper.labels_file(job_id, is_made=True)
+        file = keeper.labels_file(job_id)
         assert file is not None
         file.close()
 
@@ -316,15 +316,13 @@ def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = completed(house)
-    assert made(house).labels_file(job_id, is_made=True) is None
+    assert made(house).labels_file(job_id) is None
     monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
-    assert made(house).labels_file(job_id, is_made=False) is None
-    assert f"jobs/{job_id}/{LABELS}" not in house.files()  # who only reads makes no file
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(pq, "write_table", no_room)
-        assert made(house).labels_file(job_id, is_made=True) is None
+        assert made(house).labels_file(job_id) is None
     assert made(house).labels(job_id).equals(TABLE, check_metadata=True)

@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from api.coordinator import submission
 from api.coordinator.labels import job_label_table, label_rows, read_names
+from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.job_files.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
 from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
@@ -130,7 +131,7 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     assert table["noisy_votes"].to_pylist()[4999] == releases[1].noisy_votes[-1].tolist()  # type: ignore[index]
     assert table["query_id"].to_pylist()[:2] == ["query-000000", "query-000001"]
     assert set(table["status"].to_pylist()) == {"answered"}
-    done = submission.read_job(view.job_id, stores=house.stores)
+    done = read_view(view.job_id, house.stores)
     assert (done.queries_done, done.stage) == (5000, "done: 5000 of 5000 answered")
     assert table["ledger_seq"].to_pylist()[-1] == done.ledger_seq
     assert len(set(table["ledger_seq"].to_pylist()[BATCH_QUERIES - 1 : BATCH_QUERIES + 1])) == 2

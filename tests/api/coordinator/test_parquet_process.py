@@ -8,9 +8,8 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +96,6 @@ from api.coordinator.uploads import UploadWriter
 from labeler.errors import LabelerError
 def peak(who):
     return resource.getrusage(who).ru_maxrss * 1024
-from api.coordinator.parquet_process import readers
 before = peak(resource.RUSAGE_SELF)
 limits = LimitsTable(max_image_bytes=2**20)
 try:
@@ -107,7 +105,6 @@ try:
 except LabelerError as error:
     said = [type(error).__name__, str(error)]
 grown = peak(resource.RUSAGE_SELF) - before
-readers.forget()  # which is waited for then, and the readers with it
 print(json.dumps([*said, grown, peak(resource.RUSAGE_CHILDREN)]))
 """
     result = subprocess.run(
@@ -156,21 +153,6 @@ def test_an_image_or_a_row_group_that_is_too_large_is_refused(monkeypatch: pytes
         list(read_rows(written(large), RowLimits(10, 2**30, 2**30, 10), name="x"))
 
 
-def test_the_reader_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, str]] = []
-    real = subprocess.Popen
-
-    def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-        seen.append(options["env"])
-        return real(*arguments, **options)  # type: ignore[call-overload,no-any-return]
-
-    parquet_process.readers.forget()
-    monkeypatch.setenv("LABELER_TOKEN", "lab_secret")
-    monkeypatch.setattr(subprocess, "Popen", start)
-    list(parquet_rows(written(pa.table({"image": [b"x"]})), LIMITS, name="x"))
-    assert not any("lab_secret" in value for value in seen[0].values())
-
-
 def test_one_file_is_read_at_a_time_and_a_reader_that_is_left_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_process, "WAIT_S", 0.05)
     table = pa.table({"image": [b"x"] * 100})
@@ -199,68 +181,32 @@ print(json.dumps([sys.modules.get("pandas") is None, b"features" in out.getvalue
     assert json.loads(result.stdout) == [True, True]
 
 
-def server() -> int | None:
-    found = parquet_process.readers._server
-    return None if found is None else found.pid
+def head(content: dict[str, object]) -> bytes:
+    text = json.dumps(content).encode()
+    return len(text).to_bytes(4, "big") + text
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere each reader is a new process")
-def test_every_file_is_read_by_another_fork_of_one_process_that_has_met_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_process, "MODULE", "tests.api.coordinator.reader_that_tells")
-    first, second = (next(_told(parquet_rows(io.BytesIO(b"file"), LIMITS, name="x"))) for _ in range(2))
-    warm = server()
-    assert first["parent"] == second["parent"] == warm
-    assert first["pid"] != second["pid"]
-    assert [first["files_met"], second["files_met"]] == [1, 1]
-
-
-def _told(rows: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    for one in rows:
-        assert isinstance(one, ImageRows)
-        yield json.loads(one.images[0][0])
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere each reader is a new process")
-def test_a_reader_that_does_not_end_soundly_takes_the_process_that_it_is_a_fork_of_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else its addresses could be found out by trying: each fork has the same."""
-    table = pa.table({"image": [b"x"] * 100})
-    list(parquet_rows(written(table), LIMITS, name="x"))
-    before = server()
-    with pytest.raises(BadData, match="cannot be read"):  # said by a reader that is well
-        list(parquet_rows(io.BytesIO(b"no Parquet"), LIMITS, name="x"))
-    assert server() == before
-    left = parquet_rows(written(table), LIMITS, name="x")
-    next(left)
-    left.close()  # type: ignore[attr-defined]  # a generator
-    assert server() == before
-    with monkeypatch.context() as broken:
-        broken.setattr(parquet_process, "MODULE", "tests.api.coordinator.reader_that_crashes")
-        with pytest.raises(BadData, match="more memory or time"):
-            list(parquet_rows(written(table), LIMITS, name="x"))
-    assert server() is None
-    assert len(list(parquet_rows(written(table), LIMITS, name="x"))) == 13
-    assert server() not in (None, before)
-
-
-def test_a_reader_that_dies_or_lies_is_bad_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [
+@pytest.mark.parametrize(
+    "answer",
+    [
         b"",
-        (2**40).to_bytes(8, "big"),
-        b"\0" * 7 + b"\x02[]",
+        (2**31).to_bytes(4, "big"),
+        b"\0" * 3 + b"\x02[]",
         head({"kind": "images", "names": ["a"], "sizes": [2**30]}),
         head({"kind": "images", "names": ["a"] * 9, "sizes": [0] * 9}),
         head({"kind": "images", "names": ["a"], "sizes": [5]}) + b"abc",
         head({"kind": "features", "names": ["a"], "dtype": "<f8", "dimension": 10**9}),
         head({"kind": "features", "names": ["a"], "dtype": "|O", "dimension": 1}) + b"\0" * 8,
         head({"kind": "other"}),
-    ]
-    for answer in answers:
-        with pytest.raises(BadData, match="more memory or time"):
-            list(parquet_process._taken(io.BytesIO(answer), RowLimits(10, 2**30, 2**20, 100)))
+    ],
+)
+def test_a_reader_that_dies_or_lies_is_bad_data(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    said = f"import sys; sys.stdout.buffer.write({answer!r})"
 
+    def start(*_: object, stdin: object, answers: bool) -> subprocess.Popen[bytes]:
+        assert answers
+        return subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE)
 
-def head(content: dict[str, object]) -> bytes:
-    text = json.dumps(content).encode()
-    return len(text).to_bytes(8, "big") + text
+    monkeypatch.setattr(parquet_process, "start_process", start)
+    with pytest.raises(BadData, match="more memory or time"):
+        list(parquet_rows(io.BytesIO(b"file"), LIMITS, name="x"))

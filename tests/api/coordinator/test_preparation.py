@@ -19,12 +19,11 @@ from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
 from feature_store.job_files.choosing import QuestionRequest
-from feature_store.job_files.questions import USUAL_STUDENT
 from feature_store.journal.jobs import JobRecord
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from labeler.jobs import AskedStrategy
+from labeler.rounds.effects import AskedStrategy
 from tests.api.conftest import House
 from workers.federation.redis_server import RedisServer
 
@@ -102,7 +101,7 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
     assert np.array_equal(found["rows"], expected.rows)
     assert np.array_equal(found["assignment"], expected.assignment)
     with safe_open(questions(house, job), "np") as file:
-        assert file.metadata() == {"fingerprint": "f" * 16, "backbone": "pixels", "student": USUAL_STUDENT}
+        assert file.metadata() == {"fingerprint": "f" * 16, "backbone": "pixels"}
     assert mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0) is None
 
 

@@ -17,7 +17,7 @@ from tests.api.conftest import House
 
 
 def estimated(house: House, record: TaskRecord, queries: int) -> EstimateView:
-    balances = house.ledger.known_balances.all()
+    balances = {(one.account, one.level): one for one in house.ledger.balances()}
     return estimate(record.task, record.participants, queries, balances, delta=house.config.delta)
 
 
@@ -134,7 +134,7 @@ def test_an_estimate_says_what_can_be_expected_and_warns_where_noise_drowns_the_
     assert (clear.expected_accuracy.low or 0) > 0.5
     assert clear.warning == ""
     learnt = house.task(method="reverse-knn", k=1, sigma_votes=40.0, max_queries=20)
-    balances = house.ledger.known_balances.all()
+    balances = {(one.account, one.level): one for one in house.ledger.balances()}
     few, many = (
         estimate(learnt.task, learnt.participants, 20, balances, delta=1e-5, records=records)
         for records in (60, 60_000)

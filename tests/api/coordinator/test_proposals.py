@@ -12,6 +12,7 @@ import pytest
 
 from api.coordinator import pricing, submission
 from api.coordinator.pricing import charges_of
+from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.driving.intake import said_of
 from feature_store.driving.loading import parties_of
@@ -22,8 +23,7 @@ from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
 from labeler.batching import round_charges
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
-from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
-from labeler.messages.rounds import Ask, Refusal
+from labeler.messages.rounds import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
 from labeler.rounds.effects import Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun, stand
 from tests.api.conftest import House
@@ -56,7 +56,7 @@ def say(desk: Desk, job: JobView, **said: Willing | Declined | str) -> None:  # 
 
 
 def seen(desk: Desk, job: JobView) -> JobView:  # noqa: F811
-    return submission.read_job(job.job_id, stores=desk.house.stores)
+    return read_view(job.job_id, desk.house.stores)
 
 
 def kinds(desk: Desk, party: str) -> list[str]:  # noqa: F811

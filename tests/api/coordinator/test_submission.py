@@ -16,6 +16,7 @@ import labeler.batching
 from api.coordinator import submission
 from api.coordinator.ownership import Reader
 from api.coordinator.pricing import price_view
+from api.coordinator.views import read_view
 from api.problems import problem_of
 from api.schema import JobRequest
 from feature_store.driving.errands import Errand
@@ -224,7 +225,7 @@ def test_a_job_whose_commit_is_durable_keeps_its_upload_although_its_requester_w
         errand.settle(Unavailable("the disk is full"))
 
     troubled = dataclasses.replace(house.stores, hand_in=trouble_behind_the_commit)
-    monkeypatch.setattr(House, "stores", property(lambda _: troubled))
+    monkeypatch.setattr(house, "stores", troubled)
     with pytest.raises(Unavailable):
         house.submit(record, 10, key="k")
     (job,) = house.jobs.unfinished()
@@ -286,7 +287,7 @@ def test_a_job_beyond_the_budget_is_kept_as_refused_and_told_the_same_twice(hous
     assert "Nobody was asked" in problem["detail"]
     job = house.jobs.get(problem["job_id"])
     assert (job.state, job.num_queries) == ("refused", 50)
-    view = submission.read_job(job.job_id, stores=house.stores)
+    view = read_view(job.job_id, house.stores)
     assert view.problem is not None
     assert view.problem.model_dump(exclude={"instance"}) == problem
     assert view.stage == "refused before anybody was asked"
@@ -361,12 +362,12 @@ def test_cancelling_keeps_the_charge_of_rounds_that_were_asked(house: House) -> 
     take_step(house.jobs, "set_batches", view.job_id, [(0, "1" * 64, "2" * 64), (1, "3" * 64, "4" * 64)])
     house.begin(view.job_id)
     take_step(house.jobs, "set_asked", view.job_id, 0)
-    seen = submission.read_job(view.job_id, stores=house.stores)
+    seen = read_view(view.job_id, house.stores)
     assert seen.stage == "batch 1 of 2: waiting for shares of 3 of 3 agents: east, north, west"
     take_step(house.jobs, "report_refusal", view.job_id, 0, "north", "the policy of this site does not allow it", True)
     for tallier in ("t0", "t1", "t2"):
         take_step(house.jobs, "report_holdings", view.job_id, 0, tallier, {"east": "ab" * 16})
-    seen = submission.read_job(view.job_id, stores=house.stores)
+    seen = read_view(view.job_id, house.stores)
     assert seen.stage == "batch 1 of 2: waiting for shares of 2 of 3 agents: east, west; refused: north"
     assert seen.rounds[0].answered == ()
     assert seen.rounds[0].waiting_for == ("east", "west")

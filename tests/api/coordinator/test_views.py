@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from api.coordinator import submission
-from api.coordinator.accounting_words import ledger_in_words, ledger_seq, refusals
+from api.coordinator.views import ledger_in_words, ledger_seq, read_view, refusals
 from api.schema import JobView, RoundView
 from feature_store.journal.job_records import RoundCharge, RoundRecord
 from labeler.errors import LabelerError, QuorumNotReached
@@ -28,7 +27,7 @@ def test_a_refusal_in_a_job_is_shown_that_way(house: House) -> None:
     house.jobs.change(view.job_id, "collecting", expected={"queued"})
     take_step(house.jobs, "set_asked", view.job_id, 0)
     take_step(house.jobs, "report_refusal", view.job_id, 0, "north", "no\x1b[2J " + "x" * 1900, True)
-    shown = submission.read_job(view.job_id, stores=house.stores).rounds[0].refused["north"]
+    shown = read_view(view.job_id, house.stores).rounds[0].refused["north"]
     assert shown.startswith("no?[2J xxx")
     assert len(shown) == MAX_REASON_CHARACTERS
 
@@ -37,7 +36,7 @@ def _end(house: House, job_id: str, error: LabelerError) -> JobView:
     stores = house.stores
     job = stores.jobs.get(job_id)
     stores.settlement.end(job, "failed", error)
-    return submission.read_job(job_id, stores=stores)
+    return read_view(job_id, stores)
 
 
 def test_a_job_names_the_entries_of_its_charge_however_it_ended(house: House) -> None:

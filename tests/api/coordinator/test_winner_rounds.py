@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from api.coordinator import submission
+from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.job_files.releases import release_from_bytes
 from feature_store.journal.aggregates import AggregateStore
@@ -95,7 +95,7 @@ def test_a_watcher_reads_what_talliers_do_and_why_it_takes_long(desk: Desk, job:
     house = desk.house
 
     def stage() -> str:
-        return submission.read_job(job.job_id, stores=house.stores).stage
+        return read_view(job.job_id, house.stores).stage
 
     assert "talliers are finding the winners of 3 agents' votes" in stage()
     take_step(house.jobs, "report_refusal", job.job_id, 0, "t1", "tallier 0 has left in the middle of the job", False)

@@ -11,7 +11,7 @@ from feature_store.journal.chain import Head
 from feature_store.keys import PartyKeys
 from labeler.errors import JournalBehind
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from tests.api.conftest import House
 
 LOST = Head(10**6, "a" * 64)

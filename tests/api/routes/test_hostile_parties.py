@@ -14,7 +14,7 @@ from feature_store.driving.intake import Delivery
 from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import Mail, Poll
 from tests.api.routes.conftest import FINGERPRINT, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -13,8 +13,8 @@ from feature_store.journal.chain import Head
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Letter
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.polls import Mail, Poll
-from labeler.messages.proposals import Willing
+from labeler.messages.envelope import Mail, Poll
+from labeler.messages.rounds import Willing
 from labeler.wire_versions import DIALECT
 from tests.api.routes.conftest import AGENTS, ConfigOf, ServeIn, Service
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted

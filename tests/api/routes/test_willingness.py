@@ -7,8 +7,7 @@ from typing import Any
 
 from api.schema import JobView
 from labeler.messages import COORDINATOR, Kind, Message, frame
-from labeler.messages.proposals import Declined, Willing
-from labeler.messages.rounds import Refusal
+from labeler.messages.rounds import Declined, Refusal, Willing
 from tests.api.routes.conftest import AGENTS, FINGERPRINT, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -29,9 +29,9 @@ from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached
+from labeler.noise import VectorSum
 from labeler.randomness import AesCtrSource, seeded_source
 from labeler.task import Level
-from labeler.vector_sum import VectorSum
 from workers.learning.linear import train_linear, train_users
 
 ALARM = 1e-6

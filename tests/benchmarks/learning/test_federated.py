@@ -18,8 +18,8 @@ from benchmarks.learning.federated import LocalTraining, ServerStep, clipped, dp
 from benchmarks.learning.gradients import flatten
 from benchmarks.sampled_sum import SampledSum, with_budget
 from labeler.errors import InvalidSetting
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum
 
 AGENTS, RECORDS, CLASSES, WIDTH = 40, 30, 4, 8
 

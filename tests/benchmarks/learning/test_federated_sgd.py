@@ -18,8 +18,8 @@ from benchmarks.learning.federated_sgd import Batch, FedSgdPlan, batch_sums, dp_
 from benchmarks.learning.gradients import flatten, sum_sensitivity
 from benchmarks.sampled_sum import SampledSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
+from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
-from labeler.vector_sum import VectorSum
 
 AGENTS, RECORDS, CLASSES, WIDTH = 3, 200, 4, 8
 

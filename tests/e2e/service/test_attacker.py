@@ -17,9 +17,8 @@ import pytest
 from api.schema import KeysRequest, PartyRequest
 from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
-from labeler.messages.polls import Poll
-from labeler.messages.proposals import Proposal, Willing
-from labeler.messages.rounds import AnswerSent, Ask
+from labeler.messages.envelope import Poll
+from labeler.messages.rounds import AnswerSent, Ask, Proposal, Willing
 from labeler.messages.shares import share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split

@@ -18,7 +18,7 @@ from safetensors.numpy import load
 from api.client import Client
 from api.schema import TaskRequest, TaskView
 from labeler.batch import QueryBatch
-from labeler.jobs import FINISHED
+from labeler.rounds.effects import FINISHED
 from tests.e2e.service.conftest import Service, running
 from tests.e2e.service.test_crash_matrix import Thief, expected_release
 from workers.tallier.peers import address_of, read_peers

@@ -10,7 +10,7 @@ import pytest
 
 from feature_store.job_files.pseudo_labels import SCHEMA, JobStamp, pseudo_label_table
 from labeler.errors import InvalidSetting
-from labeler.jobs import AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task, parse_task
 
 STAMP = JobStamp("job-1", "pixels", datetime(2026, 1, 1, tzinfo=UTC), {"delta": 1e-4}, is_seeded=True)

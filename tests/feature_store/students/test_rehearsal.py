@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from feature_store.students import NoisyAnswers
-from feature_store.students.labelling import label_images
-from feature_store.students.rehearsal import temperatures
+from feature_store.students.labelling import label_images, temperatures
 
 DIGITS = load_digits()
 

@@ -18,7 +18,7 @@ from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
 from feature_store.students import NoisyAnswers, fit_student, load_student
 from labeler.errors import BadData, InvalidSetting
-from labeler.jobs import STUDENT_KINDS, StudentKind
+from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
 CLASSES = 5
 
@@ -80,27 +80,6 @@ def test_without_an_assignment_images_find_their_query(kind: StudentKind) -> Non
     case = world()
     alone = dataclasses.replace(case.answers, assignment=None)
     assert accuracy(kind, dataclasses.replace(case, answers=alone)) > 0.9
-
-
-def test_auto_keeps_prototypes_when_each_class_is_in_one_place() -> None:
-    case = world()
-    assert fit_student("auto", case.answers, case.public, num_classes=CLASSES).kind == "prototypes"
-
-
-def test_auto_spreads_when_classes_are_scattered() -> None:
-    case = world(groups_per_class=6, queries=90, sigma=2.0)
-    student = fit_student("auto", case.answers, case.public, num_classes=CLASSES)
-    assert student.kind == "spreading"
-    assert (student.predict(case.test) == case.truth).mean() > 0.9
-    assert student.contradicted["spreading"] < student.contradicted["prototypes"]
-
-
-def test_auto_leaves_prototypes_by_winners_alone_when_classes_are_scattered() -> None:
-    case = world(groups_per_class=6, queries=90, sigma=2.0)
-    winners = dataclasses.replace(case.answers, noisy_votes=None)
-    student = fit_student("auto", winners, case.public, num_classes=CLASSES)
-    assert student.kind != "prototypes"
-    assert (student.predict(case.test) == case.truth).mean() > 0.9
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
@@ -171,7 +150,7 @@ def test_nan_features_are_refused() -> None:
     broken = case.public.astype(np.float64)
     broken[7, 3] = np.nan
     with pytest.raises(BadData, match="NaN"):
-        fit_student("auto", case.answers, broken, num_classes=CLASSES)
+        fit_student("planned", case.answers, broken, num_classes=CLASSES)
     with pytest.raises(BadData, match="NaN"):
         fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(broken)
 
@@ -179,7 +158,7 @@ def test_nan_features_are_refused() -> None:
 def test_features_of_another_backbone_are_refused() -> None:
     case = world()
     with pytest.raises(BadData, match="dimension"):
-        fit_student("auto", case.answers, case.public[:, :30], num_classes=CLASSES)
+        fit_student("planned", case.answers, case.public[:, :30], num_classes=CLASSES)
     with pytest.raises(BadData, match="dimension"):
         fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(case.test[:, :30])
 
@@ -187,15 +166,15 @@ def test_features_of_another_backbone_are_refused() -> None:
 def test_an_assignment_of_another_public_set_is_refused() -> None:
     case = world()
     with pytest.raises(BadData, match="400 public images"):
-        fit_student("auto", case.answers, case.public[:399], num_classes=CLASSES)
+        fit_student("planned", case.answers, case.public[:399], num_classes=CLASSES)
 
 
 def test_unknown_kinds_and_wrong_class_counts_are_refused() -> None:
     case = world()
     with pytest.raises(InvalidSetting, match="unknown student"):
-        fit_student("oracle", case.answers, case.public, num_classes=CLASSES)  # type: ignore[arg-type]
+        fit_student("oracle", case.answers, case.public, num_classes=CLASSES)
     with pytest.raises(InvalidSetting, match="classes"):
-        fit_student("auto", case.answers, case.public, num_classes=CLASSES + 1)
+        fit_student("planned", case.answers, case.public, num_classes=CLASSES + 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a student", b"PK\x03\x04 broken"])

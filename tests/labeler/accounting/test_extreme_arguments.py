@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from labeler.accounting import losses
 from labeler.accounting.events import GaussianSum, IntegerSum, nano_units
 from labeler.accounting.gaussian import delta_of_epsilon, deltas_of_epsilons, epsilon_of_delta, mu_of_epsilon
-from labeler.accounting.integer import epsilon_bound, sum_of_shares_error
-from labeler.accounting.losses import composed
-from labeler.accounting.lower_bounds import (
+from labeler.accounting.integer import epsilon_bound, improved_epsilon, papers_epsilon, sum_of_shares_error
+from labeler.accounting.losses import composed, least_gaussian
+from labeler.accounting.sampled import IntegerReplaced, IntegerSampled, sampled_epsilon, sampled_pair
+from labeler.auditing import (
     Errors,
     largest_advantage,
     largest_rate,
@@ -25,10 +26,6 @@ from labeler.accounting.lower_bounds import (
     many_runs_mu,
     one_run_mu,
 )
-from labeler.accounting.pair import least_gaussian
-from labeler.accounting.renyi import improved_epsilon, papers_epsilon
-from labeler.accounting.replaced import IntegerReplaced
-from labeler.accounting.sampled import IntegerSampled, sampled_epsilon, sampled_pair
 from labeler.errors import InvalidSetting
 
 EXTREMES = (math.nan, math.inf, -math.inf, -1.0, 0.0, -0.0, 5e-324, 1e-310, 1e-200, 1e-101, 1e-100, 1e-30, 1e-9, 0.3,

@@ -30,8 +30,8 @@ from labeler.ballots import reverse_knn_ballots
 from labeler.batching import round_charges
 from labeler.budget import budget_for
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
-from labeler.life import MOST_LIFE_NANO, Life
 from labeler.planning import price
+from labeler.setting import MOST_LIFE_NANO, Life
 from labeler.task import Task, parse_task
 from workers.agent.policy import BudgetTable
 

@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from scipy.stats import binom, norm
 
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.accounting.lower_bounds import (
+from labeler.auditing import (
     Errors,
     largest_advantage,
     largest_rate,

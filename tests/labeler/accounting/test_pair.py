@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labeler.accounting import pair
+from labeler.accounting import losses
 from labeler.accounting.gaussian import deltas_of_epsilons
-from labeler.accounting.pair import OF_FORMULA, Floats, least_gaussian
+from labeler.accounting.losses import OF_FORMULA, Floats, least_gaussian
 
 
 def over_all_points(epsilons: Floats, deltas: Floats, delta_0: float, low: float, high: float) -> float:
@@ -35,7 +35,7 @@ def test_the_least_gaussian_is_found_with_few_looks_at_the_whole_profile(
         sizes.append(len(at))
         return deltas_of_epsilons(at, mu)
 
-    monkeypatch.setattr(pair, "deltas_of_epsilons", counted)
+    monkeypatch.setattr(losses, "deltas_of_epsilons", counted)
     found = least_gaussian(epsilons, deltas, 1e-28, 0.01, 8.0)
     assert found == over_all_points(epsilons, deltas, 1e-28, 0.01, 8.0)
     assert sum(size > 100 for size in sizes) <= 15
@@ -56,7 +56,7 @@ def test_a_search_ends_where_a_point_is_rounded_otherwise_beside_all_others(monk
         assert len(looks) < 1000, "it does not end"
         return deltas_of_epsilons(at, mu) * (1 - 1e-3 * (len(at) == max(looks)))
 
-    monkeypatch.setattr(pair, "deltas_of_epsilons", rounded)
+    monkeypatch.setattr(losses, "deltas_of_epsilons", rounded)
     found = least_gaussian(epsilons, deltas, 1e-28, 0.01, 8.0)
     assert found is not None
     assert found > over_all_points(epsilons, deltas, 1e-28, 0.01, 8.0)

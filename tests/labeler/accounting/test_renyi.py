@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
-from labeler.accounting.renyi import improved_epsilon, papers_epsilon
+from labeler.accounting.integer import improved_epsilon, papers_epsilon
 from labeler.errors import InvalidSetting
 
 DELTA = st.floats(-12, -1).map(lambda exponent: 10.0**exponent)

@@ -11,8 +11,7 @@ from scipy.stats import norm
 
 from labeler.accounting.events import SPILL
 from labeler.accounting.gaussian import delta_of_epsilon
-from labeler.accounting.replaced import IntegerReplaced
-from labeler.accounting.sampled import IntegerSampled, sampled_pair
+from labeler.accounting.sampled import IntegerReplaced, IntegerSampled, sampled_pair
 
 
 def event(kind: type[IntegerSampled], mu: float, rate: Fraction, rounds: int) -> IntegerSampled:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from labeler.accounting import gaussian, root
-from labeler.accounting.root import crossing
+from labeler.accounting import gaussian
+from labeler.accounting.gaussian import crossing
 
 SHAPES: dict[str, Callable[[float, float], float]] = {
     "straight": lambda x, zero: x - zero,
@@ -69,7 +69,7 @@ def test_without_a_change_of_sign_it_refuses() -> None:
 
 
 def test_a_search_without_an_end_says_between_what_it_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(root, "MOST_STEPS", 3)
+    monkeypatch.setattr(gaussian, "MOST_STEPS", 3)
     with pytest.raises(ArithmeticError) as found:
         crossing(lambda x: x**3 - 2, -3.0, 4.0)
     assert str(found.value) == "no zero found in 3 steps between -3.0 and 4.0"

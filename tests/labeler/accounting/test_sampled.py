@@ -15,8 +15,7 @@ from scipy.special import ndtr
 from benchmarks.accounting.composition import poisson
 from labeler.accounting.events import SPILL
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
-from labeler.accounting.losses import Order, composed
-from labeler.accounting.pair import Floats
+from labeler.accounting.losses import Floats, Order, composed
 from labeler.accounting.sampled import IntegerSampled, sampled_epsilon, sampled_pair
 from labeler.errors import InvalidSetting
 

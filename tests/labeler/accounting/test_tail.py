@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import erfcx, ndtr
 
-from labeler.accounting import tail
-from labeler.accounting.tail import TERMS, fallen, mills, upper
+from labeler.accounting import gaussian
+from labeler.accounting.gaussian import TERMS, fallen, mills, upper
 
 PLACE = st.one_of(st.floats(-0.25, 4), st.floats(4, 5), st.floats(4, 40))
 
@@ -61,7 +61,7 @@ def test_the_two_ends_of_the_continued_fraction_enclose_what_is_returned(t: floa
         ends.append(term)
     low, high = sorted(ends)
     assert high - low <= 1e-14 * low
-    assert low * (1 - 4e-16) <= tail._terms(t, 1)[0] <= high * (1 + 4e-16)
+    assert low * (1 - 4e-16) <= gaussian._terms(t, 1)[0] <= high * (1 + 4e-16)
     assert 1 / (t + high) * (1 - 4e-16) <= mills(t) <= 1 / (t + low) * (1 + 4e-16)
 
 
@@ -75,7 +75,7 @@ def test_far_out_the_ratio_is_one_over_its_place_and_ends_at_nothing() -> None:
 def test_the_rule_is_that_of_gauss_and_legendre() -> None:
     nodes, _ = np.polynomial.legendre.leggauss(8)
     with mpmath.workdps(40):
-        for start, (node, weight) in zip(nodes[4:].tolist(), tail._RULE, strict=True):
+        for start, (node, weight) in zip(nodes[4:].tolist(), gaussian._RULE, strict=True):
             zero = mpmath.findroot(lambda x: mpmath.legendre(8, x), start)
             slope = mpmath.diff(lambda x: mpmath.legendre(8, x), zero)
             assert node == pytest.approx(float(zero), rel=1e-15, abs=0)

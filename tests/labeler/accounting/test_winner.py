@@ -17,7 +17,7 @@ from scipy.stats import binom
 from labeler.accounting.events import SPILL
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
-from labeler.accounting.pair import Pair
+from labeler.accounting.losses import Pair
 from labeler.accounting.winner import (
     BLOCK,
     ONE_BIT,

@@ -26,8 +26,7 @@ from labeler.errors import (
     TooLarge,
     WrongDigest,
 )
-from labeler.messages.body_format import MAX_JSON_BYTES
-from labeler.messages.polls import Mail, Poll
+from labeler.messages.envelope import MAX_JSON_BYTES, Mail, Poll
 from labeler.messages.rounds import MAX_ENTRIES, AnswerSent, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
 from labeler.messages.shares import (
     aggregate_from_bytes,
@@ -41,9 +40,8 @@ from labeler.messages.shares import (
 )
 from labeler.randomness import seeded_source
 from labeler.sharing import ShareVector, split, unshard
-from labeler.tally import AggregateShare
+from labeler.tally import AggregateShare, BallotShare, split_ballots
 from labeler.task import parse_task
-from labeler.wellformed import BallotShare, split_ballots
 from labeler.winner import Winner
 
 TASK = parse_task(

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from labeler.errors import AwaitingApproval, LabelerError, PolicyRefusal, ProtocolViolation, WrongDigest
-from labeler.messages.proposals import Declined, Proposal, Willing, Withdrawn
-from labeler.messages.rounds import Refusal, TallierKey
+from labeler.messages.rounds import Declined, Proposal, Refusal, TallierKey, Willing, Withdrawn
 from labeler.task import parse_task
 
 TASK = parse_task(

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from labeler.errors import ProtocolViolation
-from labeler.messages.body_format import Body
-from labeler.messages.strict import Digest, DigestIfAny, Flag, PartyId, UnixTime, strict, whole
+from labeler.messages.envelope import Body
+from labeler.untrusted import Digest, DigestIfAny, Flag, PartyId, UnixTime, strict, whole
 
 
 @strict("a trial")

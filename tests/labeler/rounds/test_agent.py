@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeler.answered import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.batch import QueryBatch
 from labeler.errors import PolicyRefusal
 from labeler.messages.rounds import Ask, Refusal, TallierKey
 from labeler.rounds import agent as machine
-from labeler.rounds.agent import AgentRound, RoundEffect, RoundEvent, resume, step
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, AgentRound, RoundEffect, RoundEvent, resume, step
 from labeler.task import parse_task
 
 TASK = parse_task(

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import labeler.contribution
-import labeler.vector_sum
+import labeler.noise
 import workers.learning.linear
 from labeler.auditing import promised_mu
 from labeler.noise import noise_share
@@ -118,13 +118,13 @@ def test_noise_of_weights_that_is_halved_is_found(
 def test_noise_of_heads_that_is_halved_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoken = labeler.vector_sum.VectorSum.contribution
+    spoken = labeler.noise.VectorSum.contribution
 
-    def quieter(self: labeler.vector_sum.VectorSum, vector: NDArray[np.float64], **given: object) -> NDArray[np.int64]:
+    def quieter(self: labeler.noise.VectorSum, vector: NDArray[np.float64], **given: object) -> NDArray[np.int64]:
         bare = self.quantize(vector)
         return bare + (spoken(self, vector, **given) - bare) // 3
 
-    monkeypatch.setattr(labeler.vector_sum.VectorSum, "contribution", quieter)
+    monkeypatch.setattr(labeler.noise.VectorSum, "contribution", quieter)
     task, _ = REACHED["aux-distill, records bounded"]
     assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 

@@ -10,8 +10,8 @@ import pytest
 
 import labeler.contribution
 from labeler.errors import InvalidSetting
+from labeler.linear_model import model_before
 from labeler.noise import noise_share
-from labeler.public_model import model_before
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task
 from tests.workers.audit.test_audit import audit_of, findings

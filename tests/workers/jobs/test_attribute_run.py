@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(shapes: Path, tmp
     with pytest.raises(MixedShards, match="holds one class per image"):
         run(shapes, tmp_path / "c" / "out", test=_public(plain, tmp_path, NAMES))
     with pytest.raises(InvalidTask, match="a head for each"):
-        run(shapes, tmp_path / "s" / "out", text=TASK + '[student]\nkind = "spreading"\n')
+        run(shapes, tmp_path / "s" / "out", text=TASK + '[student]\nkind = "pooled"\n')
     with pytest.raises(InvalidTask, match="only means something for method knn"):
         run(shapes, tmp_path / "d" / "out", text=TASK.replace('"knn"', '"reverse-knn"'))
     with pytest.raises(InvalidSetting, match="one class per record"):

@@ -17,8 +17,8 @@ from feature_store.job_files.questions import QUESTIONS, UPLOAD, read_stored_que
 from feature_store.journal.jobs import JobRecord
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.jobs import AskedStrategy
 from labeler.randomness import seeded_source
+from labeler.rounds.effects import AskedStrategy
 from workers.jobs.folder import open_job_folder
 from workers.jobs.preparation import LabellingJob, prepare
 from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable

@@ -10,9 +10,9 @@ import pytest
 
 from labeler.errors import InvalidTask
 from labeler.planning import price
+from labeler.setting import Sampled
+from labeler.solving import LifeRequest
 from labeler.task import Training
-from labeler.training import Sampled
-from labeler.wanted_task import LifeRequest
 from workers.jobs.task_file import (
     BudgetTable,
     QueriesTable,

@@ -21,12 +21,11 @@ from labeler.batch import QueryBatch
 from labeler.class_means import FINE, MeanTerms
 from labeler.convex import LinearTerms
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.linear_model import LinearModel, released_model
+from labeler.linear_model import FEATURE_ONE, LinearModel, PublicAxes, released_model
 from labeler.methods.blind_average import linear_terms, model_terms, weight_sum
 from labeler.methods.sensitivity import one_record_in_words
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
-from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task, parse_task
 from workers.learning.blocks import Rows

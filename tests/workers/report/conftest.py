@@ -13,10 +13,10 @@ from PIL import Image
 
 from labeler.task import Task
 from workers.report.coverage import map_public_set
-from workers.report.images import ImageLabels
 from workers.report.model import (
     AnsweredQuery,
     CurvePoint,
+    ImageLabels,
     JobReport,
     LevelPrice,
     PriceRow,

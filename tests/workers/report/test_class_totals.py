@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from workers.report.class_totals import class_totals
 from workers.report.model import JobReport
-from workers.report.words import all_warnings
+from workers.report.words import all_warnings, class_totals
 
 Maker = Callable[..., JobReport]
 

@@ -14,8 +14,7 @@ from labeler.errors import InvalidSetting, UnreadableImage
 from workers.report.coverage import map_public_set
 from workers.report.model import PNG_SIGNATURE, AnsweredQuery, LevelPrice
 from workers.report.page import render_page
-from workers.report.publish import write_report
-from workers.report.summary import report_json
+from workers.report.publish import report_json, write_report
 from workers.report.thumbnails import MAX_SHOWN, places_to_show
 from workers.report.words import what_epsilon_means
 

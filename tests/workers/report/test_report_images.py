@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from labeler.errors import InvalidSetting
 from tests.workers.report.conftest import image_labels
-from workers.report.images import BANDS, MAX_FIRST, MAX_PER_BAND, Band, ImageLabels, bands, evenly_of
-from workers.report.summary import report_json
+from workers.report.model import BANDS, MAX_FIRST, MAX_PER_BAND, Band, ImageLabels, bands, evenly_of
+from workers.report.publish import report_json
 
 
 def of(confidences: list[float], *, truth: int = 0) -> ImageLabels:

@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from labeler.task import Task
-from workers.report.confused import confusion_table
 from workers.report.model import JobReport, LevelPrice, Privacy
-from workers.report.page import render_page
+from workers.report.page import confusion_table, render_page
 from workers.report.pictures import draw_pictures
 from workers.report.words import headline
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeler.epsilon_words import say_epsilon, say_estimate
+from labeler.budget import say_epsilon, say_estimate
 from labeler.task import Task
 from workers.progress import say_seconds
 from workers.report.words import (

@@ -14,9 +14,8 @@ from feature_store.query_selection import axis_rows, model_rows
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
 from labeler.federated import StepTerms, check_model, on_grid
+from labeler.linear_model import PublicAxes, final_model, model_before
 from labeler.methods.federated import check_step, step_sum, step_terms
-from labeler.public_axes import PublicAxes
-from labeler.public_model import final_model, model_before
 from labeler.randomness import keyed_source
 from labeler.release import Release
 from labeler.task import Task, parse_task

@@ -17,10 +17,9 @@ from feature_store.shard_writer import ShardWriter
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import BadData, InvalidSetting, InvalidTask, PrivacyRefusal
-from labeler.linear_model import LinearModel, axes_of, released_model
+from labeler.linear_model import FEATURE_ONE, LinearModel, PublicAxes, axes_of, released_model
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.planning import price
-from labeler.public_axes import FEATURE_ONE, PublicAxes
 from labeler.release import Release
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent

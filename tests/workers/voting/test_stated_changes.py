@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.accounting.events import IntegerSum
-from labeler.accounting.replaced import IntegerReplaced
+from labeler.accounting.sampled import IntegerReplaced
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.contribution import check_ballots

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from labeler.field import field_for
 from labeler.randomness import os_source
-from labeler.sharing import ShareVector, split
-from labeler.tally import Round, add_shares
-from labeler.wellformed import BallotShare, split_ballots
+from labeler.sharing import ShareVector, field_for, split
+from labeler.tally import BallotShare, Round, add_shares, split_ballots
 from labeler.winner import WinnerTerms
 from tests.operations import difference, operations
 from tests.workers.winner.test_tournament import computed, shares_of

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from labeler.errors import ProtocolViolation
-from labeler.field import PrimeField
 from labeler.randomness import os_source
-from labeler.tally import AggregateShare, InputShare, Round
-from labeler.wellformed import NONCE_BYTES, BallotShare, split_ballots
+from labeler.sharing import PrimeField
+from labeler.tally import NONCE_BYTES, AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.winner import WinnerTerms
 from tests.plain_tallier import Tallier
 from tests.workers.winner.conftest import Words

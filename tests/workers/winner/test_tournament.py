@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from labeler.errors import Unavailable
-from labeler.field import field_for
 from labeler.randomness import os_source
-from labeler.sharing import split
+from labeler.sharing import field_for, split
 from workers.winner.correlations import Width
 from workers.winner.engine import WinnerJob
 from workers.winner.tournament import Finished, Room, deal_chunk, find_chunk, levels, masked_answer, open_answers

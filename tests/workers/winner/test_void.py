@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 from labeler.accounting.winner import ONE_BIT, SWAP, Change, IntegerWinner, winner_profile
 from labeler.errors import Unavailable
-from labeler.field import field_for
+from labeler.sharing import field_for
 from tests.workers.winner.test_tournament import computed, shares_of
 from workers.winner.engine import WinnerJob
 

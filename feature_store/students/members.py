@@ -1,0 +1,443 @@
+"""The four models that students are made of: prototypes, matched components, spreading and linear discriminants.
+
+Every learner prepares the public images once and then learns from any number of releases about them. `learn` takes the
+release and, of each public image, the answer that stands for it. All of it is post-processing of public features and
+of what was released: nothing is charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, diags
+from scipy.special import log_ndtr, logsumexp
+
+from feature_store.students.answers import NoisyAnswers, noise_of_counts, released_counts, soft_labels
+from feature_store.students.matching import match
+from feature_store.students.projection import (
+    Projection,
+    fit_projection,
+    half_whitened,
+    most_axes,
+    softmax,
+    unit_rows,
+)
+
+CONCENTRATION: Final = 10.0
+"""How sharply similarity to a prototype turns into probability (kappa of a von Mises-Fisher distribution)."""
+
+EVIDENCE_KEPT: Final = 0.5
+"""Power of the released answer in each refinement of prototypes: 0 forgets it after the start, 1 trusts it fully."""
+
+PUBLIC_STARTS: Final = 3
+"""Divisions of the public images that do not depend on the release."""
+
+MISFIT: Final = 0.15
+"""Standard deviation of what votes differ from the model of matched components by, as a share of a class's votes."""
+
+NEIGHBORS: Final = 10
+"""Edges per image in the graph of spreading, and public images that a new image asks."""
+
+FLOW: Final = 0.5
+"""Share of an image's label that its neighbors decide (alpha)."""
+
+SHARPNESS: Final = 10.0
+"""Edge weight exp(sharpness * (cosine - 1))."""
+
+AXES: Final = 128
+"""Principal axes that the discriminant reads, at least."""
+
+RIDGE: Final = 0.1
+"""Added to the discriminant's covariance, as a share of its mean eigenvalue."""
+
+_REFINEMENTS: Final = 5
+_SPREADINGS: Final = 30
+_MOST_CLUSTERED: Final = 20_000
+_BLOCK_ROWS: Final = 1024
+_LEAST_EVIDENCE: Final = 1e-3
+_LEAST: Final = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Prototypes:
+    """P(c | x) proportional to exp(kappa * <project(x), prototype_c>); 0 for a class without any support.
+
+    Attributes:
+        projection: fitted on public features.
+        prototypes: float64, shape (num_classes, reduced), unit rows.
+        supported: bool, shape (num_classes,): classes some answer spoke for.
+    """
+
+    projection: Projection
+    prototypes: NDArray[np.float64]
+    supported: NDArray[np.bool_]
+
+    def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities, shape (n, num_classes)."""
+        return softmax(_similarities(self.projection(features), self.prototypes, self.supported))
+
+
+class PrototypeLearner:
+    """Learns `Prototypes`: one direction for each class, refined over the public images nobody was asked about.
+
+    The strongest model where a backbone puts each class in one place, and the least sensitive to noise.
+    Expectation-maximisation of a mixture with one von Mises-Fisher component per class: start from the mean direction
+    of each class under the released answers; then five times each public image takes the posterior under the
+    prototypes times evidence^0.5, and prototypes become the mean directions under these.
+
+    Args:
+        public_features: shape (num_images, dimension).
+        num_classes: C.
+        seed: for the projection.
+
+    References:
+        Banerjee et al. 2005, "Clustering on the unit hypersphere using von Mises-Fisher distributions".
+    """
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = fit_projection(public_features, dimensions=min(max(20, 2 * num_classes), 256), seed=seed)
+        self._rows = self._projection(public_features)
+
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Prototypes:
+        """Fit to a release."""
+        return self.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
+
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Prototypes:
+        """Fit to what is known about each image.
+
+        Args:
+            evidence: shape (num_images, num_classes), rows sum to one.
+            weights: shape (num_images,), 0 for images about which nothing is known; they join after the start.
+        """
+        start = evidence * weights[:, None]
+        supported = start.sum(axis=0) > 0
+        prototypes = unit_rows(start.T @ self._rows)
+        kept = np.maximum(evidence, _LEAST_EVIDENCE) ** EVIDENCE_KEPT
+        for _ in range(_REFINEMENTS):
+            posterior = softmax(_similarities(self._rows, prototypes, supported)) * kept
+            posterior /= posterior.sum(axis=1, keepdims=True)
+            prototypes = unit_rows(posterior.T @ self._rows)
+        return Prototypes(self._projection, prototypes, supported)
+
+
+def _similarities(
+    rows: NDArray[np.float64], prototypes: NDArray[np.float64], supported: NDArray[np.bool_] | bool = True
+) -> NDArray[np.float64]:
+    return np.where(supported, CONCENTRATION * rows @ prototypes.T, -np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """P(c | x) = sum_s w_s sum_k r_sk(x) P(component k of division s is class c | release).
+
+    Attributes:
+        projection: fitted on public features.
+        prototypes: float64, shape (divisions, C, reduced), unit rows.
+        chances: float64, shape (divisions, C, C): the weight of a division times its components' chances to be each
+            class.
+    """
+
+    projection: Projection
+    prototypes: NDArray[np.float64]
+    chances: NDArray[np.float64]
+
+    def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities, shape (n, num_classes)."""
+        rows = self.projection(features)
+        found = np.zeros((len(rows), self.chances.shape[2]))
+        for prototypes, chances in zip(self.prototypes, self.chances, strict=True):
+            found += softmax(_similarities(rows, prototypes)) @ chances
+        probabilities: NDArray[np.float64] = found / found.sum(axis=1, keepdims=True)
+        return probabilities
+
+
+class MatchedLearner:
+    """Learns `Matched`: components of the public images, matched to classes by the counts.
+
+    Where noise is as large as the votes, where a class lies is better read off the public images, whose number noise
+    does not touch; the counts only have to say which class it is. The model holds several ways to divide the public
+    images into as many components as there are classes: one that starts from prototypes read off the counts, others
+    from the public images alone (k-means, fixed seeds). Each is refined by expectation-maximisation, matched to
+    classes (`feature_store.students.matching`) and weighed by how well it explains the release.
+
+    **Prototypes read off the counts.** P_c = sum_q n_qc z_q, with n the released counts, unbiased for the votes, and
+    z_q the mean of the centred public images that question q stands for: every released number counts, none is rounded
+    to a winner first. The z_q of all images sum to zero, so what every count of a class has in common (how many records
+    of that class there are) cancels.
+
+    The probabilities take the counts at their known noise. That a component may hold several classes they do not know:
+    what people are told goes through `feature_store.students.calibration`.
+
+    Args:
+        public_features: shape (num_images, dimension).
+        num_classes: C.
+        seed: for the projection and the public components.
+    """
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = half_whitened(public_features, dimensions=most_axes(num_classes), seed=seed)
+        self._rows = self._projection(public_features)
+        self._public = [self._refined(start) for start in _divisions(self._rows, num_classes, seed)]
+
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Matched:
+        """Fit to a release; of winners each counts as one vote."""
+        counts = released_counts(answers)
+        read = counts.T @ group_means(self._rows, assignment, len(counts))
+        divisions = [self._refined(unit_rows(read), np.abs(read).sum(axis=1) > 0), *self._public]
+        supported = (counts != 0).any(axis=0)
+        found = [match(self._log_odds(one, counts, answers, assignment), supported) for one in divisions]
+        evidence = np.array([one.log_evidence for one in found])
+        weights = np.exp(evidence - logsumexp(evidence))
+        chances = np.stack([weight * one.chances for weight, one in zip(weights, found, strict=True)])
+        return Matched(self._projection, np.stack(divisions), chances)
+
+    def _refined(
+        self, prototypes: NDArray[np.float64], supported: NDArray[np.bool_] | bool = True
+    ) -> NDArray[np.float64]:
+        for _ in range(_REFINEMENTS):
+            prototypes = unit_rows(softmax(_similarities(self._rows, prototypes, supported)).T @ self._rows)
+        return prototypes
+
+    def _log_odds(
+        self,
+        prototypes: NDArray[np.float64],
+        counts: NDArray[np.float64],
+        answers: NoisyAnswers,
+        assignment: NDArray[np.integer],
+    ) -> NDArray[np.float64]:
+        """L of `feature_store.students.matching`."""
+        members = softmax(_similarities(self._rows, prototypes))
+        shares = np.zeros(counts.shape)
+        np.add.at(shares, assignment, members)
+        shares = np.where(answers.answered[:, None], shares, 0.0) / np.maximum(shares.sum(axis=0), 1e-9)
+        sigma = noise_of_counts(answers)
+        # Votes of one class: below the noise of a sum over all coordinates the total is unknown.
+        each = max(float(counts.sum()), sigma * np.sqrt(counts.size), 1.0) / answers.num_classes
+        variance = sigma**2 + (MISFIT * each) ** 2
+        lost = 0.5 * each**2 * (shares**2).sum(axis=0)
+        odds: NDArray[np.float64] = (each * shares.T @ counts - lost[:, None]) / variance
+        return odds
+
+
+def _divisions(rows: NDArray[np.float64], classes: int, seed: int) -> list[NDArray[np.float64]]:
+    """Centers of as many clusters as there are classes; none where there are fewer images than that."""
+    if len(np.unique(rows, axis=0)) < classes:
+        return []
+    from sklearn.cluster import KMeans
+
+    rng = np.random.default_rng(seed)
+    sample = rows if len(rows) <= _MOST_CLUSTERED else rows[rng.choice(len(rows), _MOST_CLUSTERED, replace=False)]
+    return [
+        unit_rows(KMeans(classes, n_init=2, random_state=seed + number).fit(sample).cluster_centers_)
+        for number in range(PUBLIC_STARTS)
+    ]
+
+
+def group_means(rows: NDArray[np.float64], assignment: NDArray[np.integer], groups: int) -> NDArray[np.float64]:
+    """Return the mean row of the images of each question, shape (groups, reduced); zeros without images."""
+    sums = np.zeros((groups, rows.shape[1]))
+    np.add.at(sums, assignment, rows)
+    means: NDArray[np.float64] = sums / np.maximum(np.bincount(assignment, minlength=groups), 1)[:, None]
+    return means
+
+
+@dataclass(frozen=True, eq=False)
+class Spreading:
+    """A new image takes the weighted mean of the spread labels of its nearest public images.
+
+    Attributes:
+        projection: fitted on public features.
+        references: float32, shape (num_images, reduced), unit rows: the public images.
+        labels: float64, shape (num_images, num_classes), spread labels, rows sum to one.
+    """
+
+    projection: Projection
+    references: NDArray[np.float32]
+    labels: NDArray[np.float64]
+
+    def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities, shape (n, num_classes)."""
+        rows = self.projection(features).astype(np.float32)
+        nearest, similarity = _nearest(rows, self.references, min(NEIGHBORS, len(self.references)))
+        weight = np.exp(SHARPNESS * (similarity - 1.0))
+        votes = np.einsum("nk,nkc->nc", weight, self.labels[nearest])
+        probabilities: NDArray[np.float64] = votes / votes.sum(axis=1, keepdims=True)
+        return probabilities
+
+
+class SpreadingLearner:
+    """Learns `Spreading`: answers flow along the nearest-neighbor graph of the public images.
+
+    It assumes nothing about the shape of a class, so it wins when a class lies in many places and enough questions were
+    answered to reach them all. It iterates F <- alpha * S F + (1 - alpha) * Y, S the symmetrically normalised graph.
+
+    Args:
+        public_features: shape (num_images, dimension).
+        num_classes: C.
+        seed: for the projection.
+
+    References:
+        Zhou et al. 2004, "Learning with local and global consistency".
+    """
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = fit_projection(public_features, dimensions=min(max(40, 4 * num_classes), 256), seed=seed)
+        self._rows = self._projection(public_features).astype(np.float32)
+        self._graph = _normalized_graph(self._rows)
+
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Spreading:
+        """Fit to a release."""
+        return self.fit(soft_labels(answers)[assignment], answers.answered[assignment].astype(np.float64))
+
+    def fit(self, evidence: NDArray[np.float64], weights: NDArray[np.float64]) -> Spreading:
+        """Fit to what is known about each image.
+
+        Args:
+            evidence: shape (num_images, num_classes), rows sum to one.
+            weights: shape (num_images,), 0 for images about which nothing is known; they only receive.
+        """
+        start = evidence * weights[:, None]
+        spread = start
+        for _ in range(_SPREADINGS):
+            spread = FLOW * (self._graph @ spread) + (1.0 - FLOW) * start
+        totals = spread.sum(axis=1, keepdims=True)
+        reached = totals > _LEAST
+        labels = np.where(reached, spread / np.where(reached, totals, 1.0), 1.0 / evidence.shape[1])
+        return Spreading(self._projection, self._rows, labels)
+
+
+def _normalized_graph(rows: NDArray[np.float32]) -> csr_matrix:
+    """Return D^-1/2 W D^-1/2 of the symmetric nearest-neighbor graph."""
+    num_images = len(rows)
+    # One neighbor more, because an image is its own nearest; duplicates may hide it, hence the mask.
+    nearest, similarity = _nearest(rows, rows, min(NEIGHBORS + 1, num_images))
+    sources = np.repeat(np.arange(num_images), nearest.shape[1])
+    edges = np.exp(SHARPNESS * (similarity.ravel() - 1.0)) * (nearest.ravel() != sources)
+    graph = csr_matrix((edges, (sources, nearest.ravel())), shape=(num_images, num_images))
+    graph = graph.maximum(graph.T)
+    degree = np.asarray(graph.sum(axis=1)).ravel()
+    scale = diags(1.0 / np.sqrt(np.where(degree > 0, degree, 1.0)))
+    return csr_matrix(scale @ graph @ scale)
+
+
+def _nearest(
+    rows: NDArray[np.float32], references: NDArray[np.float32], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The most similar references of each row, in blocks so that memory does not grow with rows times references."""
+    parts = []
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        similarity = rows[start : start + _BLOCK_ROWS] @ references.T
+        best = np.argpartition(-similarity, count - 1, axis=1)[:, :count]
+        parts.append((best, np.take_along_axis(similarity, best, axis=1)))
+    nearest = np.concatenate([part[0] for part in parts]).astype(np.int64)
+    return nearest, np.concatenate([part[1] for part in parts]).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Discriminant:
+    """P(c | x) proportional to exp(<project(x), weight_c> + bias_c).
+
+    Attributes:
+        projection: fitted on public features.
+        weights: float64, shape (num_classes, reduced).
+        biases: float64, shape (num_classes,); -inf for a class without any support.
+    """
+
+    projection: Projection
+    weights: NDArray[np.float64]
+    biases: NDArray[np.float64]
+
+    def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
+        """Class probabilities, shape (n, num_classes)."""
+        return softmax(self.projection(features) @ self.weights.T + self.biases)
+
+
+class DiscriminantLearner:
+    """Learns `Discriminant`: linear discriminants with the covariance of the public images, shrunk as noise asks for.
+
+    Where there are many records, or classes overlap so that no grouping of the public images tells them apart, the
+    class means hold more than components do. On the leading principal axes j of the public images (rows z of unit
+    length, centered again), with z_q the mean of the images that question q stands for and M_c the votes of class c,
+
+        u_cj = sum_q n_qc z_qj      is M_c m_cj, m_c the mean of class c, and noise of variance
+
+        v_j = sigma^2 sum_q z_qj^2,     known exactly.
+
+    What varies between classes on axis j beyond that is signal,
+
+        t_j = max(0, sum_c (u_cj^2 - v_j)) / sum_c M_c^2      for the mean square of m_cj,
+
+    and the best linear guess of m_cj (Wiener) is u_cj / M_c times t_j M_c^2 / (t_j M_c^2 + v_j): axes that are noise
+    only drop out, all of them stay where there is none, and a class of few votes falls back to the mean of all images,
+    alone: it takes no axis from the others. Then, S the covariance of the public images with a ridge, classes alike
+    beforehand,
+
+        weight_c = S^-1 m_c,      bias_c = -<m_c, weight_c> / 2,
+
+    so a class that noise has drowned gets what the others do not claim. S is public, so it is exact and free.
+
+    Args:
+        public_features: shape (num_images, dimension).
+        num_classes: C.
+        seed: for the projection.
+
+    References:
+        Wiener 1949; Fisher 1936; Mehta et al. 2023, "Large scale transfer learning for differentially private image
+        classification" (least squares whose covariance is private).
+    """
+
+    def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
+        self._projection = fit_projection(public_features, dimensions=max(AXES, min(4 * num_classes, 512)), seed=seed)
+        rows = self._projection(public_features)
+        self._mean = rows.mean(axis=0)
+        self._rows = rows - self._mean
+        covariance = self._rows.T @ self._rows / len(rows)
+        self._covariance = covariance + (RIDGE * np.trace(covariance) / len(covariance) + _LEAST) * np.eye(
+            len(covariance)
+        )
+
+    def learn(self, answers: NoisyAnswers, assignment: NDArray[np.integer]) -> Discriminant:
+        """Fit to a release; of winners each counts as one vote."""
+        counts = released_counts(answers)
+        supported = (counts != 0).any(axis=0)
+        supported |= not supported.any()  # where nothing speaks for any, nothing speaks against any either
+        centers = group_means(self._rows, assignment, len(counts))
+        variance = noise_of_counts(answers) ** 2
+        votes = np.ones(answers.num_classes)
+        votes[supported] = votes_of_classes(counts[:, supported], variance * int(answers.answered.sum()))
+        sums = counts.T @ centers
+        noise = variance * (centers[answers.answered] ** 2).sum(axis=0)
+        between = np.maximum((sums[supported] ** 2 - noise).sum(axis=0), 0.0) / (votes[supported] ** 2).sum()
+        signal = between * votes[:, None] ** 2
+        means = sums / votes[:, None] * signal / np.maximum(signal + noise, _LEAST)
+        weights = np.linalg.solve(self._covariance, means.T).T
+        biases = -0.5 * np.einsum("cd,cd->c", weights, means) - weights @ self._mean
+        return Discriminant(self._projection, weights, np.where(supported, biases, -np.inf))
+
+
+def votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+    """Return the votes of each class, more than zero, as far as noise lets them differ.
+
+    Beforehand the classes' votes vary as much as the released sums do beyond their noise. The result is the mean
+    afterwards, of a normal law cut off at zero: equal for all where sums differ by no more than noise, the sum itself
+    where noise is small, and never zero or less.
+
+    Args:
+        counts: shape (num_queries, classes).
+        noise: variance of the noise in one column's sum.
+    """
+    sums = counts.sum(axis=0)
+    mean = max(float(sums.mean()), float(np.sqrt(noise)), _LEAST)
+    between = max(float(((sums - mean) ** 2).mean()) - noise, 0.0)
+    kept = between / max(between + noise, _LEAST)
+    expected = mean + kept * (sums - mean)
+    spread = float(np.sqrt(kept * noise))
+    if spread > _LEAST:
+        apart = expected / spread
+        # The mean of a normal law above zero: phi / Phi, in logarithms since both vanish far below.
+        expected = expected + spread * np.exp(-0.5 * apart**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(apart))
+    votes: NDArray[np.float64] = np.maximum(expected, _LEAST)
+    return votes

@@ -1,0 +1,73 @@
+"""A long-running process of ours: its log, and how it tells whoever started it that it is ready.
+
+A log has one JSON object a line on standard error, with ids, and never with a value.
+A traceback keeps types, files and line numbers; the message of an unexpected exception is left out, because a library
+may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private. What repeats
+is counted (labeler.repeated).
+
+Ready is told in one datagram, as systemd expects it (`Type=notify`, sd_notify(3)). Where nobody named a socket, nothing
+is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Final
+
+from pythonjsonlogger.json import JsonFormatter
+
+from labeler.errors import LabelerError
+from labeler.repeated import CountRepeats
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+_DEEPEST: Final = 10
+
+
+def configure_logging() -> None:
+    """Send every logger of this process to standard error; those of others speak from WARNING up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines())
+    root = logging.getLogger()
+    root.handlers[:] = [CountRepeats(handler, clock=time.monotonic)]
+    root.setLevel("WARNING")
+    logging.getLogger("labeler").setLevel("INFO")
+
+
+def tell_ready() -> None:
+    """Tell whoever started this process that it is ready; once, and only where somebody asked to be told."""
+    # Taken out, so that what this process starts itself does not ring in its name.
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rope, contextlib.suppress(OSError):
+        rope.setblocking(False)
+        rope.sendto(
+            f"READY=1\nMAINPID={os.getpid()}".encode(), f"\0{address[1:]}" if address.startswith("@") else address
+        )
+
+
+class _Lines(JsonFormatter):
+    def __init__(self) -> None:
+        super().__init__(
+            ["levelname", "name", "message"], rename_fields={"levelname": "level", "name": "logger"}, timestamp="at"
+        )
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        lines: list[str] = []
+        seen = ei[1]
+        for _ in range(_DEEPEST):
+            if seen is None:
+                break
+            words = f": {seen}" if isinstance(seen, LabelerError) else ""
+            lines.append(f"{type(seen).__module__}.{type(seen).__qualname__}{words}")
+            frames = traceback.extract_tb(seen.__traceback__)
+            lines.extend(f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        return "\n".join(lines)
