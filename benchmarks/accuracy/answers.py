@@ -65,13 +65,14 @@ _BOUND_DRAWS: Final = 2000
 
 
 def bench_answers(
-    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+    *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
     """Measure what reading well buys; see the module.
 
     Args:
         data: folder that holds `office-caltech10/` and `backbones/`; default LABELER_DATA or ../shared/data.
         full: all splits; else two, at the smallest and largest epsilon.
+        out: folder for the picture; None draws nothing.
         progress: told how far it is.
     """
     shards = embed_domains(data_folder(data), progress)
@@ -97,7 +98,10 @@ def bench_answers(
         rows += [study.bound(server, epsilon, colluding) for colluding in (0, 1) for server in DOMAINS]
     progress("Answers", len(epsilons), len(epsilons) + 1)
     rows += study.measure("as before, without noise", before)
-    return rows + study.measure("leave one server out, without noise", chosen)
+    rows += study.measure("leave one server out, without noise", chosen)
+    if out is not None:
+        draw_answers(rows, out)
+    return rows
 
 
 class _Study:

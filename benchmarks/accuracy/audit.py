@@ -15,7 +15,7 @@ from labeler.task import Task, parse_task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST
 from workers.audit.pool import digits_pool
 from workers.audit.run import ONE_RUN, Audit, applicable, run_audit
-from workers.progress import ProgressCallback
+from workers.progress import ProgressCallback, silent
 
 EPSILON: Final = 5.0
 DELTA: Final = 1e-4
@@ -72,7 +72,7 @@ MORE_RUNS: Final = {"aux-distill, records bounded": 2_000}
 """Of attacks that are told more of what they prove by more runs."""
 
 
-def bench_audit(*, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
     """Audit every method.
 
     Args:

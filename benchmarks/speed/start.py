@@ -23,7 +23,7 @@ from typing import Any, Final
 from benchmarks import BenchRow
 from benchmarks.service.federation import tied_command
 from labeler.errors import InvalidSetting, Unavailable
-from workers.progress import ProgressCallback
+from workers.progress import ProgressCallback, silent
 
 PLAN: Final = ("plan", "--k", "50", "--queries", "206", "--epsilon", "1", "--solve", "sigma", "--agents", "3")
 AGENTS: Final = 5
@@ -53,7 +53,7 @@ class Run:
     killed: str
 
 
-def bench_start(*, full: bool, progress: ProgressCallback) -> list[BenchRow]:
+def bench_start(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
     """Measure starts, stops and light commands.
 
     Args:

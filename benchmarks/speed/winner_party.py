@@ -99,7 +99,7 @@ def measure(folder: Path, *, jobs: int = 1, prefixes: Sequence[Sequence[str]] = 
 @contextmanager
 def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         yield process

@@ -38,7 +38,9 @@ def test_the_speed_bench_reports_every_target() -> None:
 def test_every_bench_has_its_function_and_the_command_loads_none() -> None:
     for where in BENCHES.values():
         module, function = where.split(":")
-        assert "progress" in inspect.signature(getattr(import_module(module), function)).parameters
+        taken = inspect.signature(getattr(import_module(module), function)).parameters
+        assert "progress" in taken
+        assert all(one.default is not one.empty for one in taken.values()), where
     assert CliRunner().invoke(app, ["bench"]).stdout.split() == list(BENCHES)
     looked = (
         "import sys, workers.commands.catalogue; sys.exit(any(name.startswith('benchmarks') for name in sys.modules))"
