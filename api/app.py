@@ -17,16 +17,12 @@ from api.in_turn import Pricing
 from api.limits import Limits, RateLimits
 from api.metrics import Metrics
 from api.request_context import RequestContext, Shutdown
-from api.routes.budget import budget_routes
-from api.routes.evidence import evidence_routes
-from api.routes.invitations import invitation_routes
-from api.routes.jobs import job_routes
-from api.routes.labels import label_routes
+from api.routes.administration import invitation_routes, party_routes, token_routes
+from api.routes.budget import budget_routes, evidence_routes
+from api.routes.jobs import job_routes, label_routes
 from api.routes.messages import message_routes
 from api.routes.operations import operation_routes
-from api.routes.parties import party_routes
 from api.routes.tasks import task_routes
-from api.routes.tokens import token_routes
 from api.schema import JobRequest, Problem
 
 if TYPE_CHECKING:

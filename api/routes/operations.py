@@ -13,9 +13,8 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTex
 from api import dashboard, examples
 from api.access import Route
 from api.coordinator.health import for_strangers
-from api.documentation import answers, document, once, problem
+from api.documentation import answers, document, once, problem, reference_page
 from api.metrics import Metrics
-from api.reference import reference_page
 from api.schema import JobRequest, Problem, ReadinessView
 from labeler.errors import NotFound
 

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Body, Response
 from api import examples
 from api.access import Route
 from api.coordinator.long_prices import takes_long
-from api.documentation import answers
+from api.documentation import After, Caller, Limit, TaskId, TokenId, Who, answers
 from api.in_turn import Pricing
-from api.routes.parameters import After, Caller, Limit, TaskId, TokenId, Who
 from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 
 if TYPE_CHECKING:

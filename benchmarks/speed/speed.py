@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow
 from benchmarks.machine import PeakMemory, memory_bytes, run_alone
-from feature_store.index.bare import bare_votes
+from benchmarks.speed.bare import bare_votes
 from feature_store.index.build import build_index, engine_of_processor, products_of
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter

@@ -14,7 +14,6 @@ from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.release import Release
 from labeler.rounds.effects import Party, Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun
-from labeler.wire_versions import knows
 
 _MOST_TASKS = 1024
 
@@ -164,12 +163,4 @@ def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
 
 
 def _party(one: PartyRecord) -> Party:
-    takes = takes_proposals(one)
-    is_presumed = one.role == "agent" and one.last_contact is not None and not takes
-    knows_requesters = knows(one.facts.get("version"), "requesters")
-    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, takes, is_presumed, knows_requesters)
-
-
-def takes_proposals(one: PartyRecord) -> bool:
-    """Whether a party's program is known to read proposals."""
-    return knows(one.facts.get("version"), "proposals")
+    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)

@@ -24,7 +24,7 @@ from benchmarks.scale.searching import (
     write_features,
 )
 from benchmarks.speed.speed import write_synthetic_shard
-from feature_store.index.geometry import check_features
+from feature_store.index.definition import check_features
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard

@@ -95,13 +95,6 @@ def unpack_cut(place: str, folder: Path, *, winner: bool = False) -> CutHome:
     return CutHome(folder / place / "federation", facts, rounds, release)
 
 
-def unpack_run_before_machines(folder: Path) -> Path:
-    """Shards, task and job folder of a `labeler run` that the version before machines left half done."""
-    with tarfile.open(KEPT / "before-machines.tar.xz") as archive:
-        archive.extractall(folder, [one for one in archive if one.name.startswith("./run")], filter="tar")
-    return folder / "run"
-
-
 def unpack_dump(version: int, role: str, folder: Path) -> Path:
     """The kept journal of one version as PostgreSQL had it: a file of pg_dump. Role: coordinator or agent-1."""
     with tarfile.open(KEPT / f"dumps-{version}.tar.xz") as archive:

@@ -24,7 +24,7 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
-from feature_store.shard_mark import claim
+from feature_store.shard import claim
 from labeler.errors import LabelerError
 from labeler.messages import Message
 from tests.simulation.winners import MeetingRoom

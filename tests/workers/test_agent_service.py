@@ -36,7 +36,6 @@ from labeler.planning import price
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
-from labeler.wire_versions import DIALECT
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
 from workers.agent.desk import AgentDesk
@@ -793,7 +792,6 @@ def test_the_noise_secret_of_an_older_version_is_erased_and_its_rounds_stay_refu
 
 
 def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:
-    site.relay.program = DIALECT
     running = site.run()
     site.relay.wait_for_poll(2)
     running.end()

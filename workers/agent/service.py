@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.clock import Clock, now_utc
-from feature_store.declared import check_served
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_models import forget_models
@@ -32,8 +31,7 @@ from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
 from feature_store.manifest import MANIFEST_NAME
-from feature_store.shard import Shard
-from feature_store.shard_mark import MARK_NAME, claim
+from feature_store.shard import MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent

@@ -36,10 +36,9 @@ from labeler.task import Task
 from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
 from workers.agent.ledger import InMemoryLedger
 from workers.audit.worlds import World
-from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.folder import RoundStore
 from workers.jobs.parties import RunParties, tallier_names
-from workers.jobs.rounds import run_rounds
-from workers.jobs.run_journal import Order, open_run_journal
+from workers.jobs.run_journal import Order, open_run_journal, run_rounds
 from workers.progress import silent
 
 _MORE_LIVES: Final = 5
@@ -193,7 +192,7 @@ class Pipeline:
         task, folder = self._task, Path(tempfile.mkdtemp(prefix="audit-"))
         try:
             with open_run_journal(folder) as journal:
-                kept = KeptRounds(folder, self._names, talliers=self._noisy, secrets=keys)
+                kept = RoundStore(folder, self._names, talliers=self._noisy, secrets=keys)
                 parties = RunParties(
                     task, list(batches), agents, kept, is_seeded=is_seeded, winner_engine=None, progress=silent
                 )
@@ -208,7 +207,7 @@ class Pipeline:
                     count=None,
                     seed=0,
                 )
-                job = journal.begin(order, parties.agent_keys, {})
+                job = journal.begin(order)
                 run_rounds(journal, job, batches[0].features, parties, is_seeded=is_seeded)
                 found = [journal.release(job.job_id, number) for number in range(len(batches))]
         finally:

@@ -95,7 +95,7 @@ def run(
         seed=seed,
         engine=engine,
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
-        winner=one_of("winner", winner, ("plain", "secure", "mpyc")),
+        winner=one_of("winner", winner, ("plain", "secure")),
     )
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:

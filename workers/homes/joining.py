@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.clock import now_utc
-from feature_store.declared import check_served
 from feature_store.durable import replace_file, sync_folder
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.keys import PartyKeys, PublicKeys
-from feature_store.shard import Shard
+from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
 from labeler.invitation import Invitation, enrolment_statement, token_digest
 from workers.agent.joined_policy import joined_policy, repinned_policy

@@ -11,7 +11,7 @@ from feature_store.backbone_names import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
     from feature_store.embedding import Duplicates
-    from feature_store.persons import PersonColumn
+    from feature_store.sources import PersonColumn
 
 SHARD_SUFFIX = ".shard"
 
@@ -59,7 +59,7 @@ def embed(
         backbone, architecture: see feature_store.backbones.load_backbone; the default needs no download.
         classes: PUBLIC class names in label order. Private images need them.
         public: these are public images: thumbnails are kept for reports.
-        persons: whose images are whose (feature_store.persons).
+        persons: whose images are whose (feature_store.sources).
         duplicates: what becomes of private images that are there twice: "refuse", "keep-first" or "keep-all".
         max_records: a public bound on private images, declared before they are counted; more are refused.
         quiet: no progress bar.

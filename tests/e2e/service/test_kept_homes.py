@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workers.jobs.preparation
 from api.client import Client
-from tests.e2e.conftest import RunCommand
 from tests.e2e.service.conftest import running, wait_until
-from tests.homes import CUTS, VERSIONS, WINNER_CUTS, CutHome, unpack, unpack_cut, unpack_run_before_machines
+from tests.homes import CUTS, VERSIONS, WINNER_CUTS, CutHome, unpack, unpack_cut
 from workers.homes.keys import make_token_offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
@@ -99,31 +95,3 @@ def check_paid_twice(cut: CutHome) -> None:
         assert [account for account, *_ in paid] == [account for account in accounts for _ in range(2)]
         for (account, posted, spent), price in zip(paid, PRICE * len(accounts), strict=True):
             assert posted == spent == 2 * price, account
-
-
-@pytest.mark.parametrize("version", [*VERSIONS, "before machines"])
-def test_a_run_that_an_earlier_version_left_interrupted_ends_with_the_same_noise(
-    labeler: RunCommand, version: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "kept"
-    monkeypatch.chdir(unpack(version, folder).run if isinstance(version, int) else unpack_run_before_machines(folder))
-    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 10)
-    arguments = (
-        "run",
-        "task.toml",
-        "--shard",
-        "agent-1.shard",
-        "--shard",
-        "agent-2.shard",
-        "--queries",
-        "public.shard",
-    )
-    ended = labeler(*arguments, "--out", "job")
-    assert ended.code == 0, ended.err
-    table = pq.read_table("job/pseudo_labels.parquet")
-    votes = np.array(table["noisy_votes"].to_pylist())
-    opened = json.loads(Path("opened.json").read_text())
-    assert sorted(opened) == ["0", "1"]
-    for batch, release in opened.items():
-        assert np.array_equal(votes[10 * int(batch) : 10 * int(batch) + 10], release)
-    assert table["ledger_seq"].to_pylist() == [1 + row // 10 for row in range(60)]

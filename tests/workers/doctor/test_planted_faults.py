@@ -49,7 +49,7 @@ def hangs(file):
 
 def misses_one():
     """An engine that loses the nearest record of some batches: the check at an index's load sees others."""
-    from feature_store.index.engine_numpy import NumpyBlock
+    from feature_store.index.engine import NumpyBlock
 
     right = NumpyBlock.scores
 
@@ -65,7 +65,7 @@ def misses_one():
 
 def rounds():
     """An engine whose products keep 22 bits."""
-    from feature_store.index.engine_numpy import NumpyBlock
+    from feature_store.index.engine import NumpyBlock
 
     right = NumpyBlock.scores
     NumpyBlock.scores = lambda self, queries, tile: np.round(right(self, queries, tile) / 4) * 4
@@ -86,13 +86,13 @@ def rounds_on_a_device():
 
 
 def keeps_what_it_takes():
-    from feature_store.index.engine_numpy import NumpyEngine
+    from feature_store.index.engine import NumpyEngine
 
     right, kept = NumpyEngine.load, []
 
-    def load(self, rows, ranks, most_rows):
+    def load(self, rows, most_rows):
         kept.append(np.ones((len(rows), rows.dimension), dtype=np.float32))
-        return right(self, rows, ranks, most_rows)
+        return right(self, rows, most_rows)
 
     NumpyEngine.load = load
     yield from engines.made_and_freed("numpy")

@@ -15,14 +15,13 @@ import pytest
 import workers.jobs.preparation
 from feature_store import key_slots
 from feature_store.driving import stepping
-from feature_store.erasable import KeyFolder, keys_in, lock_away
+from feature_store.erasable import KeyFolder
 from feature_store.faults import listening
 from feature_store.shard import Shard
 from labeler.errors import BadData
 from labeler.release import Release
 from tests.workers.conftest import CLASSES
-from workers.jobs.folder import open_job_folder
-from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.folder import RoundStore, open_job_folder
 from workers.jobs.labelling import label
 from workers.jobs.preparation import LabellingJob, prepare
 from workers.jobs.run_journal import open_run_journal
@@ -34,8 +33,8 @@ ANSWERS = {"agent-0001": (b"first", b"second"), "agent-0002": (b"", b"fourth" * 
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptRounds:
-    return KeptRounds(tmp_path, AGENTS)
+def kept(tmp_path: Path) -> RoundStore:
+    return RoundStore(tmp_path, AGENTS)
 
 
 def syncs_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
@@ -55,27 +54,27 @@ def syncs_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int
     return len(found)
 
 
-def test_each_agent_has_a_key_of_its_own_for_each_round_also_after_a_restart(kept: KeptRounds, tmp_path: Path) -> None:
+def test_each_agent_has_a_key_of_its_own_for_each_round_also_after_a_restart(kept: RoundStore, tmp_path: Path) -> None:
     assert kept.keys(ONE) == {}
     kept.begin([ONE, OTHER])
     keys = [*kept.keys(ONE).values(), *kept.keys(OTHER).values()]
     assert len(set(keys)) == 4
-    again = KeptRounds(tmp_path, AGENTS)
+    again = RoundStore(tmp_path, AGENTS)
     again.begin([ONE, OTHER])
     assert [*again.keys(ONE).values(), *again.keys(OTHER).values()] == keys
 
 
-def test_answers_come_back_as_they_were_stored_and_the_first_stand(kept: KeptRounds, tmp_path: Path) -> None:
+def test_answers_come_back_as_they_were_stored_and_the_first_stand(kept: RoundStore, tmp_path: Path) -> None:
     kept.begin([ONE, OTHER])
     assert kept.answers(ONE) is None
     kept.store(ONE, ANSWERS)
     kept.store(ONE, dict.fromkeys(AGENTS, (b"others",)))
-    assert KeptRounds(tmp_path, AGENTS).answers(ONE) == ANSWERS
+    assert RoundStore(tmp_path, AGENTS).answers(ONE) == ANSWERS
     assert kept.answers(OTHER) is None
     assert "first" not in f"{kept!r} {kept}"
 
 
-def test_nothing_is_left_of_a_round_that_is_erased(kept: KeptRounds, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_round_that_is_erased(kept: RoundStore, tmp_path: Path) -> None:
     kept.begin([ONE, OTHER])
     kept.store(ONE, ANSWERS)
     keys = kept.keys(ONE)
@@ -90,7 +89,7 @@ def test_nothing_is_left_of_a_round_that_is_erased(kept: KeptRounds, tmp_path: P
 def test_the_syncs_of_a_round_do_not_grow_with_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def syncs(count: int) -> list[int]:
         agents = [f"agent-{number:04d}" for number in range(count)]
-        kept = KeptRounds(tmp_path / str(count), agents)
+        kept = RoundStore(tmp_path / str(count), agents)
         steps = (
             lambda: kept.begin([ONE, OTHER]),
             lambda: kept.store(ONE, dict.fromkeys(agents, (b"a",))),
@@ -104,7 +103,7 @@ def test_the_syncs_of_a_round_do_not_grow_with_its_agents(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:40], lambda _: b""])
 def test_answers_that_were_damaged_are_refused(
-    kept: KeptRounds, tmp_path: Path, change: Callable[[bytes], bytes]
+    kept: RoundStore, tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
     kept.begin([ONE])
     kept.store(ONE, ANSWERS)
@@ -114,47 +113,12 @@ def test_answers_that_were_damaged_are_refused(
         kept.answers(ONE)
 
 
-def test_answers_whose_key_is_gone_are_refused(kept: KeptRounds, tmp_path: Path) -> None:
+def test_answers_whose_key_is_gone_are_refused(kept: RoundStore, tmp_path: Path) -> None:
     kept.begin([ONE])
     kept.store(ONE, ANSWERS)
     (tmp_path / "keys" / "keys_1").unlink()
     with pytest.raises(BadData, match=r"key of agent-0001 .* is gone"):
-        KeptRounds(tmp_path, AGENTS).answers(ONE)
-
-
-@pytest.fixture
-def earlier(tmp_path: Path) -> dict[str, dict[str, bytes]]:
-    """A folder as the version before left it: of the first round all had answered, of the second the first agent."""
-    keys: dict[str, dict[str, bytes]] = {}
-    for number, agent in enumerate(AGENTS):
-        folder, answers = tmp_path / "secrets" / agent, tmp_path / "answers" / agent
-        folder.mkdir(parents=True, mode=0o700)
-        folder.chmod(0o700)
-        answers.mkdir(parents=True)
-        keys[agent] = {ONE: bytes([1 + number]) * 32, OTHER: bytes([3 + number]) * 32}
-        for round_digest, key in keys[agent].items():
-            (folder / round_digest).write_bytes(key)
-            if round_digest == ONE or not number:
-                locked = lock_away(key, round_digest, (b"[]", *ANSWERS[agent]))
-                (answers / round_digest).write_bytes(locked)
-    return keys
-
-
-def test_a_folder_of_an_earlier_version_goes_on_with_its_keys_and_answers(
-    earlier: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
-    kept = KeptRounds(tmp_path, AGENTS)
-    kept.begin([ONE, OTHER, "c" * 64])
-    assert kept.answers(ONE) == ANSWERS
-    assert kept.answers(OTHER) is None
-    for round_digest in (ONE, OTHER):
-        assert kept.keys(round_digest) == {agent: earlier[agent][round_digest] for agent in AGENTS}
-    kept.store(OTHER, ANSWERS)
-    assert KeptRounds(tmp_path, AGENTS).answers(OTHER) == ANSWERS
-    kept.erase([ONE, OTHER])
-    assert kept.keys(ONE) == kept.keys(OTHER) == {}
-    assert [keys_in(tmp_path / "secrets" / agent) for agent in AGENTS] == [{}, {}]
-    assert len(kept.keys("c" * 64)) == 2
+        RoundStore(tmp_path, AGENTS).answers(ONE)
 
 
 # The whole job.
@@ -236,7 +200,7 @@ def test_a_run_that_dies_at_any_moment_goes_on_with_the_same_noise_and_is_charge
         with open_run_journal(one.out / ".job") as journal:
             charges = [entry["id"] for entry in journal.charges() if entry["level"] == "instance"]
         assert len(charges) == len(set(charges)) == rounds
-        assert not {"keys", "answers", "secrets"} & {path.name for path in (one.out / ".job").iterdir()}
+        assert not {"keys", "answers"} & {path.name for path in (one.out / ".job").iterdir()}
         if is_over:
             break
     assert stop_at > 12 * rounds, "there are more moments than that between two effects of a job"
