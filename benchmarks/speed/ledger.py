@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import BenchRow
-from feature_store.journal.bare import bare_inserts
+from benchmarks.speed.bare_inserts import bare_inserts
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Charge, Ledger
 from workers.progress import ProgressCallback, silent
