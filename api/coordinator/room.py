@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from feature_store.journal.write_probe import WriteProbe
+from feature_store.journal.database import Database
 from feature_store.room import is_full, storage_full
 from labeler.errors import LabelerError, Unavailable
 
@@ -29,7 +29,7 @@ class RoomProbe:
         now: seconds, going up.
     """
 
-    def __init__(self, home: Path, journal: WriteProbe, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, home: Path, journal: Database, *, now: Callable[[], float] = time.monotonic) -> None:
         self._path = home / PROBE_FILE
         self._journal = journal
         self._now = now
@@ -54,7 +54,7 @@ class RoomProbe:
     def _write(self) -> LabelerError | None:
         try:
             self._write_file()
-            self._journal.write()
+            self._journal.probe()
         except LabelerError as error:
             return error
         except OSError as error:

@@ -39,10 +39,10 @@ from feature_store.driving.stepping import Questions, Stepper
 from feature_store.driving.storing import Settlement, Storer
 from feature_store.driving.taking import Taker, unavailable
 from feature_store.driving.turn_plan import Plan
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.mailbox import Mailbox

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.parties import PartyRecord
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.release import Release
 from labeler.rounds.effects import Party, Patience, Said

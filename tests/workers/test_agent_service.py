@@ -22,9 +22,8 @@ from sqlalchemy import text
 
 from feature_store.erasable import ERASABLE_FOLDER, keys_in
 from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch

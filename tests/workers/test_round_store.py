@@ -13,17 +13,16 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from benchmarks.answering import RoundsInMemory, RoundStore
 from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from feature_store.faults import listening
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.outages import no_room
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from tests.answering import RoundsInMemory, RoundStore
 from tests.workers.journal_store import JournalStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

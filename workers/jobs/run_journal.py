@@ -32,17 +32,12 @@ from feature_store.driving.sending import Writer
 from feature_store.driving.stepping import Questions
 from feature_store.job_files.questions import named_error
 from feature_store.job_files.releases import release_from_bytes, release_to_bytes
-from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.blank import lay_blank
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database, open_database
-from feature_store.journal.job_tables import JOB_TABLES
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.returned_queries import returned_queries
-from feature_store.journal.sequences import Sequences, sequences_sent, sequences_taken
-from feature_store.journal.tasks import TaskRecord, TaskStore, task_shares
-from feature_store.journal.willingness import job_answers, job_asked
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.rounds import AggregateStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.mailbox.memory import MemoryMailbox
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
@@ -59,7 +54,6 @@ ACCOUNT: Final = "each agent"
 NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
 """A job in one process waits for nobody."""
 
-_TABLES = (*JOB_TABLES, job_answers, job_asked, task_shares, returned_queries, sequences_sent, sequences_taken)
 _BY = "run"
 
 
@@ -245,11 +239,8 @@ def open_run_journal(state: Path) -> Iterator[RunJournal]:
     Raises:
         JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
     """
-    is_new = lay_blank(state / JOURNAL_FILE, _TABLES)
     # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
-    with open_database(state / JOURNAL_FILE, allow_unsynced=True, one_connection=True) as database:
-        if is_new:
-            database.laid_out_with(*_TABLES)
+    with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
         yield RunJournal(database)
 
 

@@ -14,9 +14,9 @@ import workers.jobs.preparation
 from feature_store.driving.storing import Storer
 from feature_store.faults import listening
 from feature_store.job_files.releases import release_to_bytes
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
