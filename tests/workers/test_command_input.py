@@ -22,8 +22,8 @@ from feature_store.named_files import read_named
 from labeler.auditing import read_audit
 from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from workers import cli
-from workers.audit.tasks import _stored
-from workers.commands.option_words import worded
+from workers.audit.surroundings import _stored
+from workers.commands.catalogue import worded
 from workers.homes.new import make_agent_home, make_tallier_home, read_public
 from workers.jobs.task_file import read_task_file
 
@@ -354,7 +354,6 @@ def test_no_service_is_asked_for_what_has_no_place(
         ("export . --format csv --out none/labels.csv", "make it first"),
         ("export . --format hf --out a-file", "is a file"),
         ("export . --format hf --out a-file/data", "is a file"),
-        ("simulate --agents 10 --out none/scale.json", "make it first"),
         ("bench speed --out a-file", "is a file"),
         ("bench simulate --resume none/schedules.json", "--resume names a file in none"),
         ("agent history --home . --format csv --out none/answered.csv", "make it first"),

@@ -260,7 +260,7 @@ def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequenc
 def _check_source(job: LabellingJob, shard: Shard) -> None:
     """Public images that are embedded on the way: they are there, and so is the backbone of the shards."""
     if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
-        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --queries from")
+        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
     if job.backbone is None:
         raise InvalidSetting(
             f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "

@@ -14,16 +14,13 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import InvalidSetting
-from workers.doctor.alone import Step, run_alone
-from workers.doctor.checkup import check_up
-from workers.doctor.finding import Finding, well
-from workers.doctor.steps import steps
+from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, well
 
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np
 from workers.doctor import engines, home
-from workers.doctor.finding import well
+from workers.doctor.checkup import well
 
 
 def well_then_abort():
@@ -208,7 +205,7 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
     done = []
-    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.home:disk",
+    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.machine:disk",
                arguments={"home": str(tmp_path / "not" / "there" / "yet")})]  # fmt: skip
     found = check_up(planted, progress=lambda _, at, of: done.append((at, of)))
     assert not found.is_well
