@@ -38,12 +38,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data_sets import DataSet, cifar10_features
-from benchmarks.learning.distillation import distil, grid_votes, soft_labels, student_features, sum_votes
-from benchmarks.learning.head_noise import paper_scores_share, solve_noise
+from benchmarks import BenchRow
+from benchmarks.data import DataSet, cifar10_features
+from benchmarks.learning.heads import (
+    distil,
+    grid_votes,
+    paper_scores_share,
+    soft_labels,
+    solve_noise,
+    student_features,
+    sum_votes,
+)
 from benchmarks.papers.partitions import dirichlet_partition
 from benchmarks.papers.runner import Cell
-from benchmarks.rows import BenchRow
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import seeded_source
 from workers.learning.private_heads import FittedHeads, PrivateHeads, PublicMap, fit_heads, fit_public_map, plain_map

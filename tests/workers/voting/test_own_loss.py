@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.durable import replace_file
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
@@ -21,6 +20,7 @@ from labeler.per_instance_privacy import OwnLosses, own_losses
 from labeler.planning import price
 from labeler.tally import QueryBatch
 from labeler.task import Task
+from tests.answering import AnsweringAgent
 from tests.workers.audit.conftest import audited_task, natural_records
 from workers.agent.ledger import InMemoryLedger
 from workers.cli import main

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows, select_queries
 from feature_store.shard import Shard
@@ -24,6 +23,7 @@ from labeler.records import FEATURE_ONE, PublicAxes, axes_of
 from labeler.release import Release
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from workers.agent.ledger import InMemoryLedger
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")

@@ -19,11 +19,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.plain_tallier import Tallier
 from labeler.errors import ProtocolViolation
 from labeler.randomness import os_source
 from labeler.sharing import PrimeField, WinnerTerms
 from labeler.tally import NONCE_BYTES, AggregateShare, BallotShare, InputShare, Round, split_ballots
+from tests.plain_tallier import Tallier
 from tests.workers.winner.conftest import Words
 from workers.winner.engine import Width, WinnerJob, WinnerOrder
 from workers.winner.session import SecureEngine
@@ -391,8 +391,7 @@ def test_inspection_finds_a_comparison_whose_mask_is_missing(
     make_jobs: MakeJobs, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """The winners are right: only what is opened shows it."""
-    from workers.winner import engine as correlations
-    from workers.winner import tournament
+    from workers.winner import correlations, tournament
 
     true = correlations.draw_masks
 

@@ -1,0 +1,167 @@
+"""A whole private sum in one process and without messages: what the papers' training loops repeat in simulation.
+
+Rounds of a private sum in which everybody takes part at random: what training by noisy gradients does.
+
+    coins, secret --> those sampled contribute their vector, the others zeros; everybody adds its noise share
+                  --> the private sum of `labeler.noise`, opened --> the next round
+
+The coins are privacy: they are drawn from the same kind of secret source as noise, one per record (instance level) or
+agent (agent level) and round, and are shown to nobody. What the rounds cost together is
+`benchmarks.accounting.sampled`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accounting.sampled import SampledRounds, epsilon_bound, noise_multiplier_of, renyi_epsilon
+from labeler.errors import InvalidSetting, QuorumNotReached, UnsafeGrid
+from labeler.noise import VectorSum
+from labeler.randomness import ByteSource
+from labeler.sharing import split, unshard
+from labeler.task import Level
+
+
+def private_sum(
+    spec: VectorSum, vectors: Iterable[NDArray[np.floating]], *, sources: Iterable[ByteSource], talliers: int = 2
+) -> NDArray[np.float64]:
+    """Every agent's contribution, secret-shared to the talliers, summed by each of them, opened.
+
+    The same steps as a round of the service, in one process and without messages: for training in simulation.
+
+    Args:
+        spec: the sum.
+        vectors: one per contributing agent; an agent that has nothing to say contributes zeros, never nothing.
+        sources: one secret source per contributing agent.
+        talliers: 2 or 3.
+
+    Returns:
+        The noisy sum, float64, shape (dimension,).
+
+    Raises:
+        QuorumNotReached: fewer contributors than the quorum.
+        InvalidSetting: more than `agents` of them, or not one source each.
+        PrivacyRefusal: a vector beyond the bound.
+    """
+    totals = [np.zeros(spec.dimension, dtype=np.uint64) for _ in range(talliers)]
+    count = 0
+    for vector, source in zip(vectors, sources, strict=True):
+        shares = split(spec.contribution(vector, source=source), num_talliers=talliers, source=source)
+        for total, share in zip(totals, shares, strict=True):
+            total += share.expand()
+        count += 1
+    if count < spec.quorum:
+        raise QuorumNotReached(f"{count} agents contributed, the quorum is {spec.quorum}; nothing is opened")
+    if count > spec.agents:
+        raise InvalidSetting(f"{count} agents contributed to a sum of {spec.agents}")
+    return spec.open(unshard(totals))
+
+
+_GRID_ALLOWANCE = 1.0015
+_STEP = 1.001
+_TRIES = 40
+
+
+@dataclass(frozen=True)
+class SampledSum:
+    """T rounds of one `VectorSum`, each over a fresh Poisson sample that nobody sees.
+
+    Attributes:
+        spec: the sum of one round.
+        level: what is sampled and protected: "instance", records; "agent", whole agents.
+        sampling_probability: q, in (0, 1].
+        rounds: T.
+        failure_probability: of a round in which some agent sends zeros for want of room (F of the accounting).
+    """
+
+    spec: VectorSum
+    level: Level
+    sampling_probability: float
+    rounds: int
+    failure_probability: float = 0.0
+
+    @cached_property
+    def accounted(self) -> SampledRounds:
+        """What the accountant is told."""
+        return SampledRounds(
+            self.spec.event(self.level), self.sampling_probability, self.rounds, self.failure_probability
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """The certified price of all rounds, an upper bound for the integer mechanism."""
+        return epsilon_bound(self.accounted, delta)
+
+    def as_in_paper_epsilon(self, delta: float) -> float:
+        """The same by Renyi divergences and the papers' conversion; shown beside the price, never charged."""
+        return renyi_epsilon(
+            self.accounted.noise_multiplier,
+            delta,
+            sampling_probability=self.sampling_probability,
+            rounds=self.rounds,
+        )
+
+
+def with_budget(plan: SampledSum, epsilon: float, delta: float) -> SampledSum:
+    """The same rounds with the least noise that the budget allows, to about two parts in a thousand.
+
+    Args:
+        plan: its `spec.sigma` is replaced; everything else stays.
+        epsilon: of all rounds together, positive.
+        delta: in (0, 1).
+
+    Raises:
+        UnsafeGrid: no noise near the one that the budget asks for is certified (delta leaves no room for failing
+            rounds, or the grid is too coarse).
+    """
+    moved = plan.spec.sensitivity if plan.level == "instance" else plan.spec.largest_norm
+    multiplier = noise_multiplier_of(epsilon, delta, sampling_probability=plan.sampling_probability, rounds=plan.rounds)
+    sigma = multiplier * moved * _GRID_ALLOWANCE
+    for _ in range(_TRIES):
+        candidate = replace(plan, spec=replace(plan.spec, sigma=sigma))
+        price = candidate.epsilon(delta)
+        if price <= epsilon:
+            return candidate
+        if math.isinf(price):
+            break
+        sigma *= _STEP
+    raise UnsafeGrid(
+        f"no such sum is certified at epsilon {epsilon:g} and delta {delta:g}; the price found last is {price:g}"
+    )
+
+
+def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArray[np.bool_]:
+    """Independent coins of probability q, rounded down to a multiple of 2^-64 (a smaller q costs less).
+
+    Args:
+        source: secret; one 64-bit word per coin is consumed.
+        count: how many.
+        probability: q, in (0, 1].
+
+    Returns:
+        bool, shape (count,). Secret: the price counts on nobody seeing it.
+    """
+    if not 0 < probability <= 1 or count < 0:
+        raise InvalidSetting(f"coins need a probability in (0, 1] and a count, found {probability} and {count}")
+    words = source.uint64(count)
+    threshold = math.floor(probability * 2.0**64)
+    return np.ones(count, dtype=np.bool_) if threshold >= 2**64 else words < np.uint64(threshold)
+
+
+def random_places(source: ByteSource, count: int, capacity: int) -> NDArray[np.int64]:
+    """Distinct places below the capacity, in uniformly random order, whatever is put there.
+
+    Leaving one element out leaves the law of the others' places as it is, which is why the sampled rows of a batch are
+    placed so: `benchmarks.learning.gradients` explains what for.
+
+    Raises:
+        InvalidSetting: more elements than places.
+    """
+    if not 0 <= count <= capacity:
+        raise InvalidSetting(f"{count} elements do not fit {capacity} places")
+    return np.argsort(source.uint64(capacity), kind="stable")[:count].astype(np.int64)
