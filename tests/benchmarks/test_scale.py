@@ -30,8 +30,8 @@ from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
-from labeler.methods import WAYS
-from labeler.methods.terms import Means
+from labeler.methods import METHODS
+from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.release import open_histogram
@@ -41,6 +41,7 @@ from tests.answering import AnsweringAgent
 from tests.plain_tallier import Tallier, agree_on_contributors
 from workers.agent.ledger import InMemoryLedger
 from workers.audit.pool import digits_pool, shard_pool
+from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 
 CLASSES = ("cat", "dog", "eel")
@@ -160,8 +161,10 @@ def test_neighbours_among_equals_are_those_of_the_smallest_ids(
         shuffled = rng.permutation(size)
         own = row[:size][shuffled]
         ids = np.sort(rng.choice(10**6, size, replace=False)).astype(np.int64)[shuffled]
-        means = Means(NeighborIndexes(dimension=4), ModelStore(), lambda: pytest.fail("no noise of its own"))
-        expected.append(WAYS[task.method](task, batch, Records(pool[own], ids, labels[own], "v"), means))
+        means = RunnerContext(
+            NeighborIndexes(dimension=4), ModelStore(), lambda: pytest.fail("no noise of its own"), Trainer()
+        )
+        expected.append(METHODS[task.method].ballots(task, batch, Records(pool[own], ids, labels[own], "v"), means))
     found = ballots_of(task, batch, Federation(pool, labels, places))
     assert np.array_equal(found, np.stack(expected))
 

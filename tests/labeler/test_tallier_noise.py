@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
-from workers.voting.blind_average import weight_ballots
 
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
@@ -31,7 +30,7 @@ from labeler.methods.sensitivity import integer_event
 from labeler.noise import DiscreteGaussian, noise_source
 from labeler.planning import price, resolve_colluding_agents
 from labeler.randomness import ByteSource, os_source, seeded_source
-from labeler.records import ModelStore, Records
+from labeler.records import Records
 from labeler.release import open_histogram, open_winner
 from labeler.sharing import field_for, split, unshard
 from labeler.solving import hint, noise_choices
@@ -39,6 +38,7 @@ from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_o
 from labeler.task import Task, parse_task
 from tests.oracles.winner_reference import reference_winners
 from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.workers.answer import answer as answer_of
 
 KEYS = tuple(bytes([number]) * 32 for number in range(3))
 
@@ -525,7 +525,7 @@ def test_one_record_moves_a_bare_model_by_no_more_than_the_talliers_noise_is_cha
     found = []
     for kept in (slice(None), slice(0, 24)):
         records = Records(features[kept], ids[kept], labels[kept], f"{kept}")
-        found.append(contribution(weight_ballots(task, batch, records, ModelStore()), task, source=os_source()))
+        found.append(contribution(answer_of(task, batch, records), task, source=os_source()))
     event = integer_event(task, "instance", 5)
     assert event is not None
     assert 0 < int(np.square(found[0] - found[1]).sum()) <= event.squared_sensitivity

@@ -23,7 +23,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from workers.voting.blind_average import weight_ballots
 
 import labeler.noise
 from feature_store.erasable import KeysInMemory
@@ -42,18 +41,20 @@ from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import LabelerError
 from labeler.messages.shares import share_to_bytes
-from labeler.methods import METHODS, WAYS
+from labeler.methods import METHODS
 from labeler.methods.knn import attribute_ballots
-from labeler.methods.terms import Means
+from labeler.methods.terms import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
+from tests.workers.answer import answer as answer_of
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger
 from workers.agent.policy import Policy
+from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 
 DIMENSION, QUERIES = 4, 30
@@ -247,10 +248,10 @@ def test_nobody_and_one_record_answer_alike(way: str) -> None:
     answers = []
     for count in (0, 1):
         neighbors = NeighborIndexes(dimension=DIMENSION, engine="numpy", memory_limit_bytes=LIMIT)
-        means = Means(neighbors, ModelStore(), lambda: seeded_source(b"local"))
+        means = RunnerContext(neighbors, ModelStore(), lambda: seeded_source(b"local"), Trainer())
         features, labels = records_of("any", count)
         records = Records(features, np.arange(count), labels_for(task, labels), f"version {count}")
-        ballots = WAYS[task.method](task, batch, records, means)
+        ballots = METHODS[task.method].ballots(task, batch, records, means)
         source = seeded_source(b"noise")
         shares = input_shares(ballots, task, round_of(task, batch), agent_id="a", source=source)
         answers.append([seen(share.share) for share in shares])
@@ -277,8 +278,8 @@ def test_a_tiny_memory_limit_tells_no_number_of_records(tmp_path: Path, way: str
 @pytest.mark.parametrize("way", [way for way in SETTINGS if SETTINGS[way]["method"] not in ("knn", "reverse-knn")])
 def test_a_cap_that_begins_to_bind_is_not_seen(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public caps of all learners, made small: one less, equal, one more, and twice as many."""
-    for module in ("ensemble", "records"):
-        monkeypatch.setattr(f"workers.voting.{module}.MOST_RECORDS", 20)
+    for module in ("ensemble", "sensitivity"):
+        monkeypatch.setattr(f"labeler.methods.{module}.MOST_RECORDS", 20)
     monkeypatch.setattr("workers.learning.linear.block_rows", lambda _: 6)
     monkeypatch.setattr("workers.learning.private_heads.block_rows", lambda _: 6)
     task = task_of(**SETTINGS[way])
@@ -289,13 +290,13 @@ def test_a_cap_that_begins_to_bind_is_not_seen(tmp_path: Path, way: str, monkeyp
 def test_a_capped_learner_uses_the_records_of_the_smallest_ids_wherever_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labeler.records.MOST_RECORDS", 20)
+    monkeypatch.setattr("labeler.methods.sensitivity.MOST_RECORDS", 20)
     task = task_of(**SETTINGS["blind-average"])
     shard = shard_of(tmp_path / "all", *records_of("any", 40))
     first = np.argsort(shard.record_ids)[:20]
     kept = Records(shard.features[first], shard.record_ids[first], shard.labels[first], "first")
     whole = Records(shard.features, shard.record_ids, shard.labels, "whole")
-    ballots = [weight_ballots(task, batch_of(task), one, ModelStore()) for one in (kept, whole)]
+    ballots = [answer_of(task, batch_of(task), one) for one in (kept, whole)]
     # Equal but for the order of summation.
     assert np.abs(ballots[0] - ballots[1]).max() <= 1
 
@@ -390,7 +391,7 @@ def test_an_ensemble_that_has_not_converged_votes_with_what_it_has(
     task = task_of(**SETTINGS["ensemble"])
     shard = shard_of(tmp_path / "one", *records_of("any", 21))
     converged = outcome(shard, task)
-    monkeypatch.setattr("workers.voting.ensemble.STEPS", 1)
+    monkeypatch.setattr("workers.learning.heads.STEPS", 1)
     assert outcome(shard, task) == converged
 
 
@@ -469,7 +470,7 @@ def test_counting_attributes_of_all_records_needs_no_more_memory_for_more_of_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A k beyond all of them would else have told, by whether an answer comes, how many fit into memory."""
-    monkeypatch.setattr("workers.voting.neighbors.NEIGHBORS_AT_ONCE", 2**16)
+    monkeypatch.setattr("labeler.methods.knn.NEIGHBORS_AT_ONCE", 2**16)
     names = [f"attribute {number}" for number in range(200)]
     task = task_of(method="knn", k=1_000_000, classes=names, attributes_per_record=3)
     peaks = []

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from workers.voting.aux_distill import soft_ballots
-from workers.voting.blind_average import weight_ballots
-from workers.voting.ensemble import ensemble_ballots
 
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
@@ -27,6 +24,7 @@ from labeler.records import ModelStore, Records
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
+from tests.workers.answer import answer as answer_of
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.heads import LARGEST_WEIGHT, predict, train_head
 
@@ -74,10 +72,10 @@ property_test = settings(max_examples=25, deadline=None, suppress_health_check=[
 @property_test
 def test_one_record_moves_at_most_one_vote_per_query_of_a_trained_head(seed: int, row: int, label: int) -> None:
     asked, records = task("ensemble"), records_of(seed, 12)
-    before = ensemble_ballots(asked, BATCH, records, ModelStore())
+    before = answer_of(asked, BATCH, records)
     bound = squared_sensitivity(asked, "instance", len(BATCH))
     for neighbour in (without(records, row), with_outlier(records, row, label)):
-        after = ensemble_ballots(asked, BATCH, neighbour, ModelStore())
+        after = answer_of(asked, BATCH, neighbour)
         assert int(((before - after) ** 2).sum()) <= bound
     assert int((before**2).sum()) <= squared_sensitivity(asked, "agent", len(BATCH))
 
@@ -93,9 +91,9 @@ def test_one_record_moves_the_weights_by_no_more_than_the_price_was_told(
     asked, records = task("blind-average", training=training), records_of(seed, 8)
     event = model_event(asked, "instance")
     assert isinstance(event, IntegerSum)
-    before = weight_ballots(asked, ROWS, records, ModelStore())
+    before = answer_of(asked, ROWS, records)
     for neighbour in (without(records, row), with_outlier(records, row, label)):
-        after = weight_ballots(asked, ROWS, neighbour, ModelStore())
+        after = answer_of(asked, ROWS, neighbour)
         assert int(((before - after).astype(object) ** 2).sum()) <= event.squared_sensitivity
     assert int((before.astype(object) ** 2).sum()) <= model_event(asked, "agent").squared_sensitivity
 
@@ -109,12 +107,12 @@ def test_a_planted_record_uses_up_most_of_the_price() -> None:
         Records(np.repeat(one.features, 2, axis=0), np.array([1, 2]), np.array([0, 0], dtype=np.int16), "v"), 1, 1
     )
     same = Records(np.repeat(one.features, 2, axis=0), np.array([1, 2]), np.array([0, 0], dtype=np.int16), "w")
-    apart = weight_ballots(asked, ROWS, two, ModelStore()) - weight_ballots(asked, ROWS, same, ModelStore())
+    apart = answer_of(asked, ROWS, two) - answer_of(asked, ROWS, same)
     assert np.linalg.norm(apart) > 0.5 * np.sqrt(model_event(asked, "instance").squared_sensitivity)
 
 
 def test_scores_of_a_head_are_exact_whatever_the_order_of_summation() -> None:
-    head = train_head(records_of(1, 30), num_classes=CLASSES)
+    head = train_head(records_of(1, 30).trainable(None), num_classes=CLASSES)
     assert np.abs(head[:-1]).max() < LARGEST_WEIGHT
     exact = BATCH.features.astype(object) @ head[:-1].astype(object) + 2048 * head[-1].astype(object)
     assert np.array_equal(predict(head, BATCH.features), np.argmax(exact.astype(float), axis=1))
@@ -128,7 +126,7 @@ def test_classes_without_a_record_are_never_predicted(present: list[int]) -> Non
     records = records_of(2, 60)
     keep = np.isin(records.labels, present)
     some = Records(records.features[keep], records.record_ids[keep], records.labels[keep], "v")
-    head = train_head(some, num_classes=CLASSES)
+    head = train_head(some.trainable(None), num_classes=CLASSES)
     predicted = predict(head, BATCH.features)
     assert set(predicted.tolist()) <= set(present)
     assert (predict(head, some.features) == some.labels).mean() > 0.8
@@ -137,10 +135,10 @@ def test_classes_without_a_record_are_never_predicted(present: list[int]) -> Non
 def test_soft_votes_carry_noise_once_and_no_more_than_one_vote_per_query() -> None:
     asked, records = task("aux-distill", sigma_votes=0.5), records_of(5, 50)
     assert head_terms(asked).min_records == 8
-    votes = soft_ballots(asked, BATCH, records, ModelStore(), source=seeded_source(1))
+    votes = answer_of(asked, BATCH, records, source=seeded_source(1))
     check_ballots(votes, asked)
     assert 0 < votes.sum(axis=1).max() <= asked.scale
-    other = soft_ballots(asked, BATCH, records, ModelStore(), source=seeded_source(2))
+    other = answer_of(asked, BATCH, records, source=seeded_source(2))
     assert not np.array_equal(votes, other)
 
 
@@ -166,7 +164,7 @@ def test_a_retry_sends_the_same_bytes_from_the_kept_model(
     first = agent_for(shard, models).answer(asked, batch)
     for place in (
         "workers.learning.heads.train_head",
-        "workers.voting.blind_average.train_rows",
+        "workers.learning.linear.train_rows",
         "workers.learning.private_heads.fit_rows",
     ):
         monkeypatch.setattr(place, lambda *_, **__: pytest.fail("trained again"))
@@ -211,7 +209,7 @@ def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
     asked, records = task("blind-average"), records_of(4, 30)
     terms = linear_terms(asked)
     weights = train_linear(records.features / np.float32(2048), records.labels, terms=terms)
-    sent = weight_ballots(asked, ROWS, records, ModelStore()) / weight_sum(asked).scale * terms.sensitivity
+    sent = answer_of(asked, ROWS, records) / weight_sum(asked).scale * terms.sensitivity
     assert np.allclose(sent, weights, atol=1e-3)
 
 
