@@ -26,8 +26,7 @@ from api.coordinator.stores import Stores
 from api.coordinator.waiting import InLoop, Waiting
 from api.coordinator.witnesses import Witnesses
 from feature_store.driving.intake import Delivery, Incoming, incoming, with_heads
-from feature_store.driving.post_office import PostOffice
-from feature_store.driving.relays import Relays
+from feature_store.driving.sending import PostOffice, Relays
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys, verify, verify_header

@@ -21,7 +21,7 @@ import pytest
 from api.coordinator import settlement
 from feature_store.driving import storing
 from feature_store.driving.coordinator import CoordinatorDriver
-from feature_store.driving.loading import Loader
+from feature_store.driving.reading import Loader
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
