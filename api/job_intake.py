@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from api.coordinator.incoming import INCOMING
+from api.coordinator.home import INCOMING
 from api.coordinator.uploads import UploadWriter
 from api.form_parts import PartData, PartEnd, PartStart, chunks, form_events, refuse_length
 from api.schema import JobRequest

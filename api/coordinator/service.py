@@ -32,17 +32,14 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Estimates
 from api.coordinator.evidence import signed_evidence
 from api.coordinator.health import Health
-from api.coordinator.home_lock import owning_home
-from api.coordinator.identity import own_keys
+from api.coordinator.home import RoomProbe, clear_incoming, own_keys, owning_home
 from api.coordinator.image_labels import ImageLabeller
-from api.coordinator.incoming import clear_incoming
 from api.coordinator.invitations import Invitations
 from api.coordinator.keeping import Keeper
 from api.coordinator.long_prices import LongPrices
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.preparation import Bounds, Preparation
-from api.coordinator.room import RoomProbe
 from api.coordinator.roster import Roster
 from api.coordinator.stores import Stores
 from api.coordinator.tasks import create_task, task_view
