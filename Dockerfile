@@ -61,7 +61,7 @@ ENTRYPOINT ["labeler"]
 
 FROM slim AS coordinator
 EXPOSE 8443
-CMD ["serve", "--home", "/data", "--host", "0.0.0.0", "--port", "8443"]
+CMD ["serve", "--home", "/data", "--edge", "localhost", "--edge-port", "8443", "--edge-tls", "internal"]
 
 # In the operator's own domain; any other redis-server of version 6.2 or later does as well.
 FROM base AS redis

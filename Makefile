@@ -38,7 +38,7 @@ install: .venv/.installed
 	touch $@
 
 .venv/.formats: .venv/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev,formats,docs,notebooks,sbom,telemetry,containers,ray]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev,formats,docs,notebooks,sbom,telemetry,containers,ray,edge]'
 	touch $@
 
 docs: .venv/.formats  ## the documentation's site, into site/

@@ -1,4 +1,4 @@
-"""Who may call what: one table from route to the least role, and the gate that reads it before a body is read.
+"""The way of a request into every route: a table of roles, the gate that reads it, then the body, read strictly.
 
 A token is looked up by its SHA-256 (in feature_store.journal), never compared here, never logged. Routes for agents and
 talliers carry no token: every message is signed by its sender, and the coordinator checks that.
@@ -6,16 +6,23 @@ talliers carry no token: every message is signed by its sender, and the coordina
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args, get_origin
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
-from api.connections import address_group
 from api.coordinator.ownership import Reader
-from api.rate_limit import RateLimits
+from api.limits import BODY_KEY, Body, RateLimits, address_group
 from api.schema import Role
-from labeler.errors import NotAllowed, NotAuthenticated
+from labeler.errors import LabelerError, NotAllowed, NotAuthenticated, TooLarge
 
 if TYPE_CHECKING:
     from feature_store.journal.tokens import TokenRecord, TokenStore
@@ -74,8 +81,16 @@ ACCESS: dict[tuple[str, str], Need] = {
 is, and what a viewer sees of it, is decided behind the gate (api.coordinator.ownership). A price is free, so a viewer
 may ask for it."""
 
-NO_TOKEN: frozenset[Need | None] = frozenset({"open", "optional", "invited"})
-"""Of a stranger: neither a token nor an enrolled key stands behind the request."""
+VERSIONED: Final = "/v1/"
+"""The beginning of the paths that programs call."""
+JSON: Final = "application/json"
+MAX_JSON_VALUES: Final = 2_000_000
+"""Each number of a parsed document takes up to 100 bytes, however short it was written."""
+SMALL_BYTES: Final = 64 * 1024
+PARSED_AT_ONCE: Final = 2
+"""Large documents: parsing takes many times their size in memory, for a moment."""
+
+Parsed = TypeVar("Parsed")
 
 _RANK: dict[Role, int] = {"viewer": 0, "requester": 1, "admin": 2}
 MAX_TOKEN_CHARS = 200
@@ -107,14 +122,19 @@ class Gate:
             NotAuthenticated: no token, or one that is unknown or revoked.
             NotAllowed: the role of the token does not reach this route, or the table has no row for it.
             RateLimited: too many requests of this token, or too many failures or enrolments of this address.
+            Crowded: as many bodies as are taken at once are under way.
         """
         request.state.token = None
         need = ACCESS.get((request.method, path))
         if need is None:
             raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
+        body: Body = request.scope[BODY_KEY]
         if need == "invited":
             # Before its body is read: who has no token pays for an attempt, not for what stands in it.
             self._limits.enrol(client_address(request))
+            body.admit("stranger", client_address(request))
+        if need == "signed":
+            body.admit("party", client_address(request))
         if need in ("open", "signed", "invited") or (need == "scraper" and self._is_metrics_open):
             return
         if need == "optional" and "authorization" not in request.headers:
@@ -122,7 +142,7 @@ class Gate:
         secret = _bearer(request)
         record: TokenRecord | None = None
         if secret is not None:
-            record = self._tokens.remembered(secret) or await run_in_threadpool(self._tokens.find, secret)
+            record = await run_in_threadpool(self._tokens.find, secret)
         if record is None or record.revoked_at is not None:
             self._limits.failed(client_address(request))
             raise NotAuthenticated(
@@ -143,6 +163,7 @@ class Gate:
                 f"{request.method} {path} needs a token of role {least} or higher; this token is a {role}. "
                 "Ask an administrator for another token."
             )
+        body.admit("token", record.token_id)
 
 
 async def reader(request: Request) -> Reader:
@@ -168,3 +189,140 @@ def _bearer(request: Request) -> str | None:
 def client_address(request: Request) -> str:
     """The address a request is counted under: the peer's, or what a trusted proxy says it is."""
     return "" if request.client is None else address_group(request.client.host)
+
+
+class Route(APIRoute):
+    """A route that asks the gate before it reads a body, and takes only JSON that means one thing.
+
+    FastAPI reads a body before it looks at dependencies, so access is checked one step earlier: a stranger's bytes are
+    never read. Below /v1 a parameter that the route does not know, or one that is given twice and means one thing, is
+    refused: whoever mistyped `limit` would take a page for everything. What stands outside /v1 is asked by browsers,
+    proxies and probes, which add parameters of their own.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request."""
+        handle = super().get_route_handler()
+        known = dict(_queries(self.dependant))
+
+        async def guarded(request: Request) -> Response:
+            await request.app.state.gate.admit(request, self.path)
+            if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
+                raise HTTPException(422, "the NUL character is not taken in a path or query")
+            if self.path.startswith(VERSIONED):
+                _refuse_unknown(request, known)
+            if self.body_field is not None:
+                media_type(request, JSON)
+                request = _StrictRequest(request.scope, request.receive)
+            try:
+                return await handle(request)
+            except HTTPException as error:
+                # FastAPI turns whatever happens while a body is read into "400"; ours says what it was.
+                if isinstance(error.__cause__, LabelerError):
+                    raise error.__cause__ from None
+                raise
+
+        return guarded
+
+
+def media_type(request: Request, *taken: str) -> str:
+    """Return the media type of a request's body, without parameters.
+
+    Raises:
+        HTTPException: 415, it is none of `taken`.
+    """
+    found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if found not in taken:
+        raise HTTPException(415, f"send the body as {' or '.join(taken)}; found {found[:100] or 'no Content-Type'}")
+    return found
+
+
+def _queries(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Parameters in a query that a route knows, and whether each may be repeated."""
+    for one in dependant.query_params:
+        yield one.alias, _is_list(one.field_info.annotation)
+    for other in dependant.dependencies:
+        yield from _queries(other)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(_is_list(one) for one in get_args(annotation))
+
+
+def _refuse_unknown(request: Request, known: Mapping[str, bool]) -> None:
+    wrong: list[tuple[str, str]] = []
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in known:
+            wrong.append((name, f"this route knows {', '.join(known) or 'no parameter'}"))
+        elif count > 1 and not known[name]:
+            wrong.append((name, f"it was given {count} times, and means one thing"))
+    if wrong:
+        raise RequestValidationError([{"loc": ("query", name), "msg": message} for name, message in wrong])
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        return await read_json(self, parse_json)
+
+
+async def read_json(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
+    """Parse a request's body: a large one in a thread, so that it holds up no other request, and few of them at once.
+
+    Args:
+        parse: as `parse_json`.
+    """
+    data = await request.body()
+    if len(data) <= SMALL_BYTES:
+        return parse(data)
+    async with request.app.state.parsing:
+        return await run_in_threadpool(parse, data)
+
+
+def parse_json(data: bytes) -> Any:
+    """Read one JSON document as RFC 8259 has it.
+
+    No NaN, no Infinity, no number that overflows to one, no nesting deep enough to exhaust the parser, no NUL character
+    (PostgreSQL cannot store it), and no name twice in an object, of which one would be passed over.
+
+    Raises:
+        json.JSONDecodeError: it is not such a document. The error does not carry the body.
+        TooLarge: it holds more values than are taken.
+    """
+    values = data.count(b",") + data.count(b"[")
+    if values > MAX_JSON_VALUES:
+        raise TooLarge(
+            f"the document holds about {values} values; at most {MAX_JSON_VALUES} are taken as JSON. "
+            "Send more feature vectors as Parquet in a form (columns name and feature)"
+        )
+    try:
+        if b"\\u0000" in data:
+            raise ValueError("the NUL character is not taken")
+        return json.loads(
+            data.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_refuse_repeats,
+        )
+    except RecursionError:
+        why, place = "the document is nested too deeply", 0
+    except ValueError as error:  # also of a text that is not UTF-8, and of an integer with too many digits
+        why, place = getattr(error, "msg", str(error)), getattr(error, "pos", 0)
+    raise json.JSONDecodeError(why, "", place)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return content
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number

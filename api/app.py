@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -10,25 +11,18 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 
 from api import refusals
-from api.access import Gate
-from api.crowding import PerClient
+from api.access import PARSED_AT_ONCE, Gate
 from api.documentation import document
 from api.in_turn import Pricing
-from api.lingering import Lingering
+from api.limits import Limits, RateLimits
 from api.metrics import Metrics
-from api.patience import Stopping
-from api.rate_limit import RateLimits
-from api.request_context import RequestContext
-from api.routes.budget import budget_routes
-from api.routes.evidence import evidence_routes
-from api.routes.invitations import invitation_routes
-from api.routes.jobs import job_routes
-from api.routes.labels import label_routes
+from api.request_context import RequestContext, Shutdown
+from api.routes.administration import invitation_routes, party_routes, token_routes
+from api.routes.budget import budget_routes, evidence_routes
+from api.routes.jobs import job_routes, label_routes
 from api.routes.messages import message_routes
 from api.routes.operations import operation_routes
-from api.routes.parties import party_routes
 from api.routes.tasks import task_routes
-from api.routes.tokens import token_routes
 from api.schema import JobRequest, Problem
 
 if TYPE_CHECKING:
@@ -52,9 +46,9 @@ def create_app(coordinator: Coordinator) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.stopping = Stopping()
+        app.state.shutdown = Shutdown()
         yield
-        app.state.stopping.set()
+        app.state.shutdown.begin()
         await coordinator.aclose()
 
     app = FastAPI(
@@ -71,6 +65,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     limits = RateLimits(requests_per_minute=coordinator.config.limits.max_requests_per_minute)
     app.state.limits = limits
     app.state.made_once = {}
+    app.state.parsing = asyncio.Semaphore(PARSED_AT_ONCE)
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
     pricing = Pricing(coordinator.long_prices)
@@ -89,8 +84,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     for router in routers:
         app.include_router(router)
     refusals.install(app)
-    app.add_middleware(PerClient, most=coordinator.config.limits.max_connections_per_address)
-    app.add_middleware(Lingering)
+    app.add_middleware(
+        Limits,
+        limits=coordinator.config.limits,
+        refuse=lambda error, path: refusals.refusal(error, instance=path),
+    )
     app.add_middleware(RequestContext, metrics=metrics)
 
     def openapi() -> dict[str, Any]:

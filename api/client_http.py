@@ -6,7 +6,6 @@ which carry an idempotency key. A refusal is never repeated, but for "too many r
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import re
 import ssl
@@ -19,7 +18,7 @@ from typing import Any
 import httpx2
 
 from api.schema import Problem
-from feature_store.certificates import certificates_for
+from feature_store.certificates import http_client, is_loopback
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
 
 AGAIN = frozenset({429, 502, 503, 504})
@@ -87,23 +86,22 @@ class Connection:
         if not isinstance(url, str) or not isinstance(token, str):
             what = "the service's URL" if not isinstance(url, str) else "the access token"
             raise InvalidSetting(f"{what} is a text; is the variable set that it was taken from?")
-        base, token = _checked(url), token.strip()
+        token = token.strip()
+        _check(url)
         if _TOKEN.fullmatch(token) is None:
             raise InvalidSetting("the access token is empty, or has a letter that no token has; copy it again, whole")
-        try:
-            context = certificates_for(base.scheme, None if ca_file is None else str(ca_file))
-        except OSError as error:
-            raise InvalidSetting(f"the CA file cannot be used: {error.strerror or 'malformed'}") from None
         self.url = url.rstrip("/")
         self._patience_s = patience_s
         self._absent_patience_s = patience_s if absent_patience_s is None else min(absent_patience_s, patience_s)
-        self._http = httpx2.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}", "User-Agent": "private-labeler"},
-            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
-            verify=context,
-            trust_env=not is_loopback(base.host),
-        )
+        try:
+            self._http = http_client(
+                self.url,
+                ca_file=None if ca_file is None else str(ca_file),
+                read_s=timeout_s,
+                headers={"Authorization": f"Bearer {token}"},
+            )
+        except OSError as error:
+            raise InvalidSetting(f"the CA file cannot be used: {error.strerror or 'malformed'}") from None
 
     def __repr__(self) -> str:
         return f"Connection({self.url!r})"
@@ -272,7 +270,7 @@ def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (params or {}).items() if value is not None}
 
 
-def _checked(url: str) -> httpx2.URL:
+def _check(url: str) -> None:
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -284,17 +282,9 @@ def _checked(url: str) -> httpx2.URL:
             "and without what follows a ? or #. A token goes into --token or LABELER_TOKEN"
         )
     if parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host)):
-        return parsed
+        return
     raise InvalidSetting(
         "the service's URL must be https://..., or http:// to this machine; found "
         f"{f'{parsed.scheme}://{parsed.host}' if parsed.host else 'neither'}. "
         "A token sent in clear could be read on the way."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host of a URL is this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,18 +1,33 @@
-"""How routes describe themselves in the OpenAPI document: answers with examples, and the problems each may end in."""
+"""Descriptions of routes in the OpenAPI document, the document itself, and the page for people that is made of it.
+
+Parameters that several routes share stand here with their bounds and an example each. The page needs no script, no font
+and nothing from elsewhere: the same text is a page of the service (`/api`, for whoever has no internet) and of the
+documentation (docs/site).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Header, Path, Query
 from fastapi.openapi.utils import get_openapi
+from markupsafe import Markup
 from pydantic import BaseModel
 
-from api.access import ACCESS, Need
+from api import examples
+from api.access import ACCESS, VERSIONED, Need, caller, reader
+from api.coordinator.ownership import Reader
 from api.problems import TYPE_PREFIX
 from api.refusals import MEDIA_TYPE
-from api.strict_route import VERSIONED
+from api.schema import KEY
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 Answers = dict[int | str, dict[str, Any]]
 
@@ -170,3 +185,138 @@ def _freed(node: Any) -> Any:
 
 def _need(method: str, path: str) -> Need | None:
     return ACCESS.get((method, path)) or ACCESS.get((method, path.replace("}", ":path}")))
+
+
+MAX_PAGE = 200
+MAX_ID_LENGTH = 100
+
+Caller = Annotated[str, Depends(caller)]
+"""Id of the token the request came with."""
+
+Who = Annotated[Reader, Depends(reader)]
+"""Who asks, for routes whose answer depends on whose a thing is."""
+
+TaskId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.TASK_ID], description="digest of a task")]
+JobId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.JOB_ID], description="id of a job")]
+AgentId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=["hospital-a"], description="id of an agent")]
+PartyId = Annotated[
+    str, Path(max_length=MAX_ID_LENGTH, examples=["hospital-a"], description="id of an agent or a tallier")
+]
+TokenId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.TOKEN_ID], description="id of a token")]
+
+After = Annotated[
+    str | None,
+    Query(max_length=300, examples=["MjAyNy0wMy0wMQ"], description="`next` of the page before; absent for the first"),
+]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, examples=[50], description="items on one page")]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=f"^{KEY}$",
+        examples=["march-photographs-1"],
+        description="1 to 200 visible ASCII characters. The same key with the same body gives the same job, however "
+        "often it is sent; with another body it is refused.",
+    ),
+]
+
+
+ROLES: Final[Mapping[str, str]] = {
+    "open": "anybody",
+    "optional": "anybody; with a token it tells more",
+    "scraper": "a token of any role, or anybody where the settings open it",
+    "signed": "an enrolled party, by its signature",
+    "viewer": "a token of any role",
+    "requester": "a token of role requester or admin",
+    "admin": "a token of role admin",
+}
+"""Who may call a route, by what the document calls the least role."""
+
+_SCHEMA: Final = "#/components/schemas/"
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader  # here: a coordinator starts without
+
+    made = Environment(loader=PackageLoader("api", "templates"), autoescape=True, trim_blocks=True)
+    made.filters |= {"kind": kind_of, "pretty": _pretty, "ways": ways_of, "fields": fields_of}
+    made.filters |= {"anchor": anchor_of, "prose": prose}
+    return made
+
+
+def reference_page(document: Mapping[str, Any]) -> str:
+    """The whole page, as the service shows it."""
+    return _environment().get_template("reference.html.j2").render(document=document, roles=ROLES)
+
+
+def reference_text(document: Mapping[str, Any]) -> str:
+    """What stands in the page, for a page of somebody else."""
+    return _environment().get_template("reference_text.html.j2").render(document=document, roles=ROLES)
+
+
+def prose(text: str) -> Markup:
+    """A sentence of a description, in which what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))  # escaped before it is marked up
+
+
+def anchor_of(text: str) -> str:
+    """A name for a place in the page: "get-v1-jobs"."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
+
+
+def kind_of(schema: Mapping[str, Any]) -> Markup:
+    """What a schema takes, in a few words; a name of another leads there."""
+    return Markup(" or ").join(_kinds(schema)) or Markup("anything")
+
+
+def _kinds(schema: Mapping[str, Any]) -> Iterator[Markup]:
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix(_SCHEMA)
+        yield Markup('<a href="#{}">{}</a>').format(f"schema-{anchor_of(name)}", name)
+    elif "const" in schema:
+        yield Markup("<code>{}</code>").format(json.dumps(schema["const"]))
+    elif "enum" in schema:
+        yield Markup(", ").join(Markup("<code>{}</code>").format(json.dumps(one)) for one in schema["enum"])
+    elif "anyOf" in schema or "oneOf" in schema:
+        for one in schema.get("anyOf", schema.get("oneOf", [])):
+            yield from _kinds(one)
+    elif schema.get("type") == "array":
+        yield Markup("list of ") + kind_of(schema.get("items", {}))
+    elif isinstance(extra := schema.get("additionalProperties"), dict):
+        yield Markup("names to ") + kind_of(extra)
+    elif "type" in schema:
+        bounds = ", ".join(f"{word} {schema[key]}" for key, word in _BOUNDS if key in schema)
+        yield Markup.escape(schema.get("format", schema["type"]) + (f" ({bounds})" if bounds else ""))
+
+
+_BOUNDS: Final = (
+    ("minimum", "at least"),
+    ("exclusiveMinimum", "above"),
+    ("maximum", "at most"),
+    ("exclusiveMaximum", "below"),
+    ("minLength", "characters, at least"),
+    ("maxLength", "characters, at most"),
+    ("minItems", "entries, at least"),
+    ("maxItems", "entries, at most"),
+)
+
+
+def ways_of(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str, Mapping[str, Any]]]]]:
+    """(heading, [(method, path, operation)]), headings in the order in which they first occur."""
+    found: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            found.setdefault((operation.get("tags") or ["other"])[0], []).append((method.upper(), path, operation))
+    return list(found.items())
+
+
+def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """(name, schema, is required) of each field."""
+    required = set(schema.get("required", ()))
+    return [(name, one, name in required) for name, one in schema.get("properties", {}).items()]
+
+
+def _pretty(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,39 +1,47 @@
-"""What comes with a job: feature vectors in JSON, or images in a form, written to disk while they arrive."""
+"""A job as it arrives: feature vectors in JSON, or images in a form, part by part while it is sent.
+
+Never all images of a form are in memory, nor on disk twice. Of the part in hand `SPOOL_BYTES` are held in memory; the
+rest lies in the upload's own folder, so unfinished forms cost disk and not memory.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from api.access import JSON, media_type, parse_json, read_json
 from api.coordinator.home import INCOMING
 from api.coordinator.uploads import UploadWriter
-from api.form_parts import PartData, PartEnd, PartStart, chunks, form_events, refuse_length
+from api.limits import MAX_JSON_BYTES, SPOOL_BYTES
 from api.schema import JobRequest
-from api.strict_route import MAX_FEATURES_JSON_BYTES, MAX_JSON_BYTES, SMALL_BYTES, media_type, parse_json
 from labeler.errors import InvalidSetting, LabelerError, TooLarge
 
 if TYPE_CHECKING:
     from api.coordinator.config import LimitsTable
     from api.coordinator.uploads import Upload
 
-JSON = "application/json"
-FORM = "multipart/form-data"
-PARSED_AT_ONCE = 2
-"""Large documents: parsing takes many times their size in memory, for a moment."""
-FORM_OVERHEAD_BYTES = 64 * 1024 * 1024
-"""What part heads and the request itself may add to the images of a form."""
+FORM: Final = "multipart/form-data"
+MAX_PARTS: Final = 200_000
+OUR_BOUNDARY: Final = b"labeler-"
+"""Begins the boundary of forms that our own clients write (api.client_upload, the dashboard): they quote a name as HTTP
+does. Browsers and most libraries write a quote in a name as %22 instead, and nothing else so."""
+
+_AS_BROWSERS_WRITE: Final = ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n"))
+_FILES: Final = ("images", "archive", "parquet")
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,6 @@ class JobIntake:
     def __init__(self, home: Path, limits: LimitsTable) -> None:
         self._incoming = home / INCOMING
         self._limits = limits
-        self._parsing = asyncio.Semaphore(PARSED_AT_ONCE)
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[Received]:
@@ -66,7 +73,7 @@ class JobIntake:
             TooLarge, UnreadableImage, InvalidSetting: what came beside it cannot be taken.
         """
         if media_type(request, JSON, FORM) == JSON:
-            yield Received(await self._from_json(request), None)
+            yield Received(await read_json(request, _job_request), None)
             return
         folder = await run_in_threadpool(self._folder)
         try:
@@ -78,97 +85,140 @@ class JobIntake:
         self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
-    def is_small(self, request: Request) -> bool:
-        """Whether a request says that it is JSON which is parsed at once, without a thread."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        length = request.headers.get("content-length", "")
-        return (
-            kind == JSON and length.isascii() and length.isdigit() and len(length) < 10 and int(length) <= SMALL_BYTES
-        )
-
-    async def _from_json(self, request: Request) -> JobRequest:
-        try:
-            refuse_length(request, max_bytes=MAX_FEATURES_JSON_BYTES)
-            data = b"".join([chunk async for chunk in chunks(request, max_bytes=MAX_FEATURES_JSON_BYTES)])
-        except TooLarge:
-            raise TooLarge(
-                f"a job as JSON has at most {MAX_FEATURES_JSON_BYTES} bytes; send more feature vectors as Parquet in a "
-                "form (columns name and feature)"
-            ) from None
-        if len(data) <= SMALL_BYTES:
-            return _job_request(data)
-        async with self._parsing:
-            return await run_in_threadpool(_job_request, data)
-
     async def _from_form(self, request: Request, folder: Path) -> Received:
-        most = self._limits.max_upload_bytes + FORM_OVERHEAD_BYTES
-        with UploadWriter(folder, self._limits) as writer:
-            form = _Form(folder, writer, max_image_bytes=self._limits.max_image_bytes)
+        _, options = parse_options_header(request.headers.get("content-type", ""))
+        boundary = options.get(b"boundary")
+        if not boundary:
+            raise HTTPException(422, "the Content-Type of a form needs a boundary")
+        with (
+            UploadWriter(folder, self._limits) as writer,
+            tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder)) as spool,
+        ):
+            form = _Form(cast("BinaryIO", spool), writer, max_image_bytes=self._limits.max_image_bytes)
+            parts = _Parts(is_ours=boundary.startswith(OUR_BOUNDARY))
             try:
-                async for event in form_events(request, max_bytes=most):
-                    if isinstance(event, PartData):
-                        form.data(event.data)
-                    elif isinstance(event, PartStart):
-                        form.start(event)
-                    elif isinstance(event, PartEnd):
-                        await run_in_threadpool(form.end)
-                return await run_in_threadpool(form.received)
-            finally:
-                form.close()
+                parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
+                async for chunk in request.stream():
+                    parser.write(chunk)
+                    await _put(parts, form)
+                parser.finalize()
+            except FormParserError:
+                raise HTTPException(422, "the body is no well-formed multipart/form-data") from None
+            await _put(parts, form)
+            if not parts.is_complete:
+                raise HTTPException(422, "the form ends before its closing boundary; the upload was cut off")
+            return await run_in_threadpool(form.received)
+
+
+async def _put(parts: _Parts, form: _Form) -> None:
+    """Put what the parser has found where it belongs."""
+    while parts.found:
+        found = parts.found.popleft()
+        if isinstance(found, bytes):
+            form.data(found)
+        elif found is None:
+            await run_in_threadpool(form.end)
+        else:
+            form.start(*found)
+
+
+class _Parts:
+    """Collects what the parser finds: (field, file name) of a part that begins, its bytes, and None where it ends."""
+
+    def __init__(self, *, is_ours: bool) -> None:
+        self.found: deque[tuple[str, str] | bytes | None] = deque()
+        self.is_complete = False
+        self._is_ours = is_ours
+        self._count = 0
+        self._name = self._value = self._disposition = b""
+
+    def callbacks(self) -> dict[str, object]:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._head_is_complete,
+            "on_part_data": lambda data, start, end: self.found.append(data[start:end]),
+            "on_part_end": lambda: self.found.append(None),
+            "on_end": self._all,
+        }
+
+    def _begin(self) -> None:
+        self._count += 1
+        if self._count > MAX_PARTS:
+            raise TooLarge(f"a form may have at most {MAX_PARTS} parts; send a zip or Parquet instead")
+        self._disposition = b""
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def _head_is_complete(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        if b"name" not in options:
+            raise FormParserError("a part has no name")
+        name = options.get(b"filename", b"")
+        for written, meant in () if self._is_ours else _AS_BROWSERS_WRITE:
+            name = name.replace(written, meant)
+        self.found.append((options[b"name"].decode("utf-8", "replace"), name.decode("utf-8", "replace")))
+
+    def _all(self) -> None:
+        self.is_complete = True
 
 
 class _Form:
-    """Puts the parts of one form where they belong. One part is in hand at a time; an image is held in memory, a zip or
-    Parquet file goes to disk."""
+    """Puts the parts of one form where they belong; one part is in hand at a time."""
 
-    def __init__(self, folder: Path, writer: UploadWriter, *, max_image_bytes: int) -> None:
-        self._folder = folder
-        self._writer = writer
-        self._max_image_bytes = max_image_bytes
+    def __init__(self, spool: BinaryIO, writer: UploadWriter, *, max_image_bytes: int) -> None:
+        self._spool, self._writer = spool, writer
+        self._most = {"request": MAX_JSON_BYTES, "images": max_image_bytes}
         self._request: JobRequest | None = None
         self._kind = ""
-        self._part = PartStart("", "")
-        self._held = bytearray()
-        self._file: BinaryIO | None = None
+        self._field = self._file_name = ""
+        self._size = 0
 
-    def start(self, part: PartStart) -> None:
-        if part.field not in ("request", "images", "archive", "parquet"):
-            raise InvalidSetting(
-                f"the form has a part {part.field[:100]!r}; known are request, images, archive, parquet"
-            )
-        if part.field == "request" and self._request is not None:
-            raise InvalidSetting("the form has two parts named request")
-        if part.field != "request":
-            if self._kind not in ("", part.field) or (self._kind and part.field != "images"):
-                raise InvalidSetting("send either images (any number), or one archive, or one parquet")
-            self._kind = part.field
-        if part.field == "images" and not part.file_name:
+    def start(self, field: str, file_name: str) -> None:
+        if field == "request":
+            if self._request is not None:
+                raise InvalidSetting("the form has two parts named request")
+        elif field not in _FILES:
+            raise InvalidSetting(f"the form has a part {field[:100]!r}; known are request, {', '.join(_FILES)}")
+        elif self._kind and (self._kind, field) != ("images", "images"):
+            raise InvalidSetting("send either images (any number), or one archive, or one parquet")
+        else:
+            self._kind = field
+        if field == "images" and not file_name:
             raise InvalidSetting("every part named images needs a file name; it becomes the source of its label")
-        self._part = part
-        if part.field in ("archive", "parquet"):
-            self._file = (self._folder / part.field).open("w+b")
+        self._field, self._file_name, self._size = field, file_name, 0
+        self._spool.seek(0)
+        self._spool.truncate()
 
     def data(self, data: bytes) -> None:
-        if self._file is not None:
-            self._file.write(data)
-            return
-        self._held += data
-        most = self._max_image_bytes if self._part.field == "images" else MAX_JSON_BYTES
-        if len(self._held) > most:
-            what = f"image {self._part.file_name[:100]!r}" if self._part.field == "images" else "the request"
+        self._size += len(data)
+        most = self._most.get(self._field)
+        if most is not None and self._size > most:
+            what = f"image {self._file_name[:100]!r}" if self._field == "images" else "the request"
             raise TooLarge(f"{what} is larger than the {most} bytes that are taken")
+        self._spool.write(data)
 
     def end(self) -> None:
-        held, self._held = bytes(self._held), bytearray()
-        if self._part.field == "request":
-            self._request = _job_request(held)
-        elif self._part.field == "images":
-            self._writer.add_image(self._part.file_name, [held])
-        elif self._file is not None:
-            self._file.seek(0)
-            add = self._writer.add_zip if self._part.field == "archive" else self._writer.add_parquet
-            add(self._file)
-            self.close()
+        self._spool.seek(0)
+        if self._field == "request":
+            self._request = _job_request(self._spool.read())
+        elif self._field == "images":
+            self._writer.add_image(self._file_name, self._spool.read())
+        elif self._field == "archive":
+            self._writer.add_zip(self._spool)
+        else:
+            self._writer.add_parquet(self._spool)
 
     def received(self) -> Received:
         if self._request is None:
@@ -178,11 +228,6 @@ class _Form:
                 422, "the form has no images, archive or parquet; send feature vectors as application/json"
             )
         return Received(self._request, self._writer.finish())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def _job_request(data: bytes) -> JobRequest:

@@ -1,4 +1,10 @@
-"""Around every request: an id, headers that protect a browser, one log line, one count, and no leaked traceback."""
+"""Around every request: an id, headers that protect a browser, one log line, one count, and no leaked traceback.
+
+HEAD is answered here for all routes as GET without its body, so access, limits and refusals are those of GET. A refusal
+reaches whoever is still sending: the rest of a request is read and dropped before the answer goes out, else the
+sender's system would report a broken connection, and the answer be lost (RFC 9112, section 9.6). Long polls and event
+streams end when the server stops.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import refusals
-from api.head import Head
 from api.logs import request_id
 from api.metrics import Metrics
 
@@ -33,8 +38,9 @@ _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"
 _AS_MANY_AS_ONE_LIKES = frozenset({405, 429})
 """No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (labeler.repeated)."""
 
-DISCARD_BYTES = 4 * 1024 * 1024
-DISCARD_S = 2.0
+DISCARD_BYTES = 64 * 1024 * 1024
+DISCARD_S = 5.0
+"""Most that is read of a request that is refused already, and the longest time spent on it."""
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -52,13 +58,15 @@ class RequestContext:
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
-        self._head = Head(app)
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        is_head = scope["method"] == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
         sent: dict[bytes, bytes] = dict(scope["headers"])
         asked = sent.get(b"x-request-id", b"").decode("latin-1")
         identity = asked if _ID.fullmatch(asked) else secrets.token_hex(8)
@@ -67,8 +75,12 @@ class RequestContext:
         status = 0
         is_read = b"transfer-encoding" not in sent and sent.get(b"content-length", b"0") == b"0"
 
+        # Who asked whether to send at all has sent nothing yet, and reading would tell it to begin.
+        is_waiting = b"expect" in sent
+
         async def counted() -> Message:
-            nonlocal is_read
+            nonlocal is_read, is_waiting
+            is_waiting = False
             message = await receive()
             is_read = is_read or message["type"] != "http.request" or not message.get("more_body", False)
             return message
@@ -77,10 +89,10 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # Of an answer that was passed on, the id is another coordinator's.
-                headers = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
+                headers = list(message.get("headers", ()))
                 if status >= 400 and not is_read:
-                    await _discard(scope, counted, lambda: is_read)
+                    if not is_waiting:
+                        await _discard(counted, lambda: is_read)
                     if not is_read:
                         # Else the rest of a body nobody wants would be taken to its end, if it has one.
                         headers = [header for header in headers if header[0].lower() != b"connection"]
@@ -92,10 +104,16 @@ class RequestContext:
                 if scope["path"].startswith("/v1/") and b"cache-control" not in names:
                     headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}
+                if is_head:
+                    # The answer is whole: of a stream that would go on, the server now says that nobody listens.
+                    await send(message)
+                    message = {"type": "http.response.body", "body": b"", "more_body": False}
+            elif is_head:
+                return
             await send(message)
 
         try:
-            await (self._app if scope["method"] != "HEAD" else self._head)(scope, counted, stamped)
+            await self._app(scope, counted, stamped)
         except ClientDisconnect:
             status = CLIENT_GONE
         except Exception as error:
@@ -105,12 +123,12 @@ class RequestContext:
             response = refusals.unexpected(error, instance=scope["path"])
             await response(scope, receive, stamped)
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            self._note("HEAD" if is_head else scope["method"], scope, status, time.perf_counter() - started)
             request_id.reset(reset)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, method: str, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
-        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        method = method if method in _METHODS else "OTHER"
         self._metrics.observe(method=method, route=route, status=status, seconds=seconds)
         token: TokenRecord | None = scope.get("state", {}).get("token")
         fields = {
@@ -126,15 +144,60 @@ class RequestContext:
             _log.info("request", extra=fields | {"ms": round(1000 * seconds, 1)})
 
 
-async def _discard(scope: Scope, receive: Receive, is_read: Callable[[], bool]) -> None:
-    """Take a little of a body that was refused, so that closing the connection does not cut the answer off.
-
-    Whoever waits for "100 Continue" has sent nothing yet, and is not asked to.
-    """
-    if "expect" in Headers(scope=scope):
-        return
+async def _discard(receive: Receive, is_read: Callable[[], bool]) -> None:
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
             while not is_read() and size < DISCARD_BYTES:
                 size += len((await receive()).get("body", b""))
+
+
+T = TypeVar("T")
+
+
+class Shutdown:
+    """The end of the server, told to everybody who waits; used on one event loop.
+
+    Whoever waits does so in its own task, which is told by the limit of its time: a task for the wait and one for the
+    end would cost each poll more than its mail.
+    """
+
+    def __init__(self) -> None:
+        self._has_begun = False
+        self._limits: set[asyncio.Timeout] = set()
+
+    def begin(self) -> None:
+        """Have everybody who waits give up; a second time changes nothing."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for limit in self._limits:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    async def unless(self, answer: Awaitable[T]) -> T | None:
+        """Return the answer, or None when the server begins to stop first."""
+        limit = asyncio.timeout(0 if self._has_begun else None)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                try:
+                    return await answer
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if limit.expired():
+                return None
+            raise
+
+
+async def unless_stopping(request: Request, answer: Awaitable[T]) -> T | None:
+    """Return the answer, or None when the server begins to stop first."""
+    shutdown: Shutdown = request.app.state.shutdown
+    return await shutdown.unless(answer)
+
+
+async def until_stopping(request: Request, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield a generator's items, until there are no more or the server begins to stop."""
+    async with aclosing(cast("AsyncGenerator[T]", items)):
+        while (item := await unless_stopping(request, anext(items, None))) is not None:
+            yield item

@@ -1,8 +1,9 @@
-"""One process that serves the coordinator over HTTP or HTTPS until it is told to stop.
+"""Stock uvicorn, which serves the coordinator on this machine or behind a proxy until it is told to stop.
 
-Who may be connected, and how slowly, is bounded (api.connections, api.guarded_protocol). X-Forwarded-For is believed
-from the proxies of the settings alone, and of its addresses the rightmost that is no such proxy counts: whatever
-stands further left was written by whoever asked.
+Bounds on requests and bodies are those of `api.limits`; slow heads and encryption are the edge's (`workers.edge`), or
+another proxy's. What is left for this server is that connections without a request under way never keep others out.
+X-Forwarded-For is believed from the proxies of the settings alone, and of its addresses the rightmost that is no such
+proxy counts: whatever stands further left was written by whoever asked.
 
 A stop is gentle: no new connection is taken, long polls and event streams end at once, requests under way have
 `GRACE_S` to finish, and only then is the coordinator stopped.
@@ -18,68 +19,101 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from api.app import create_app
-from api.connections import BACKLOG, Accepting, ConnectionLimits, Crowd, Listener, networks
-from api.guarded_protocol import Times
-from api.wire import Wire
 from labeler.errors import InvalidSetting, Unavailable
 
 if TYPE_CHECKING:
-    from api.coordinator.config import CoordinatorConfig
+    from starlette.types import ASGIApp
+
     from api.coordinator.service import Coordinator
 
 log = logging.getLogger("labeler.server")
 
-GRACE_S = 3
+GRACE_S: Final = 3
 """Less than whoever started this process waits before killing it: 5 s in `labeler up`, 10 s in most others."""
+KEEP_ALIVE_S: Final = 75
+"""Between an answer and the next request; longer than the edge keeps its connections to us (`workers.edge`)."""
+FIRST_REQUEST_S: Final = 10.0
+"""Until the head of a connection's first request is whole."""
+BACKLOG: Final = 512
+BURST: Final = 4
+"""Newcomers are refused (503) where so many times as many connections are open as may be idle."""
+FILES_FOR_OURSELVES: Final = 256
+"""Descriptors that are kept for the journal, the mailbox and uploads."""
 
-FILES_FOR_OURSELVES = 256
-"""Descriptors that are kept for the journal, the mailbox, uploads and newcomers that are turned away."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with four changes: it accepts what was counted, says when it listens, ends streams when it stops, and
-    returns after a signal.
+    """uvicorn, which also says when it listens, ends streams when it stops, returns after a signal, and closes idle
+    connections.
 
     uvicorn raises the signal again once it has stopped, which would end the process before the coordinator could.
+
+    Args:
+        most_idle: connections without a request under way; beyond them those that have been idle longest are closed.
+            uvicorn's own `limit_concurrency` refuses the newcomer, because others hold idle connections.
     """
 
     def __init__(
-        self, config: uvicorn.Config, *, on_ready: Callable[[], None], end_streams: Callable[[], None]
+        self,
+        app: ASGIApp,
+        *,
+        most_idle: int,
+        on_ready: Callable[[], None] = lambda: None,
+        on_stop: Callable[[], None] = lambda: None,
+        **settings: Any,
     ) -> None:
+        config = uvicorn.Config(
+            app,
+            backlog=BACKLOG,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http="httptools",
+            loop="auto",
+            ws="none",
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            limit_concurrency=BURST * most_idle,
+            **settings,
+        )
         super().__init__(config)
-        self._end_streams = end_streams
-        self._on_ready = on_ready
+        self._most_idle, self._on_ready, self._on_stop = most_idle, on_ready, on_stop
+        self._idle: dict[Any, tuple[float, Any]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])
-        if not self.started:
-            return
-        config = self.config
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
 
-        def protocol() -> asyncio.BaseProtocol:
-            return cast(
-                "asyncio.BaseProtocol",
-                config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn calls it
-                    config=config, server_state=self.server_state, app_state=self.lifespan.state
-                ),
-            )
-
-        for one in sockets or ():
-            self.servers.append(cast("Any", Accepting(cast("Listener", one), protocol, config.ssl)))
-        self._on_ready()
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that are idle for too long, or too many; uvicorn calls it ten times a second."""
+        connections: set[Any] = self.server_state.connections
+        if counter % 10 == 0 or len(connections) > self._most_idle:
+            now_s = asyncio.get_running_loop().time()
+            idle: list[tuple[float, Any]] = []
+            for one in connections:
+                if one.cycle is not None and not one.cycle.response_complete:
+                    continue
+                # Every request has a cycle of its own, so one that came and went between two looks is seen as well.
+                since_s, cycle = self._idle.get(one, (now_s, one.cycle))
+                idle.append((since_s if cycle is one.cycle else now_s, one))
+            self._idle = {one: (since_s, one.cycle) for since_s, one in idle}
+            idle.sort(key=lambda pair: pair[0])
+            for number, (since_s, one) in enumerate(idle):
+                patience_s = FIRST_REQUEST_S if one.cycle is None else KEEP_ALIVE_S + FIRST_REQUEST_S
+                if number < len(idle) - self._most_idle or now_s - since_s > patience_s:
+                    one.transport.close()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._end_streams()
+        self._on_stop()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -95,159 +129,20 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-@dataclass(frozen=True)
-class Door:
-    """Where a coordinator listens, from before it can answer; whoever connects meanwhile waits in line.
-
-    Attributes:
-        listening: the socket; close it, or use the door as a context manager.
-        tls_cert, tls_key: PEM files; both or neither. Without them put a TLS proxy in front, except on loopback.
-    """
-
-    listening: Listener
-    crowd: Crowd
-    times: Times
-    host: str
-    port: int
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    wire: Wire = field(default_factory=Wire.present)
-
-    @property
-    def url(self) -> str:
-        """Where it is, as who stands before it calls it."""
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'http' if self.tls_cert is None else 'https'}://{shown}:{self.port}"
-
-    def __enter__(self) -> Door:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listening.close()
-
-
-def open_door(
-    settings: CoordinatorConfig,
-    *,
-    host: str,
-    port: int,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    times: Times | None = None,
-    wire: Wire | None = None,
-) -> Door:
-    """Listen for a coordinator that is about to be opened; port 0 takes a free one.
-
-    Args:
-        tls_cert, tls_key: see `Door`.
-        wire: what speaks to them; the fastest that is installed where absent.
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at an address; port 0 takes a free one. Whoever connects before somebody serves waits in line.
 
     Raises:
-        InvalidSetting: only one of certificate and key was given.
         Unavailable: the address is taken.
     """
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidSetting("TLS needs both a certificate and a key; one was given")
-    times = times or Times()
-    crowd = Crowd(
-        ConnectionLimits(
-            total=_affordable(settings.limits.max_connections),
-            per_address=settings.limits.max_connections_per_address,
-            proxies=networks(settings.trusted_proxies),
-            first_request_s=times.headers_s,
-        )
-    )
-    listening = _listen(host, port, crowd)
-    return Door(listening, crowd, times, host, listening.getsockname()[1], tls_cert, tls_key, wire or Wire.present())
-
-
-def serve_at(
-    door: Door,
-    coordinator: Coordinator,
-    *,
-    on_ready: Callable[[str], None] = lambda _: None,
-    on_server: Callable[[uvicorn.Server], None] = lambda _: None,
-) -> None:
-    """Serve until SIGINT, SIGTERM, or until `should_exit` of the server is set; then stop the coordinator.
-
-    Args:
-        coordinator: opened, not yet started.
-        on_ready: called with the URL once requests are taken.
-        on_server: called with the server before it runs, for whoever stops it from another thread.
-
-    Raises:
-        InvalidSetting: certificate or key cannot be read.
-    """
-    app = create_app(coordinator)
-    serve_app(
-        door,
-        app,
-        coordinator.config,
-        start=coordinator.start,
-        stop=coordinator.stop,
-        end_streams=lambda: app.state.stopping.set(),
-        on_ready=on_ready,
-        on_server=on_server,
-    )
-
-
-def serve_app(
-    door: Door,
-    app: ASGIApp,
-    settings: CoordinatorConfig,
-    *,
-    start: Callable[[], None],
-    stop: Callable[[], None],
-    end_streams: Callable[[], None],
-    on_ready: Callable[[str], None] = lambda _: None,
-    on_server: Callable[[uvicorn.Server], None] = lambda _: None,
-) -> None:
-    """Serve an application as `serve_at` does a coordinator's.
-
-    Args:
-        start, stop: called before the first and after the last request.
-        end_streams: called when no new connection is taken any more.
-
-    Raises:
-        InvalidSetting: see `serve_at`.
-    """
-    times = door.times
-    config = uvicorn.Config(
-        app,
-        http=cast("type[Any]", door.wire.protocol(door.crowd, times)),
-        loop=door.wire.loop,
-        backlog=BACKLOG,
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.trusted_proxies),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        ws="none",
-        timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=times.keep_alive_s,
-        ssl_certfile=door.tls_cert,
-        ssl_keyfile=None if door.tls_key is None else str(door.tls_key),
-    )
-    try:
-        config.load()
-    except OSError as error:
-        raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
-    server = Server(config, on_ready=lambda: on_ready(door.url), end_streams=end_streams)
-    on_server(server)
-    start()
-    try:
-        server.run(sockets=[door.listening])
-    finally:
-        stop()
-
-
-def _listen(host: str, port: int, crowd: Crowd) -> Listener:
-    listening = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET, crowd)
+    # With its protocol named: asyncio switches Nagle's algorithm off (TCP_NODELAY) only where a socket says that it is
+    # TCP; a small answer would else wait for the peer's delayed acknowledgement, 40 ms.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # A port whose last owner has just gone is free; where two listen on one, the second is told.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if listening.family == socket.AF_INET6:
+        if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)
@@ -257,16 +152,72 @@ def _listen(host: str, port: int, crowd: Crowd) -> Listener:
     return listening
 
 
+def url_of(listening: socket.socket, *, scheme: str = "http") -> str:
+    """Return the address of a listening socket, as who stands before it calls it."""
+    host, port = listening.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve_at(
+    listening: socket.socket,
+    coordinator: Coordinator,
+    *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    on_ready: Callable[[str], None] = lambda _: None,
+    on_server: Callable[[uvicorn.Server], None] = lambda _: None,
+) -> None:
+    """Serve until SIGINT, SIGTERM, or until `should_exit` of the server is set; then stop the coordinator.
+
+    Args:
+        coordinator: opened, not yet started.
+        tls_cert, tls_key: PEM files; both or neither.
+        on_ready: called with the URL once requests are taken.
+        on_server: called with the server before it runs, for whoever stops it from another thread.
+
+    Raises:
+        InvalidSetting: certificate or key cannot be read, or only one of them was given.
+    """
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidSetting("TLS needs both a certificate and a key; one was given")
+    app = create_app(coordinator)
+    proxies = list(coordinator.config.trusted_proxies)
+    most = _affordable(coordinator.config.limits.max_connections)
+    server = Server(
+        app,
+        most_idle=most,
+        on_ready=lambda: on_ready(url_of(listening, scheme="http" if tls_cert is None else "https")),
+        on_stop=lambda: app.state.shutdown.begin(),
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies,
+        lifespan="on",
+        ssl_certfile=tls_cert,
+        ssl_keyfile=None if tls_key is None else str(tls_key),
+    )
+    try:
+        server.config.load()
+    except OSError as error:
+        raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
+    on_server(server)
+    coordinator.start()
+    try:
+        server.run(sockets=[listening])
+    finally:
+        coordinator.stop()
+
+
 def _affordable(wanted: int) -> int:
-    """As many connections as there are file descriptors for; the process may have more of them where it is allowed."""
+    """Return how many connections may be idle: a `BURST`-th of the file descriptors that there are, at most `wanted`.
+
+    The process may have more descriptors where it is allowed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + FILES_FOR_OURSELVES
+    needed = BURST * wanted + FILES_FOR_OURSELVES
     if soft != resource.RLIM_INFINITY and soft < needed:
-        more = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
-        soft = more
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    taken = max(soft - FILES_FOR_OURSELVES, 16)
+    taken = max((soft - FILES_FOR_OURSELVES) // BURST, 16)
     log.warning("fewer connections are taken than the settings say: too few files may be open", extra={"taken": taken})
     return taken

@@ -151,11 +151,11 @@ def _lite2_weights() -> Path:
     if not path.is_file():
         from safetensors.torch import save
 
-        from feature_store.backbones.packaged import load_packaged, package_of
-        from feature_store.backbones.timm_backbone import create_timm
+        from feature_store.backbone_names import PACKAGED
+        from feature_store.backbones.timm_backbone import create_timm, load_packaged
 
         module = create_timm(CIFAR10_LITE2["architecture"], {}, pretrained=False)
-        load_packaged(module, package_of("efficientnet-lite2"))
+        load_packaged(module, PACKAGED["efficientnet-lite2"])
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
     return path

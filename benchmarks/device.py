@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.bare import bare_device_search, bare_device_votes
 from benchmarks.rows import BenchRow
 from benchmarks.speed import CLASSES, write_synthetic_shard
 from feature_store.index import build_index, nearest_by_definition
-from feature_store.index.bare import bare_device_search, bare_device_votes
 from feature_store.index.build import WORTH_A_DEVICE
 from feature_store.index.device_probe import contact, forget
 from feature_store.shard import Shard
@@ -65,7 +65,7 @@ def _first_contact() -> list[BenchRow]:
     rows = []
     for engine in _ENGINES:
         forget()
-        seconds = _seconds(lambda engine=engine: contact(engine))  # type: ignore[misc]
+        seconds = _seconds(contact)
         rows.append(BenchRow(torch.cuda.get_device_name(), f"first contact, {engine}", "seconds", seconds))
     return rows
 

@@ -21,7 +21,7 @@ import torch
 from benchmarks.office_caltech import data_folder
 from benchmarks.rows import BenchRow
 from feature_store.backbone_names import DEFAULT_BACKBONE
-from feature_store.backbones import Decoder, load_backbone
+from feature_store.backbones import Decoder, load_backbone, read_spec
 from feature_store.backbones.backbone import Backbone, decode_for, prepare_image
 from feature_store.backbones.spec import Transform
 from feature_store.embed_steps import load_image, loaded_batches
@@ -103,7 +103,7 @@ def _steps(case: str, files: list[bytes], transform: Transform, *, turns: int) -
 
 def _whole(files: list[Path], backbone: Backbone, *, turns: int) -> list[BenchRow]:
     """A shard of photographs of about 500 x 500, beside the forward pass alone and the input alone."""
-    slow = load_backbone(DEFAULT_BACKBONE, decoder="pillow")
+    slow = load_backbone(read_spec(DEFAULT_BACKBONE).model_copy(update={"decoder": "pillow"}))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         images = len(files)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.bare_inserts import bare_inserts
 from benchmarks.rows import BenchRow
-from feature_store.journal.bare import bare_inserts
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Charge, Ledger
 from workers.progress import ProgressCallback, silent

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.bare import bare_votes
 from benchmarks.rows import BenchRow
 from benchmarks.search_memory import measure_search_memory
-from feature_store.index.bare import bare_votes
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.noise import DiscreteGaussian

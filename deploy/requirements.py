@@ -15,9 +15,10 @@ LEARNING = frozenset({"faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib", "timm"
 
 
 def requirements(pyproject: Path, *, is_slim: bool) -> list[str]:
-    """The dependencies, with PostgreSQL's driver, so that a coordinator's journal may lie there."""
+    """The dependencies, with PostgreSQL's driver for a coordinator's journal, and the program of its edge."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    wanted: list[str] = project["dependencies"] + project["optional-dependencies"]["postgres"]
+    extras = project["optional-dependencies"]
+    wanted: list[str] = project["dependencies"] + extras["postgres"] + extras["edge"]
     return [one for one in wanted if not (is_slim and re.split(r"[\s\[=<>;~!]", one)[0].lower() in LEARNING)]
 
 

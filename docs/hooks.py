@@ -114,7 +114,7 @@ def rest() -> str:
     from api.app import create_app
     from api.coordinator.config import read_config
     from api.coordinator.service import Coordinator
-    from api.reference import reference_text
+    from api.documentation import reference_text
     from workers.homes.new import make_coordinator_home
 
     with tempfile.TemporaryDirectory() as folder:

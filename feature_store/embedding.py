@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.attributes import AttributeSource
 from feature_store.backbones.backbone import Backbone
 from feature_store.decode import Skipped
 from feature_store.embed_steps import (
@@ -30,14 +29,12 @@ from feature_store.embed_steps import (
 )
 from feature_store.images import ImageSource, source_digest
 from feature_store.manifest import MANIFEST_NAME
-from feature_store.persons import PersonColumn
 from feature_store.room import is_full
-from feature_store.same_images import find_same_images
+from feature_store.same_images import find_same_images, named, refusal, refuse_same_bytes
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
-from feature_store.sources import open_source
-from feature_store.twice import named, refusal, refuse_same_bytes
+from feature_store.sources import AttributeSource, PersonColumn, open_source
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.settings import check_names_are_text
 

@@ -48,7 +48,7 @@ class Manifest(BaseModel):
         part_records: rows in each part but the last, which has the rest; None where features are one file.
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
-        attributes: whether a record may have any number of the classes (feature_store.attributes), and not just one.
+        attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
         site_key: which key its digests of persons and images are under (feature_store.site_key); None without any.
     """
 

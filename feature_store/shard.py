@@ -12,12 +12,20 @@ A shard is a folder:
     skipped.jsonl        one [name, reason] per image that could not be read
     thumbnails.parquet   record_id, png; public shards only
     persons.npy          int64 (n, 2): whose record it is, a digest under the site's key; private shards that were told
-    image_digests.npy    int64 (n, 2): of the image itself, likewise; private shards made since there is a key
+    image_digests.npy    int64 (n, 2): of the image itself, likewise; private shards whose images were compared
+    answers-for.json     private shards that answer: {"version", "agent", "journal": hash of the first entry of its
+                         ledger, which is salted}
 
 Rows of a private shard are in random order, so that a row number says nothing about the source's order. Its folder and
-files are their owner's alone; older ones become so when they are opened (feature_store.private_files).
+files are their owner's alone (feature_store.private_files).
 
-More than 400 lines: what a shard is, what is checked of it and how it changes are read together.
+**The mark** in a private shard says for which journal it answers: two homes on one shard would have two budgets. An
+agent's journal counts what its records have told. A second home on the same shard counts from nothing, so each
+record would get a second budget. So the first home that answers from a shard writes its journal into the shard's
+folder, and any other is refused. A copy of the folder takes the mark along; a home that is moved keeps its journal.
+
+It catches mistakes, not intent: whoever embeds the same images again, or deletes the mark, has a shard of which nothing
+is known. `labeler run` has no journal that lasts, and neither reads nor writes the mark.
 """
 
 from __future__ import annotations
@@ -26,14 +34,14 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
-from feature_store.durable import exclusive
+from feature_store.durable import exclusive, replace_file
 from feature_store.joined_rows import joined_rows
 from feature_store.manifest import FEATURES_NAME, MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
 from feature_store.private_files import keep_private
@@ -44,7 +52,7 @@ from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 _ARRAYS: dict[str, type[np.generic]] = {"labels.npy": np.int16, "record_ids.npy": np.int64}
 
 _DIGESTS = ("persons.npy", "image_digests.npy")
-"""Arrays that a private shard may have: those made earlier have none."""
+"""Arrays that a private shard may have."""
 
 
 class Shard:
@@ -59,7 +67,7 @@ class Shard:
         record_ids: int64, shape (n,).
         version: changes when a record is deleted.
         persons: int64, shape (n, 2), equal for records of one person; None where the shard was not told. Secret.
-        image_digests: int64, shape (n, 2), equal for equal images; None in older shards. Secret.
+        image_digests: int64, shape (n, 2), equal for equal images; None where they were not compared. Secret.
     """
 
     def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
@@ -87,7 +95,7 @@ class Shard:
         folder = Path(path)
         folder = folder if folder.name else folder.absolute()  # messages name it
         manifest = read_manifest(folder)
-        _check_files(folder, manifest, verify=verify)
+        _check_files(folder, manifest)
         if manifest.role == "private":
             keep_private(folder, [*manifest.files, MANIFEST_NAME])
         kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
@@ -96,8 +104,21 @@ class Shard:
         shard = cls(folder, manifest, arrays)
         shard._check_shapes()
         if verify:
-            shard._check_values()
+            shard.verify()
         return shard
+
+    def verify(self) -> None:
+        """Read every file once, and compare checksums and values.
+
+        Raises:
+            DamagedShard: a file was altered.
+        """
+        for name, stated in self._manifest.files.items():
+            if sum_file(self.path / name) != stated:
+                raise DamagedShard(
+                    f"shard {self.path.name!r}: the bytes of {name} do not match its checksum; embed the images again"
+                )
+        self._check_values()
 
     @property
     def is_public(self) -> bool:
@@ -367,7 +388,7 @@ def check_compatible(shards: Sequence[Shard]) -> None:
             )
 
 
-def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
+def _check_files(folder: Path, manifest: Manifest) -> None:
     missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl", *manifest.feature_files}) - manifest.files.keys()
     if missing:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
@@ -384,10 +405,6 @@ def _check_files(folder: Path, manifest: Manifest, *, verify: bool) -> None:
             raise DamagedShard(
                 f"shard {folder.name!r}: {name} has {size} bytes, its manifest states {stated.bytes}; it was "
                 "truncated or replaced, embed the images again"
-            )
-        if verify and sum_file(path) != stated:
-            raise DamagedShard(
-                f"shard {folder.name!r}: the bytes of {name} do not match its checksum; embed the images again"
             )
 
 
@@ -411,3 +428,109 @@ def _map_array(folder: Path, name: str, kind: type[np.generic]) -> NDArray[Any]:
     if array.dtype != np.dtype(kind):
         raise DamagedShard(f"shard {folder.name!r}: {name} holds {array.dtype}, {np.dtype(kind)} is needed")
     return array
+
+
+def check_served(shard: Shard) -> None:
+    """Refuse a shard that no agent of a service may answer from.
+
+    Raises:
+        InvalidSetting: it is public, or declares no bound on its records.
+    """
+    name = shard.path.name
+    if shard.is_public:
+        raise InvalidSetting(f"{name!r} is a public shard; an agent answers from private records")
+    if shard.max_records is None:
+        raise InvalidSetting(
+            f"shard {name!r} declares no public bound on its records, and how long an agent takes would tell how many "
+            f"there are. Choose a round number before you count, with room for records that come: labeler declare "
+            f"{name} --max-records 10000"
+        )
+
+
+def declare_most(path: Path, max_records: int) -> bool:
+    """Write a public bound on its records into the manifest of a private shard, once; False where it stands there.
+
+    Raises:
+        InvalidSetting: the shard is public, declares another bound, or holds more.
+        OutputInUse: another process changes the shard.
+    """
+    with exclusive(path / ".lock", f"shard {path.name!r}"):
+        manifest = read_manifest(path)
+        if manifest.role != "private":
+            raise InvalidSetting(f"shard {path.name!r} is a public one; a bound is declared of private records")
+        if manifest.max_records == max_records:
+            return False
+        if manifest.max_records is not None:
+            raise InvalidSetting(
+                f"shard {path.name!r} declares at most {manifest.max_records} records, and others may count on it; "
+                "embed the images again to declare another bound"
+            )
+        if max_records < manifest.records:
+            raise InvalidSetting(
+                f"shard {path.name!r} holds more records than that; nothing was declared. Choose a round number with "
+                "room"
+            )
+        write_manifest(path, manifest.model_copy(update={"max_records": max_records}))
+    return True
+
+
+MARK_NAME: Final = "answers-for.json"
+
+_VERSION: Final = "labeler-shard-mark/1"
+
+
+def claim(folder: Path, *, agent_id: str, journal: str) -> None:
+    """Mark a private shard as answering for one journal, or refuse it; see the module.
+
+    Once it is marked it is only read, so its folder may be read-only from then on.
+
+    Args:
+        folder: of the shard.
+        agent_id: whose journal it is; for people.
+        journal: hash of the first entry of the agent's ledger.
+
+    Raises:
+        BadData: it answers for another journal, or its mark cannot be read or written.
+        OutputInUse: another process marks it at this moment, or deletes records of it.
+    """
+    if _is_marked(folder, journal):
+        return
+    mark = {"version": _VERSION, "agent": agent_id, "journal": journal}
+    try:
+        with exclusive(folder / ".lock", f"shard {folder.name!r}"):
+            if not _is_marked(folder, journal):
+                replace_file(folder / MARK_NAME, (json.dumps(mark) + "\n").encode(), mode=0o600)
+    except OSError as error:
+        raise BadData(
+            f"shard {folder.name!r} cannot be marked ({error.strerror}), so another home could answer from it with a "
+            "budget of its own. Let this agent write to its folder once; when it has started, the folder may be "
+            "read-only"
+        ) from error
+
+
+def _is_marked(folder: Path, journal: str) -> bool:
+    """Whether a shard answers for this journal; False where it answers for none yet."""
+    try:
+        mark = json.loads((folder / MARK_NAME).read_bytes())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        mark = None
+    if not isinstance(mark, dict) or mark.get("version") != _VERSION or not isinstance(mark.get("journal"), str):
+        raise BadData(
+            f"{MARK_NAME} in shard {folder.name!r} cannot be read, so nobody knows which home answers from it. "
+            f"{_HAND_OVER}"
+        )
+    if mark["journal"] != journal:
+        raise BadData(
+            f"shard {folder.name!r} answers for another home, of agent {mark.get('agent')!r} (journal "
+            f"{mark['journal'][:16]}): with a second home each of its records would have a second budget. {_HAND_OVER}"
+        )
+    return True
+
+
+_HAND_OVER = (
+    "To hand it over: stop the old home for good, have its keys revoked (`labeler keys revoke`), write off what it has "
+    "left (`labeler journal write-off --home OLD --account agent:NAME`), give the new policy no more than was left, "
+    f"and then delete {MARK_NAME} from the shard's folder"
+)

@@ -4,8 +4,6 @@ Rows are gathered in a hidden folder beside the shard. After each batch a small 
 file count; whatever a crash left beyond them is cut off on resuming. `finish` turns them into the shard's files in
 another hidden folder and renames it: the shard is there complete, or not at all. Folders and files of a private shard,
 half-written ones included, are their owner's alone.
-
-A little over 400 lines: what is gathered, what counts after a crash and what becomes of it are one format.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from numpy.typing import NDArray
 from feature_store.decode import Skipped
 from feature_store.durable import exclusive, replace_file, sync_folder
 from feature_store.joined_rows import rows_to_an_edge
-from feature_store.manifest import FEATURES_NAME, Manifest, part_name, read_manifest, sum_file, write_manifest
+from feature_store.manifest import FEATURES_NAME, Manifest, part_name, sum_file, write_manifest
 from feature_store.private_files import PRIVATE_FILE, PRIVATE_FOLDER
 from feature_store.quantize import quantize
 from feature_store.shard import check_features, check_labels
 from feature_store.site_key import DIGEST_WORDS, Digests
-from labeler.errors import BadData, DamagedShard, InvalidSetting, LabelerError
+from labeler.errors import BadData, DamagedShard, InvalidSetting
 from labeler.task import can_name_a_class
 
 _PARTS = (
@@ -418,18 +416,6 @@ class ShardWriter:
                         f"delete the folder {self._work.name!r} and begin again"
                     )
                 file.truncate(self._sizes[part])
-
-
-def begun_with(path: Path) -> str:
-    """Fingerprint of the backbone that a shard was made with, or is being made with; "" where nothing was begun."""
-    try:
-        if path.exists():
-            return read_manifest(path).fingerprint
-        state = json.loads((path.with_name(f".{path.name}.writing") / "state.json").read_bytes())
-        return str(state["identity"]["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError, LabelerError):
-        # Whoever writes or opens it says what is wrong.
-        return ""
 
 
 def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:

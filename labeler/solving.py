@@ -339,13 +339,12 @@ class WantedTask(PlainNumbers):
             )
         return self
 
-    def settled(self, decided: Mapping[str, Any], *, agents: int, colluding_agents: int | None = None) -> Task:
+    def settled(self, decided: Mapping[str, Any], *, agents: int) -> Task:
         """The task, with what the others decide, and solved for sigma where a price was given.
 
         Args:
             decided: fields of the task that are not asked for, or that replace what was.
             agents: how many take part.
-            colluding_agents: what counts where nothing was said; None for what a new task gets.
 
         Raises:
             InvalidTask: a field is out of bounds, no noise reaches the price, or a round fits no message.
@@ -355,12 +354,11 @@ class WantedTask(PlainNumbers):
         from labeler.batching import check_round_fits
         from labeler.planning import resolve_colluding_agents
 
-        said = colluding_agents if self.colluding_agents is None else self.colluding_agents
         fields = self.model_dump(exclude={"epsilon"}, exclude_none=True) | {
             **decided,
             "agents": agents,
             "colluding_agents": resolve_colluding_agents(
-                said,
+                self.colluding_agents,
                 agents=agents,
                 max_dropouts=self.max_dropouts,
                 method=self.method,

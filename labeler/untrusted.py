@@ -23,14 +23,14 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
-from labeler.errors import LabelerError, ProtocolViolation
-from labeler.wire_versions import other_version
+from labeler.errors import LabelerError, ProtocolViolation, WrongVersion
 
 MAX_ID_CHARACTERS = 200
 ENROLLED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 """What a party may be enrolled under: it becomes part of a file's name, an address and a line of a log."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_FORMAT = re.compile(r"(labeler-[a-z-]{1,40})/([0-9]{1,6})")
 LARGEST_INTEGER = 2**62
 LATEST_S = 1e11
 
@@ -65,7 +65,7 @@ def read_object(
     if not isinstance(content, dict):
         raise ProtocolViolation(f"{what} must be a JSON object")
     if (found := content.pop("version", None)) != version:
-        raise other_version(what, found, version)
+        raise _other_version(what, found, version)
     expected = set(fields)
     if content.keys() - set(optional) != expected:
         missing = sorted(expected - content.keys())
@@ -74,6 +74,22 @@ def read_object(
             f"missing {', '.join(missing) or 'none'}, unknown {len(content.keys() - expected)}"
         )
     return content
+
+
+def _other_version(what: str, found: object, expected: str) -> ProtocolViolation:
+    """The refusal of another format than the one that is read here; of two numbers it says whose program is older."""
+    said = _FORMAT.fullmatch(found) if isinstance(found, str) else None
+    ours = _FORMAT.fullmatch(expected)
+    if said is None or ours is None or said[1] != ours[1]:
+        return ProtocolViolation(
+            f"{what} must have version {expected!r}; sender and receiver must run matching versions"
+        )
+    is_newer = int(said[2]) > int(ours[2])
+    older, newer = ("this party", "its sender") if is_newer else ("its sender", "this party")
+    return WrongVersion(
+        f"{what} is written in version {int(said[2])} of its format and version {ours[2]} is read here: the program "
+        f"of {older} is older than {newer}'s; upgrade the older one (docs/upgrades.md says in which order)"
+    )
 
 
 def check_party_id(value: object, what: str) -> str:

@@ -8,13 +8,12 @@ from sqlalchemy import Connection
 
 from feature_store.journal import rounds
 from feature_store.journal.jobs import JobStore
-from feature_store.journal.joining import writing
 
 
 def take_step(
     store: JobStore, name: str, job_id: str, *args: Any, connection: Connection | None = None, **named: Any
 ) -> None:
     """Take the step of that name (feature_store.journal.rounds), and raise the job's version where it changed it."""
-    with writing(store._database, connection) as joined:
+    with store._database.writing(connection) as joined:
         if getattr(rounds, name)(joined, job_id, *args, **named):
             store.touch(job_id, connection=joined)

@@ -29,7 +29,7 @@ def _at_once(handle: Any) -> None:
 os.fsync = _at_once
 os.fdatasync = _at_once
 
-from feature_store.journal import engines  # noqa: E402  # modules may keep what `os` has when they are imported
+from feature_store.journal import database  # noqa: E402  # modules may keep what `os` has when they are imported
 
 
 def _prepare(connection: sqlite3.Connection, **about: Any) -> None:
@@ -48,5 +48,5 @@ def real_syncs() -> Iterator[None]:
         _relaxed[0] = True
 
 
-_asked_for = engines._prepare_sqlite
-engines._prepare_sqlite = _prepare
+_asked_for = database._prepare_sqlite
+database._prepare_sqlite = _prepare

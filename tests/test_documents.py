@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from labeler.wire_versions import DIALECT
-
 ROOT = Path(__file__).parents[1]
 PAGES = ("SECURITY.md", "docs/upgrades.md", "docs/dpia-template.md")
 
@@ -46,7 +44,3 @@ def test_the_template_is_filled_where_the_program_decides_and_blank_where_the_si
     for field in re.findall(r"`(max_\w+|person_epsilon|records_per_person|colluding_agents)`", text):
         known = (ROOT / "docs" / "policy.md").read_text() + (ROOT / "docs" / "task-file.md").read_text()
         assert f"`{field}`" in known, field
-
-
-def test_upgrades_names_the_dialect_of_this_program() -> None:
-    assert f"`{DIALECT}`" in (ROOT / "docs" / "upgrades.md").read_text()

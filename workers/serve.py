@@ -12,10 +12,12 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from api.coordinator.config import CoordinatorConfig, read_config
+from feature_store.certificates import is_loopback
 from labeler.errors import InvalidSetting
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.service_process import tell_ready
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from api.coordinator.stepwise import StepwiseCoordinator
     from feature_store.clock import Clock
     from feature_store.mailbox import Mailbox
+    from workers.edge import Edge
 
 _SWITCH_S = 0.0002
 
@@ -42,8 +45,8 @@ def run_coordinator(
     *,
     host: str,
     port: int,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
+    edge: Edge | None = None,
+    is_behind_proxy: bool = False,
     log_file: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -51,33 +54,71 @@ def run_coordinator(
 
     Args:
         port: 0 takes a free one.
-        tls_cert, tls_key: PEM files; without them put a TLS proxy in front, except on loopback.
+        edge: what stands in front, for other machines.
+        is_behind_proxy: another proxy stands in front, which the settings name as trusted.
         log_file: takes the log instead of standard error; rotated by size.
         on_ready: called with the URL once requests are taken.
 
     Raises:
+        InvalidSetting: the address is reached from other machines, and nothing stands in front.
         JournalInUse: another coordinator owns home or journal.
         LabelerError: the settings, the keys, the journal or the address cannot be used.
     """
     from api.coordinator.service import Coordinator
+    from api.limits import FORM_OVERHEAD_BYTES, MAX_STRANGERS_BYTES
     from api.logs import configure_logging
-    from api.server import open_door, serve_at
+    from api.server import listen, serve_at, url_of
+    from workers.edge import running
 
     try:
         configure_logging(file=log_file)
     except OSError as error:
         raise InvalidSetting(f"--log-file cannot be written: {error.strerror}") from None
     settings = read_settings(home)
+    refuse_open_doors(host, settings, edge=edge, is_behind_proxy=is_behind_proxy)
+    if edge is not None:
+        settings = settings.model_copy(update={"trusted_proxies": (*settings.trusted_proxies, "127.0.0.1")})
+    servers: list[Any] = []
 
     def ready(url: str) -> None:
         tell_ready()
-        on_ready(url)
+        on_ready(url if edge is None else edge.url)
+
+    def stop() -> None:
+        for server in servers:
+            server.should_exit = True
 
     # Whoever comes while the journal is opened and checked waits at the door, and is not sent away to try again later.
-    with open_door(settings, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key) as door:
+    with listen(host, port) as listening:
         coordinator = Coordinator.open(settings)
         _settle_in()
-        serve_at(door, coordinator, on_ready=ready)
+        with ExitStack() as front:
+            if edge is not None:
+                address = url_of(listening).removeprefix("http://")
+                sizes = {
+                    "max_stranger_bytes": MAX_STRANGERS_BYTES,
+                    "max_bytes": settings.limits.max_upload_bytes + FORM_OVERHEAD_BYTES,
+                }
+                front.enter_context(running(edge, address, home=settings.home, on_end=stop, **sizes))
+            serve_at(listening, coordinator, on_ready=ready, on_server=servers.append)
+
+
+def refuse_open_doors(host: str, settings: CoordinatorConfig, *, edge: Edge | None, is_behind_proxy: bool) -> None:
+    """Refuse to serve other machines without an edge or another proxy in front; raises InvalidSetting."""
+    if edge is not None and is_behind_proxy:
+        raise InvalidSetting("--edge and --behind-proxy are two answers to one question; give one of them")
+    if edge is not None and not is_loopback(host):
+        raise InvalidSetting(f"with --edge the coordinator listens on this machine alone; leave --host {host} away")
+    if edge is None and not is_behind_proxy and not is_loopback(host):
+        raise InvalidSetting(
+            f"--host {host} is reached from other machines, and this server speaks no HTTPS there and does not end "
+            "slow senders: give --edge DOMAIN, or --behind-proxy where a proxy of yours does both"
+        )
+    if is_behind_proxy and not settings.trusted_proxies:
+        raise InvalidSetting(
+            "--behind-proxy needs the proxy's address in trusted_proxies (coordinator.toml): else everybody behind it "
+            "counts as one client, and shares its limits"
+        )
 
 
 def _settle_in() -> None:

@@ -13,8 +13,7 @@ from functools import lru_cache
 
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
-from feature_store.journal.charges import Balance
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Balance, Ledger
 from feature_store.journal.lifetimes import all_set_aside, set_aside
 from feature_store.journal.tasks import TaskStore
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent

@@ -24,8 +24,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from feature_store.durable import exclusive
+from feature_store.journal.database import Database
 from feature_store.journal.storage import create_private
-from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys
 from feature_store.room import is_full, storage_full
 from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
@@ -122,7 +122,7 @@ class RoomProbe:
         now: seconds, going up.
     """
 
-    def __init__(self, home: Path, journal: WriteProbe, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, home: Path, journal: Database, *, now: Callable[[], float] = time.monotonic) -> None:
         self._path = home / PROBE_FILE
         self._journal = journal
         self._now = now
@@ -147,7 +147,7 @@ class RoomProbe:
     def _write(self) -> LabelerError | None:
         try:
             self._write_file()
-            self._journal.write()
+            self._journal.probe()
         except LabelerError as error:
             return error
         except OSError as error:

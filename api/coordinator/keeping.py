@@ -33,8 +33,7 @@ from feature_store.clock import Clock
 from feature_store.durable import replacing
 from feature_store.embed_board import EmbedBoard
 from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import FINISHED, JobRecord, JobStore
+from feature_store.journal.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
 from feature_store.parquet_file import read_parquet
 from feature_store.room import making_room
 from labeler.errors import BadData, Gone, LabelerError, StorageFull

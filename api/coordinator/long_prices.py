@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as Waited
 from threading import Lock
 from typing import Final, TypeVar
 
-from api.rate_limit import Slots
+from api.limits import Slots
 from labeler.errors import Unavailable
 from labeler.methods import METHODS, Method, ReleaseKind
 from labeler.task import Task
@@ -43,7 +43,7 @@ class LongPrices:
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
-        self._slots = Slots("long price", each=EACH, total=TOTAL)
+        self._slots = Slots("long prices", each=EACH, total=TOTAL)
         self._line = ThreadPoolExecutor(1, thread_name_prefix="prices")
         self._turns: dict[str, Lock] = {}
         self._known: set[tuple[object, ...]] = set()

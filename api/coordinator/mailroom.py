@@ -40,7 +40,6 @@ from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed, TooLarge
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
-from labeler.wire_versions import DIALECT, knows
 
 T = TypeVar("T")
 
@@ -335,10 +334,9 @@ class Mailroom:
         poll, head = asking.poll, self._ledger.known_head()
         self.witnesses.told(head)
         after = mail[-1][0] if mail else poll.after
-        program = DIALECT if knows(poll.version, "posts-that-poll") else ""
-        own = self._parties.last_answer(asking.party.party_id) if knows(poll.version, "own-heads") else EMPTY
+        own = self._parties.last_answer(asking.party.party_id)
         body = Mail(
-            after=after, coordinator_seq=head.seq, coordinator_hash=head.hash, program=program,
+            after=after, coordinator_seq=head.seq, coordinator_hash=head.hash,
             journal_seq=own.seq, journal_hash=own.hash if own.seq else "",
         ).encode()  # fmt: skip
         first = self._post_office.sign("poll", asking.party.party_id, body)

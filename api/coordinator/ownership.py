@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from api.schema import JobView, LedgerEntryView, LedgerPage, Role
 from feature_store.journal.database import Connection
 from feature_store.journal.jobs import JobRecord, JobStore, no_such_job
-from feature_store.journal.task_shares import TaskShares
-from feature_store.journal.tasks import TaskRecord, TaskStore, no_such_task
+from feature_store.journal.tasks import TaskRecord, TaskShares, TaskStore, no_such_task
 from labeler.errors import NotAllowed
 
 SOMEBODY = "another requester's job"

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
 from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, LifeView, PriceView
-from feature_store.journal.charges import Balance, Charge
+from feature_store.journal.ledger import Balance, Charge
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady

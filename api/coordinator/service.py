@@ -69,7 +69,6 @@ from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
 from feature_store.journal.evidence import Wanted
 from feature_store.journal.tasks import TaskRecord
-from feature_store.journal.write_probe import WriteProbe
 from feature_store.keys import PartyKeys
 from feature_store.mailbox import Mailbox
 from feature_store.mailbox.redis import RedisMailbox
@@ -167,7 +166,7 @@ class Coordinator:
             witnesses=self.mailroom.witnesses,
             roster=self.roster,
             mailbox=mailbox,
-            room=RoomProbe(config.home, WriteProbe(stores.database)).check,
+            room=RoomProbe(config.home, stores.database).check,
             waiting_for_embedder=lambda: self._preparation.waiting_for_embedder,
             clock=clock,
         )

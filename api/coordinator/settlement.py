@@ -20,11 +20,9 @@ from dataclasses import dataclass
 
 from api.coordinator.pricing import charges_of, finite_levels, round_amounts
 from api.problems import problem_of
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
-from feature_store.journal.joining import writing
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
 from labeler.errors import LabelerError, NotReady
@@ -137,7 +135,7 @@ class JournalSettlement:
         Returns:
             The job as it is now.
         """
-        with writing(self.database, connection) as connection:
+        with self.database.writing(connection) as connection:
             now = self.jobs.get(job.job_id, connection=connection)
             if now.is_finished:
                 # Somebody else ended it, and gave back what there was.

@@ -49,10 +49,7 @@ class StepwiseCoordinator:
     def __init__(self, home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]) -> None:
         self._home = home
         self._clock = clock
-        # One thread that never reads beside what it writes: one connection is enough, and half of what two cost.
-        database = open_database(
-            home / "journal.db", anchor=home / "journal.head", allow_unsynced=True, one_connection=True
-        )
+        database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
         self._database = database
         try:
             self._stores = replace(Stores.over(database, clock=clock), hand_in=self._hand_in)

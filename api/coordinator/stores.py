@@ -11,16 +11,13 @@ from api.coordinator.settlement import JournalSettlement
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
 from feature_store.driving.intake import Errand, Result, run_errand
-from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobStore
+from feature_store.journal.database import Connection, Database, open_database
+from feature_store.journal.jobs import ForgottenJobs, JobStore
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.parties import PartyStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
-from feature_store.journal.task_shares import TaskShares
-from feature_store.journal.tasks import TaskStore
+from feature_store.journal.tasks import TaskShares, TaskStore
 from feature_store.journal.tokens import TokenStore
 
 
@@ -70,7 +67,7 @@ class Stores:
             JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
             InvalidSetting: see `check_delta`.
         """
-        database = open_upgraded(config.journal_target, anchor=config.home / "journal.head")
+        database = open_database(config.journal_target, anchor=config.home / "journal.head")
         try:
             stores = cls.over(database, clock=clock)
             stores.ledger.verify()

@@ -32,9 +32,9 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
 from api.problems import problem_of, refusal_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
-from feature_store.journal.charges import Balance, Charge
 from feature_store.journal.database import Connection
 from feature_store.journal.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
+from feature_store.journal.ledger import Balance, Charge
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.tasks import TaskRecord
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
@@ -392,12 +392,12 @@ def _worst_case(order: _Order, long_prices: LongPrices | None) -> list[Charge]:
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
     """Refuse another job where many of a requester led nowhere: each leaves entries in the ledgers of all sites.
 
-    Jobs that were cancelled count against their own token alone. Far from its bound a token is counted once a minute.
+    Jobs that were cancelled count against their own token alone.
 
     Raises:
         PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before anybody was asked.
     """
-    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, most=most, connection=connection)
+    found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, connection=connection)
     if found >= most:
         raise PrivacyRefusal(
             f"{found} jobs of this token ended in the last 24 hours after agents had said whether they will and before "

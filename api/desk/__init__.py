@@ -1,7 +1,7 @@
 """The desk of a hospital: a page in the browser of the machine its agent runs on, and the server behind it.
 
 It shows what is public of what was asked, and the site's own accounting; it decides through the same functions as the
-shell. Look and colours are the dashboard's. What keeps others out: `api.desk.guard`.
+shell. Look and colours are the dashboard's. What keeps others out: `api.desk.server`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Budgets and the ledger: what was spent, what is left, and every entry behind it."""
+"""Budgets, the ledger, and signed evidence of both from the verified journal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from api import examples
-from api.documentation import answers
-from api.routes.parameters import AgentId, Limit, Who
+from api.access import Route
+from api.documentation import AgentId, Limit, Who, answers
+from api.limits import Slots
 from api.schema import BudgetView, LedgerPage
-from api.strict_route import StrictRoute
+from feature_store.journal.evidence import Wanted
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 def budget_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/budget, and /v1/ledger."""
-    router = APIRouter(tags=["budget"], route_class=StrictRoute)
+    router = APIRouter(tags=["budget"], route_class=Route)
 
     @router.get(
         "/v1/budget",
@@ -59,3 +61,58 @@ def budget_routes(coordinator: Coordinator) -> APIRouter:
         return coordinator.ledger_page(after, limit, account or None, search or None, reader=who)
 
     return router
+
+
+_SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'"
+_PERIOD = "jobs submitted from this time on, ISO 8601; without a zone UTC"
+
+
+def evidence_routes(coordinator: Coordinator) -> APIRouter:
+    """Route /v1/evidence."""
+    router = APIRouter(tags=["evidence"], route_class=Route)
+    slots = Slots("documents of evidence", each=1, total=2)
+
+    @router.get(
+        "/v1/evidence",
+        response_class=Response,
+        summary="Make signed evidence",
+        description="One document per task or period, from the journal verified from its first entry: the guarantee "
+        "and its proof, who was asked, who refused, what was charged and released, and the head of the chain. "
+        "`labeler evidence verify` checks it. A viewer's or an administrator's token; format=html is a page to print.",
+        responses=_documented(),
+    )
+    def make_evidence(
+        who: Who,
+        task: Annotated[
+            str, Query(pattern="^([0-9a-f]{64})?$", examples=[examples.TASK_ID], description="digest of one task")
+        ] = "",
+        since: Annotated[datetime | None, Query(examples=["2027-03-01T00:00:00Z"], description=_PERIOD)] = None,
+        until: Annotated[
+            datetime | None, Query(examples=["2027-04-01T00:00:00Z"], description="and before this time")
+        ] = None,
+        format: Annotated[  # the name of the parameter in a URL
+            Literal["json", "html"], Query(examples=["json"], description="the signed file, or a page to print")
+        ] = "json",
+    ) -> Response:
+        with slots.hold(who.token_id):
+            signed = coordinator.evidence(Wanted(task, _with_zone(since), _with_zone(until)))
+        headers = {"Content-Disposition": f'attachment; filename="evidence.{format}"'}
+        if format == "json":
+            return Response(signed.to_bytes(), media_type="application/json", headers=headers)
+        from feature_store.evidence_page import render_page  # here: a coordinator starts without its templates
+
+        page = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
+        return Response(page, media_type="text/html", headers=headers | {"Content-Security-Policy": _SANDBOX})
+
+    return router
+
+
+def _with_zone(at: datetime | None) -> datetime | None:
+    return at if at is None or at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _documented() -> dict[int | str, dict[str, Any]]:
+    """The answers of the route; the document's own fields are described in docs/evidence.md."""
+    documented = answers("The signed document", examples.EVIDENCE, problems=(404, 413, 422))
+    documented[200]["content"]["text/html"] = {"schema": {"type": "string"}, "example": "<!doctype html>..."}
+    return documented

@@ -11,12 +11,11 @@ from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 
 from api import dashboard, examples
+from api.access import Route
 from api.coordinator.health import for_strangers
-from api.documentation import answers, document, once, problem
+from api.documentation import answers, document, once, problem, reference_page
 from api.metrics import Metrics
-from api.reference import reference_page
 from api.schema import JobRequest, Problem, ReadinessView
-from api.strict_route import StrictRoute
 from labeler.errors import NotFound
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ _BEGIN = "The dashboard is at /dashboard\n"
 
 def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     """Routes outside /v1. Of the dashboard's files those are served that are there when the app is made."""
-    router = APIRouter(tags=["operations"], route_class=StrictRoute)
+    router = APIRouter(tags=["operations"], route_class=Route)
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
     @router.get(

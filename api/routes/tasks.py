@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Body, Response
 
 from api import examples
+from api.access import Route
 from api.coordinator.long_prices import takes_long
-from api.documentation import answers
+from api.documentation import After, Caller, Limit, TaskId, TokenId, Who, answers
 from api.in_turn import Pricing
-from api.routes.parameters import After, Caller, Limit, TaskId, TokenId, Who
 from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
-from api.strict_route import StrictRoute
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def task_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     """Routes under /v1/tasks."""
-    router = APIRouter(tags=["tasks"], route_class=StrictRoute)
+    router = APIRouter(tags=["tasks"], route_class=Route)
 
     @router.post(
         "/v1/tasks",

@@ -6,9 +6,8 @@ Importing this package loads no deep-learning library; `load_backbone` loads the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
-from feature_store.backbones.backbone import Backbone, ImageLike
+from feature_store.backbones.backbone import Backbone, ImageLike, load_pixels
 from feature_store.backbones.spec import BackboneSpec, Decoder, Transform, parse_spec, read_spec
 
 __all__ = ["Backbone", "BackboneSpec", "Decoder", "ImageLike", "Transform", "load_backbone", "parse_spec", "read_spec"]
@@ -21,8 +20,6 @@ def load_backbone(
     device: str = "auto",
     half: bool | None = None,
     batch_size: int | None = None,
-    decoder: Decoder | None = None,
-    fingerprint: str = "",
 ) -> Backbone:
     """Load a backbone.
 
@@ -33,9 +30,6 @@ def load_backbone(
         device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
         half: float16 arithmetic; by default on a GPU only, and refused on a CPU.
         batch_size: images per forward pass; by default 32 on a CPU and 256 on a GPU.
-        decoder: how files become pixels (feature_store.backbones.spec), over what the source says.
-        fingerprint: of shards that it has to fit. Where nobody says which decoder, the one that made them is taken;
-            whoever asks compares, since it may be another backbone altogether.
 
     Raises:
         InvalidSetting: the spec, the device or the batch size is wrong.
@@ -44,22 +38,13 @@ def load_backbone(
     """
     # Heavy libraries are imported here and not above, so that the coordinator never loads them.
     spec = source if isinstance(source, BackboneSpec) else read_spec(source, architecture=architecture)
-    if decoder is not None:
-        spec = parse_spec(spec.model_dump(exclude_unset=True) | {"decoder": decoder})
     if spec.kind == "pixels":
-        from feature_store.backbones.pixels import load_pixels
-
         return load_pixels(spec)
     if spec.kind == "simclr" and spec.weights is not None:
-        from feature_store.backbones.checkpoint import read_checkpoint
-        from feature_store.backbones.simclr_network import simclr_backbone
+        from feature_store.backbones.simclr_network import read_checkpoint, simclr_backbone
 
         checkpoint = read_checkpoint(spec.weights)
         return simclr_backbone(checkpoint, device=device, half=half, batch_size=batch_size)
     from feature_store.backbones.timm_backbone import load_timm
 
-    loaded = load_timm(spec, device=device, half=half, batch_size=batch_size)
-    if fingerprint and spec.decoder is None:
-        others = (loaded.decoded_by(other) for other in get_args(Decoder))
-        return next((other for other in others if other.fingerprint == fingerprint), loaded)
-    return loaded
+    return load_timm(spec, device=device, half=half, batch_size=batch_size)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from feature_store.backbones.backbone import ImageLike, fingerprint_of, stack_prepared
-from feature_store.backbones.spec import Decoder, Transform
+from feature_store.backbones.spec import Transform
 from feature_store.quantize import usable_rows
 from labeler.errors import InvalidSetting
 
@@ -76,14 +76,6 @@ class NetworkBackbone:
         self.dimension = dimension
         self.spec: dict[str, Any] = {**spec, "precision": "float16" if self._half else "float32"}
         self.fingerprint = fingerprint_of(self.spec)
-
-    def decoded_by(self, decoder: Decoder) -> NetworkBackbone:
-        """The same network behind another decoder: another backbone, with a fingerprint of its own."""
-        other = copy.copy(self)
-        other.transform = self.transform.model_copy(update={"decoder": decoder})
-        other.spec = self.spec | {"transform": other.transform.model_dump(mode="json")}
-        other.fingerprint = fingerprint_of(other.spec)
-        return other
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
         blocks = [prepared[start : start + self.batch_size] for start in range(0, len(prepared), self.batch_size)]

@@ -7,8 +7,7 @@ A backbone file, every field:
     weights = "mobilenetv2_100.safetensors"     # beside this file, or an absolute path. timm: leave it out to
                                                 # fetch the published weights; simclr: the checkpoint; pixels: none
     decoder = "turbo"                           # timm and packaged: how files become pixels, "turbo" (the default)
-                                                # or "pillow", several times slower, with which every shard was made
-                                                # before there were two; see feature_store.backbones.turbo
+                                                # or "pillow", several times slower; see feature_store.backbones.turbo
     [options]                                   # timm: passed to timm.create_model; pixels: size, channels
     pad_type = "same"
     bn_eps = 1e-3
@@ -59,7 +58,7 @@ class Transform(BaseModel):
             never computed from private images.
         std: per channel.
         interpolation: of the resize; downscaling is always antialiased, as Pillow does.
-        decoder: which decoder and resizer; "pillow" is not written down, since fingerprints of before lack it.
+        decoder: which decoder and resizer; "pillow" is not written down.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -95,7 +94,7 @@ class BackboneSpec(BaseModel):
         options: keyword arguments of timm.create_model, or size and channels of pixels.
         transform: preprocessing; only for timm (a checkpoint carries its own). "published": what timm's own weights of
             this architecture were trained with.
-        decoder: of timm and packaged; DEFAULT_DECODER unless it is said, or a fingerprint that is looked for says so.
+        decoder: of timm and packaged; DEFAULT_DECODER unless it is said.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -147,8 +146,8 @@ def read_spec(source: str | Path, *, architecture: str | None = None) -> Backbon
         architecture: with a safetensors file of weights: the timm architecture they are of.
 
     Raises:
-        BadData: the file cannot be read.
-        BadData: the file is no TOML.
+        BadData: the file cannot be read, or is no TOML.
+        InvalidSetting: no such file, or a setting that is wrong.
     """
     text = str(source)
     path = Path(source)

@@ -1,19 +1,16 @@
-"""Images embedded by the workers of a cluster, with Ray Data; the features are those of one process.
-
-    one block of images -> read, decode, prepare (processors) -> forward pass (GPUs, where there are any) -> in order
+"""Images embedded by the workers of a cluster; the features are those of one process.
 
 What becomes of an image depends on that image alone (`feature_store.embed_steps`), so who computes it, and how often
-after a worker was lost, changes nothing. Blocks come back in the source's order, and the process that asked writes
-them: it alone has the shard's folder, and goes on where it stopped. Without a GPU one worker does both steps, and no
-pixels travel.
+after a worker was lost, changes nothing: Ray restarts a lost worker and asks it again. Blocks come back in the source's
+order, and the process that asked writes them: it alone has the shard's folder, and goes on where it stopped.
 
-Workers read the images and the backbone's files under the same paths. Pixels and features travel between the processes
-of one party, and nothing of them is written but the shard; the site's key stays where it is, which takes the digests.
+Workers read the images and the backbone's files under the same paths. Features travel between the processes of one
+party, and nothing of them is written but the shard; the site's key stays where it is, which takes the digests.
 """
 
 from __future__ import annotations
 
-import pickle
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,14 +19,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.backbones import Backbone, Decoder, load_backbone
-from feature_store.cluster.door import Cluster, ray_module
-from feature_store.cluster.driver import Driver
-from feature_store.embed_steps import Embedded, Loaded
-from labeler.errors import MixedShards, Unavailable
-
-_BLOCKS_AT_ONCE: Final = 4096
-"""Blocks of one data set of Ray's, which keeps a list of them; then comes the next data set."""
+from feature_store.backbones import Backbone, load_backbone
+from feature_store.cluster.driver import Driver, cluster_here, ray_module
+from feature_store.embed_steps import Embedded, Loaded, loaded_batches
+from labeler.errors import MixedShards
 
 _SEEN: Final = np.empty(0, dtype=np.uint8)
 """Stands for the pixels of an image that was embedded, which nobody needs any more."""
@@ -45,8 +38,6 @@ class Recipe:
     architecture: str | None = None
     device: str = "auto"
     batch_size: int | None = None
-    decoder: Decoder | None = None
-    fingerprint: str = ""
 
     def load(self) -> Backbone:
         """The backbone.
@@ -59,8 +50,6 @@ class Recipe:
             architecture=self.architecture,
             device=self.device,
             batch_size=self.batch_size,
-            decoder=self.decoder,
-            fingerprint=self.fingerprint,
         )
 
 
@@ -75,9 +64,7 @@ def cluster_embedder(
     """
 
     def embedded(load: Load, indices: range) -> Generator[Embedded]:
-        return driver.stream(
-            _stream, load, indices, recipe, (backbone.fingerprint, backbone.batch_size), driver.cluster
-        )
+        return driver.stream(_stream, load, indices, recipe, (backbone.fingerprint, backbone.batch_size))
 
     return embedded
 
@@ -85,89 +72,65 @@ def cluster_embedder(
 # The side of the process that drives Ray.
 
 
-def _stream(
-    load: Load, indices: range, recipe: Recipe, expected: tuple[str, int], found: Cluster
-) -> Generator[Embedded]:
-    ray = ray_module()
-    shared = ray.put(load)
+def _stream(load: Load, indices: range, recipe: Recipe, expected: tuple[str, int]) -> Generator[Embedded]:
+    ray, found = ray_module(), cluster_here()
     size = max(_LEAST_BLOCK, expected[1])
-    for first in range(0, len(indices), _BLOCKS_AT_ONCE * size):
-        window = indices[first : first + _BLOCKS_AT_ONCE * size]
-        blocks = [window[start : start + size] for start in range(0, len(window), size)]
-        for number, row in enumerate(_rows(blocks, shared, recipe, expected, found)):
-            if row["number"] != number:
-                raise Unavailable("blocks of images came back in another order; embed them without --ray")
-            yield pickle.loads(row["block"])
+    blocks = [indices[start : start + size] for start in range(0, len(indices), size)]
+    # Others may be at work in a cluster at an address: what they hold is not waited for.
+    free = ray.available_resources()
+    workers = max(1, min(int(free.get("GPU" if found.gpus else "CPU", 1)), len(blocks)))
+    threads = max(1, found.cpus // found.gpus) if found.gpus else 1
+    worker = ray.remote(_Worker).options(
+        num_cpus=threads, num_gpus=1 if found.gpus else 0, max_restarts=_RESTARTS, max_task_retries=_RESTARTS
+    )
+    shared = ray.put(load)
+    actors = [worker.remote([shared], recipe, expected[0], threads) for _ in range(workers)]
+    waiting: deque[Any] = deque()
+    try:
+        for number, block in enumerate(blocks):
+            waiting.append(actors[number % workers].embedded.remote(block))
+            if len(waiting) > _WAITING * workers:
+                yield ray.get(waiting.popleft())
+        for asked in waiting:
+            yield ray.get(asked)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
 _LEAST_BLOCK: Final = 32
 """Images: of a backbone that takes one at a time, handing over so few would cost more than embedding them."""
 
+_RESTARTS: Final = 3
+"""Of each worker; one that is lost more often is lost for a reason."""
 
-def _rows(blocks: list[range], shared: Any, recipe: Recipe, expected: tuple[str, int], found: Cluster) -> Any:
-    import ray.data
-
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    items = [{"number": number, "start": block.start, "stop": block.stop} for number, block in enumerate(blocks)]
-    rows: Any = ray.data.from_items(items, override_num_blocks=len(items))
-
-    def pool(most: int) -> Any:
-        most = min(most, len(items))
-        # Others may be at work in a cluster at an address: there it begins with one worker, and grows.
-        return ray.data.ActorPoolStrategy(min_size=most if found.folders else 1, max_size=most)
-
-    if found.gpus:
-        rows = rows.map(_Loads, fn_constructor_args=([shared],), num_cpus=1, compute=pool(found.cpus))
-        last: dict[str, Any] = {"num_gpus": 1, "compute": pool(found.gpus)}
-        rows = rows.map(_Embeds, fn_constructor_args=(recipe, expected), **last)
-    else:
-        last = {"num_cpus": 1, "compute": pool(found.cpus)}
-        rows = rows.map(_LoadsAndEmbeds, fn_constructor_args=([shared], recipe, expected), **last)
-    return rows.iter_rows()
+_WAITING: Final = 3
+"""Blocks of each worker that are on the way; whoever writes them then holds up the workers."""
 
 
-class _Loads:
-    """A worker that reads, decodes and prepares."""
+class _Worker:
+    """An actor that reads, decodes and embeds; with a GPU on several threads, without one on its processor.
 
-    def __init__(self, shared: list[Any]) -> None:
+    Raises:
+        MixedShards: its backbone is another one.
+    """
+
+    def __init__(self, shared: list[Any], recipe: Recipe, fingerprint: str, threads: int) -> None:
         self._load: Load = ray_module().get(shared[0])
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {"number": row["number"], "block": pickle.dumps(self.loaded(row))}
-
-    def loaded(self, row: dict[str, Any]) -> list[Loaded]:
-        return [self._load(index) for index in range(int(row["start"]), int(row["stop"]))]
-
-
-class _Embeds:
-    """A worker that has the network."""
-
-    def __init__(self, recipe: Recipe, expected: tuple[str, int]) -> None:
+        self._threads = threads
         self._backbone = recipe.load()
-        if self._backbone.fingerprint != expected[0]:
+        if self._backbone.fingerprint != fingerprint:
             raise MixedShards(
                 f"a worker's backbone has fingerprint {self._backbone.fingerprint[:12]}, here it is "
-                f"{expected[0][:12]}; every machine of a cluster needs the same weights and the same major versions"
+                f"{fingerprint[:12]}; every machine of a cluster needs the same weights and the same major versions"
             )
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {"number": row["number"], "block": pickle.dumps(self.embedded(pickle.loads(row["block"])))}
-
-    def embedded(self, items: list[Loaded]) -> Embedded:
+    def embedded(self, indices: range) -> Embedded:
+        """A block of images."""
+        loaded = loaded_batches(self._load, indices, batch_size=len(indices), threads=self._threads)
+        items = [item for batch in loaded for item in batch]
         pixels = [item.pixels for item in items if item.pixels is not None]
         features: NDArray[np.float32] = np.empty((0, self._backbone.dimension), dtype=np.float32)
         if pixels:
             features = self._backbone.embed_prepared(np.stack(pixels))
         return Embedded([item if item.pixels is None else replace(item, pixels=_SEEN) for item in items], features)
-
-
-class _LoadsAndEmbeds:
-    """A worker that does both."""
-
-    def __init__(self, shared: list[Any], recipe: Recipe, expected: tuple[str, int]) -> None:
-        self._loads, self._embeds = _Loads(shared), _Embeds(recipe, expected)
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {"number": row["number"], "block": pickle.dumps(self._embeds.embedded(self._loads.loaded(row)))}

@@ -30,10 +30,10 @@ from feature_store.driving.reading import Live, Loader, PartyBook, Plan, parties
 from feature_store.driving.sending import Relays, Writer, note_stored, send_off
 from feature_store.driving.stepping import Questions, Stepper
 from feature_store.driving.storing import Settlement, Storer
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.sequences import Sequences
 from feature_store.journal.tasks import TaskStore
 from feature_store.mailbox import Mailbox

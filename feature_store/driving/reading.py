@@ -15,11 +15,11 @@ from typing import Protocol
 
 from feature_store.driving.intake import Delivery, Errand, Incoming
 from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Connection, Database
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.parties import PartyRecord
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.errors import LabelerError, NotFound
 from labeler.release import Release
@@ -28,7 +28,6 @@ from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Failed, Now, Party, Patience, Send, Store
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.rounds.lanes import Lanes
-from labeler.wire_versions import knows
 
 log = logging.getLogger("labeler.conductor")
 
@@ -333,12 +332,4 @@ def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
 
 
 def _party(one: PartyRecord) -> Party:
-    takes = takes_proposals(one)
-    is_presumed = one.role == "agent" and one.last_contact is not None and not takes
-    knows_requesters = knows(one.facts.get("version"), "requesters")
-    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, takes, is_presumed, knows_requesters)
-
-
-def takes_proposals(one: PartyRecord) -> bool:
-    """Whether a party's program is known to read proposals."""
-    return knows(one.facts.get("version"), "proposals")
+    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -210,15 +209,9 @@ class Sender:
                     sizes=tuple(one.num_queries for one in job.rounds),
                     talliers=tallier_keys(job.parties, job.task.talliers),
                     expires_at=job.expires_at_s,
+                    requester=job.requester,
                 )
-                told = replace(proposed, requester=job.requester)
-                found = []
-                for proposal, agents in (
-                    (told, [one for one in send.agents if _reads_requesters(job, one)]),
-                    (proposed, [one for one in send.agents if not _reads_requesters(job, one)]),
-                ):
-                    found += self._to_all("proposal", agents, job, None, proposal.encode()) if agents else []
-                return found
+                return self._to_all("proposal", send.agents, job, None, proposed.encode())
             case SendWithdrawn():
                 return self._to_all("withdrawn", send.agents, job, None, Withdrawn(job.job_id).encode())
             case OpenAt():
@@ -303,10 +296,6 @@ def tallier_keys(parties: Mapping[str, Party], count: int) -> tuple[TallierKey, 
         raise Unavailable(f"tallier {missing[0]} of {count} is not enrolled; an administrator has to enrol its keys")
     found = [by_number[number] for number in range(count)]
     return tuple(TallierKey(tallier_id=one.party_id, seal_key=one.seal_key, verify_key=one.verify_key) for one in found)
-
-
-def _reads_requesters(job: JobRun, agent: str) -> bool:
-    return agent in job.parties and job.parties[agent].knows_requesters
 
 
 def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str, str]) -> bytes:

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from feature_store.driving.reading import Loaded
 from feature_store.journal import rounds as steps
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Connection
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.tasks import TaskRecord
 from labeler.errors import LabelerError
 from labeler.release import Release

@@ -1,6 +1,6 @@
 """Finding the nearest private records of a public query: exact, tied to nothing but the records themselves.
 
-Start with `build_index`; what it promises is in `protocol`.
+Start with `build_index`; what it promises is in `definition`.
 
     >>> import numpy as np
     >>> from feature_store.index import build_index
@@ -12,10 +12,8 @@ Start with `build_index`; what it promises is in `protocol`.
 
 from __future__ import annotations
 
-from feature_store.index.build import ENGINES, build_index, load_engine
-from feature_store.index.protocol import NO_RECORD, NO_SIMILARITY, NeighborIndex, Neighbors
-from feature_store.index.reference import nearest_by_definition
-from feature_store.index.refusals import refuse_unsafe
+from feature_store.index.build import ENGINES, build_index, load_engine, refuse_unsafe
+from feature_store.index.definition import NO_RECORD, NO_SIMILARITY, NeighborIndex, Neighbors, nearest_by_definition
 
 __all__ = [
     "ENGINES",

@@ -18,16 +18,11 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.definition import NeighborIndex
 from feature_store.index.device_probe import contact, found_or_none, has_driver
-from feature_store.index.engine import Engine
-from feature_store.index.engine_numpy import NumpyEngine
-from feature_store.index.geometry import check_count, check_features, check_record_ids
-from feature_store.index.memory import UNDECLARED_RECORDS, check_memory_limit, rows_at_once
-from feature_store.index.protocol import NeighborIndex
-from feature_store.index.refusals import refuse_unsafe
-from feature_store.index.split import SplitIndex
-from feature_store.index.stored import NO_IDS, StoredIndex
-from labeler.errors import InvalidSetting
+from feature_store.index.engine import Engine, NumpyEngine
+from feature_store.index.exact_index import NO_IDS, UNDECLARED_RECORDS, ExactIndex
+from labeler.errors import InvalidSetting, UnsafeIndex
 
 EngineName = Literal["auto", "numpy", "int16", "faiss", "torch", "torch-gpu", "ray"]
 
@@ -40,6 +35,49 @@ begin with a device. A choice of speed alone: neighbours are equal."""
 WORTH_A_KERNEL: Final = 2**31
 """Products of one search that are worth int16's kernel: a process makes it in a fifth of a second, and then saves two
 thirds of numpy's time."""
+
+_GRAPH: Final = (
+    "a graph index links records to each other, so removing one record reroutes searches and can change many "
+    "neighbours of a query at once"
+)
+_TRAINED: Final = (
+    "its codebook or transform is fitted to the indexed records, so one record changes the codes, and with them the "
+    "distances, of all others"
+)
+_LISTS: Final = (
+    "lists around centroids trained on the indexed records move when one record does, and take other records' votes "
+    "with them"
+)
+_HASHES: Final = (
+    "its tables are laid out by what else is stored, so whether a record is found depends on the other records"
+)
+
+_REASONS: Final[dict[str, str]] = {
+    "hnsw": _GRAPH,
+    "nsg": _GRAPH,
+    "cagra": _GRAPH,
+    "nndescent": _GRAPH,
+    "vamana": _GRAPH,
+    "diskann": _GRAPH,
+    "graph": _GRAPH,
+    "pq": _TRAINED,
+    "opq": _TRAINED,
+    "rq": _TRAINED,
+    "lsq": _TRAINED,
+    "itq": _TRAINED,
+    "pca": _TRAINED,
+    "sq": _TRAINED,
+    "scann": _TRAINED,
+    "whitening": _TRAINED,
+    "lsh": _HASHES,
+    "ivf": _LISTS,
+}
+"""Kinds of index that would void the guarantee, each with the reason.
+
+Instance level means: one record more or less moves at most one vote of a query. That holds if the order of
+two records depends on no third one. These structures break it: what they return for a query depends on how the
+other records happened to be arranged, so one record can change any number of neighbours.
+"""
 
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
@@ -63,7 +101,7 @@ def build_index(
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
         engine: "auto" (see the module), "numpy", "int16", "faiss", "torch", "torch-gpu", "ray" (in the processes of a
             cluster of its own) or "ray:HOST:PORT" (of the party's cluster there).
-        memory_limit_bytes: most memory that building and searching may add (see `memory` for what counts).
+        memory_limit_bytes: most memory that building and searching may add (see `exact_index` for what counts).
             Features that do not fit as float32 are read block by block at each search. No number of records
             is refused, only a dimension.
         searches: a public number of about how many queries there will be: with little to do, auto stays on the
@@ -88,21 +126,14 @@ def build_index(
     if is_cluster(engine):
         from feature_store.cluster.search import ClusterIndex
 
-        check_features(features[:1])  # its kind; every part checks its own rows
-        cluster = ClusterIndex(
-            features, record_ids, address=engine.partition(":")[2] or None, memory_limit_bytes=memory_limit_bytes
+        return ClusterIndex(
+            features,
+            record_ids,
+            address=engine.partition(":")[2] or None,
+            memory_limit_bytes=memory_limit_bytes,
+            removed=removed,
         )
-        cluster.remove(removed)
-        return cluster
-    if memory_limit_bytes is not None and isinstance(features, np.ndarray):
-        check_count(memory_limit_bytes, "memory_limit_bytes")
-        if features.ndim == 2:
-            check_memory_limit(memory_limit_bytes, features.shape[1], loaded)
-        if max_records is None or max_records > rows_at_once(memory_limit_bytes):
-            check_features(features)
-            check_record_ids(record_ids, len(features))
-            return SplitIndex(features, record_ids, loaded, memory_limit_bytes=memory_limit_bytes, removed=removed)
-    return StoredIndex(
+    return ExactIndex(
         features,
         record_ids,
         loaded,
@@ -138,7 +169,7 @@ def training_device(engine: str, *, products: int) -> str | None:
     An agent's engine says which devices are its own, for what it searches and for what it trains.
     """
     if goes_to_device(products, engine):
-        return "cuda:0" if found_or_none("torch-gpu") is not None else None
+        return "cuda:0" if found_or_none() is not None else None
     return None
 
 
@@ -161,7 +192,7 @@ def load_engine(name: str) -> Engine:
     if not isinstance(name, str):
         raise InvalidSetting(f"engine must be a name, found {type(name).__name__}")
     if is_cluster(name):
-        from feature_store.cluster.door import check_installed
+        from feature_store.cluster.driver import check_installed
 
         check_installed()
         return load_engine(here(name))
@@ -174,12 +205,11 @@ def load_engine(name: str) -> Engine:
 
         return FaissEngine()
     if name in ("auto", "torch-gpu"):
-        met = found_or_none("torch-gpu") if name == "auto" else contact("torch-gpu")
-        if met is not None:
+        devices = found_or_none() if name == "auto" else contact()
+        if devices is not None:
             from feature_store.index.engine_torch import TorchEngine
 
-            on_all = TorchEngine(devices=[f"cuda:{number}" for number in range(met.devices)])
-            return on_all if met.is_half_exact else on_all.in_single_precision()
+            return TorchEngine(devices=[f"cuda:{number}" for number in range(devices)])
     if name == "torch":
         from feature_store.index.engine_torch import TorchEngine
 
@@ -188,3 +218,21 @@ def load_engine(name: str) -> Engine:
         return NumpyEngine()
     refuse_unsafe(name)
     raise InvalidSetting(f"engine {name!r} is unknown; choose one of {', '.join(ENGINES)}")
+
+
+def refuse_unsafe(kind: str) -> None:
+    """Refuse an index that depends on private data beyond the records themselves.
+
+    Args:
+        kind: a name or a FAISS factory string, such as "hnsw", "HNSW32" or "IVF256,PQ16". Anything that names
+            no unsafe structure passes.
+
+    Raises:
+        UnsafeIndex: with the reason, and what to use instead.
+    """
+    for structure, reason in _REASONS.items():
+        if structure in kind.lower():
+            raise UnsafeIndex(
+                f"index {kind!r} is refused for instance-level privacy: {reason}. "
+                "Use an exact engine (auto, numpy, int16, torch, torch-gpu)."
+            )

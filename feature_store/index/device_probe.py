@@ -5,7 +5,7 @@ something in the records set it off. So before anything is charged a child proce
 synthetic records on each of them, in every shape that has surprised somebody, against the definition. What it found
 is kept for this process.
 
-    python -m feature_store.index.device_probe torch-gpu          the child: prints one line of JSON
+    python -m feature_store.index.device_probe          the child: prints one line of JSON
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.index.definition import nearest_by_definition
 from feature_store.index.engine import Engine
-from feature_store.index.reference import nearest_by_definition
-from feature_store.index.stored import StoredIndex
+from feature_store.index.exact_index import ExactIndex
 from labeler.errors import InvalidSetting, LabelerError
 
 TIME_LIMIT_S: Final = 180
@@ -34,22 +33,9 @@ TIME_LIMIT_S: Final = 180
 
 _COMMAND: Final = [sys.executable, "-P", "-m", "feature_store.index.device_probe"]
 _LOCK = threading.Lock()
-_CONTACTS: Final[dict[str, Contact | str]] = {}
+_FOUND: Final[list[int | str]] = []
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Contact:
-    """What the child found.
-
-    Attributes:
-        devices: how many CUDA devices the library sees, each of them exact.
-        is_half_exact: whether half precision products with float32 sums are exact on all of them.
-    """
-
-    devices: int
-    is_half_exact: bool
 
 
 def has_driver() -> bool:
@@ -63,26 +49,26 @@ def has_driver() -> bool:
     return False
 
 
-def contact(name: str) -> Contact:
-    """What a child process found of engine `name`, "torch-gpu"; asked once in a process's life.
+def contact() -> int:
+    """How many CUDA devices a child process found, each of them exact; asked once in a process's life.
 
     Raises:
-        InvalidSetting: there is no device, it is not exact, or the child died of it; with what to use instead.
+        InvalidSetting: there is no device, one is not exact, or the child died of it; with what to use instead.
     """
     with _LOCK:
-        if name not in _CONTACTS:
-            _CONTACTS[name] = _ask(name)
-        found = _CONTACTS[name]
+        if not _FOUND:
+            _FOUND.append(_ask())
+        found = _FOUND[0]
     if isinstance(found, str):
-        raise InvalidSetting(f"engine {name} needs a CUDA device that works here: {found}; use engine numpy or auto")
+        raise InvalidSetting(f"engine torch-gpu needs a CUDA device that works here: {found}; use engine numpy or auto")
     return found
 
 
-def found_or_none(name: str) -> Contact | None:
+def found_or_none() -> int | None:
     """The same for "auto": what cannot be used is logged once, and the processor used instead."""
-    is_news = name not in _CONTACTS
+    is_news = not _FOUND
     try:
-        return contact(name)
+        return contact()
     except InvalidSetting as error:
         if is_news and has_driver():
             log.warning("no device is used", extra={"reason": str(error)})
@@ -91,20 +77,15 @@ def found_or_none(name: str) -> Contact | None:
 
 def forget() -> None:
     """Ask again next time; for tests."""
-    _CONTACTS.clear()
+    _FOUND.clear()
 
 
-def _ask(name: str) -> Contact | str:
+def _ask() -> int | str:
     if not has_driver():
         return "this machine has no NVIDIA driver"
     try:
         done = subprocess.run(
-            [*_COMMAND, name],
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            _COMMAND, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         return f"the first search on it did not end within {TIME_LIMIT_S} s"
@@ -114,9 +95,7 @@ def _ask(name: str) -> Contact | str:
         return f"the first search on it ended its process with {signal.Signals(-done.returncode).name}{said}"
     try:
         answer = json.loads(done.stdout)
-        if "refused" in answer:
-            return str(answer["refused"])
-        return Contact(int(answer["devices"]), bool(answer["is_half_exact"]))
+        return str(answer["refused"]) if "refused" in answer else int(answer["devices"])
     except (ValueError, KeyError, TypeError):
         return f"the first search on it failed with exit code {done.returncode}{said}"
 
@@ -132,7 +111,7 @@ def probe(engine: Engine) -> str | None:
     """
     for what, features, queries, counts in _trials():
         ids = np.random.default_rng(len(features)).permutation(len(features)).astype(np.int64)
-        index = StoredIndex(features, ids, engine)
+        index = ExactIndex(features, ids, engine)
         for k in counts:
             found, expected = index.search(queries, k), nearest_by_definition(features, ids, queries, k)
             if index.engine is not engine:
@@ -163,37 +142,27 @@ def _trials() -> Iterator[_Trial]:
     yield "records that all tie", tied, tied[:3], (1, 50, 2047, 2048, 2049)
 
 
-def _torch() -> dict[str, object]:
+def _found() -> dict[str, object]:
     import torch
 
     from feature_store.index.engine_torch import TorchEngine
 
     count = torch.cuda.device_count()
-    if not count:
-        return {"refused": "torch sees no CUDA device"}
-    is_half_exact = True
     for number in range(count):
-        half = TorchEngine(devices=[f"cuda:{number}"])
-        if probe(half) is None:
-            continue
-        is_half_exact = False
-        wrong = probe(half.in_single_precision())
+        wrong = probe(TorchEngine(devices=[f"cuda:{number}"]))
         if wrong is not None:
             return {"refused": f"device {number}: {wrong}"}
-    return {"devices": count, "is_half_exact": is_half_exact}
+    return {"devices": count} if count else {"refused": "torch sees no CUDA device"}
 
 
-_PROBES: Final[dict[str, Callable[[], dict[str, object]]]] = {"torch-gpu": _torch}
-
-
-def main(name: str) -> None:
+def main() -> None:
     """The child's part."""
     try:
-        answer = _PROBES[name]()
+        answer = _found()
     except LabelerError as error:
         answer = {"refused": str(error)}
     sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

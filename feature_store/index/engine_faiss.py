@@ -1,6 +1,6 @@
 """FAISS as an engine on the processor, for `labeler run` and benchmarks: exact, with ties settled by record id.
 
-Only this module and `bare` import faiss.
+Only this module of the product imports faiss.
 
 FAISS keeps whichever of tied records it met first, so its own answer is no function of the set of records. Here it
 answers two other questions about every query, whether it ties or not:
@@ -23,9 +23,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import Block
-from feature_store.index.gathered import GatheredRows
-from feature_store.index.keys import NO_KEY, pack
+from feature_store.index.definition import NO_KEY, pack
+from feature_store.index.engine import Engine
+from feature_store.index.rows import GatheredRows
 
 _TILE_ROWS: Final = 1 << 16
 _TILE_QUERIES: Final = 256
@@ -41,7 +41,7 @@ _LEAST: Final = -float(2**24)
 class FaissBlock:
     """Records in tiles, each an `IndexFlatIP` of (x, 1); see engine.Block."""
 
-    def __init__(self, rows: GatheredRows, ranks: NDArray[np.int64]) -> None:
+    def __init__(self, rows: GatheredRows) -> None:
         self._tiles = []
         for start in range(0, len(rows), _TILE_ROWS):
             part = rows.part(start, min(start + _TILE_ROWS, len(rows)))
@@ -50,10 +50,10 @@ class FaissBlock:
                 floats[place, :-1] = some
             index = faiss.IndexFlatIP(rows.dimension + 1)
             index.add(floats)
-            self._tiles.append((index, ranks[start : start + len(part)]))
+            self._tiles.append((index, start))
 
     def __len__(self) -> int:
-        return sum(len(ranks) for _, ranks in self._tiles)
+        return sum(index.ntotal for index, _ in self._tiles)
 
     def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
         found = np.full((len(queries), count), NO_KEY, dtype=np.int64)
@@ -62,8 +62,8 @@ class FaissBlock:
             some[:, :-1] = queries[start : start + _TILE_QUERIES]
             some[:, -1] = -self._last_similarities(some, count)
             best = found[start : start + len(some)]
-            for index, ranks in self._tiles:
-                _keep_first(best, *_reached(index, some, ranks))
+            for index, first in self._tiles:
+                _keep_first(best, *_reached(index, some, first))
         return found
 
     def _last_similarities(self, queries: NDArray[np.float32], count: int) -> NDArray[np.float32]:
@@ -76,25 +76,19 @@ class FaissBlock:
         return np.asarray(best.min(axis=1))
 
 
-class FaissEngine:
-    """See engine.Engine."""
+class FaissEngine(Engine):
+    """See the module."""
 
     def bytes_per_query(self, block_rows: int) -> int:
         # For at most _TILE_QUERIES at once: places, similarities and keys of all records of a tile.
         return 48 * min(block_rows, _TILE_ROWS)
 
-    def room_rows(self, dimension: int) -> int | None:  # noqa: ARG002, of the protocol
-        return None
-
-    def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> FaissBlock:  # noqa: ARG002, of the protocol
-        return FaissBlock(rows, ranks)
-
-    def free(self, block: Block) -> None:
-        """Nothing is held."""
+    def load(self, rows: GatheredRows, most_rows: int) -> FaissBlock:  # noqa: ARG002
+        return FaissBlock(rows)
 
 
 def _reached(
-    index: faiss.IndexFlatIP, queries: NDArray[np.float32], ranks: NDArray[np.int64]
+    index: faiss.IndexFlatIP, queries: NDArray[np.float32], first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The keys of all records that may count, and whose query each is about, ascending."""
     limits, _, places = index.range_search(queries, -float(index.d))
@@ -104,7 +98,7 @@ def _reached(
     for start in range(0, len(places), _GATHERED):
         part = slice(start, start + _GATHERED)
         np.einsum("ij,ij->i", records[places[part]], queries[whose[part], :-1], out=similarities[part])
-    return pack(similarities, ranks[places]), whose
+    return pack(similarities, places + first), whose
 
 
 def _keep_first(best: NDArray[np.int64], keys: NDArray[np.int64], whose: NDArray[np.int64]) -> None:

@@ -27,11 +27,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.engine import Block
-from feature_store.index.gathered import GatheredRows
-from feature_store.index.keys import NO_KEY, RANK_BITS
-from feature_store.index.mapped import unmap_pages
-from feature_store.index.reference import nearest_by_definition
+from feature_store.index.definition import NO_KEY, RANK_BITS, nearest_by_definition
+from feature_store.index.engine import Engine
+from feature_store.index.rows import GatheredRows, unmap_pages
 from labeler.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -65,10 +63,10 @@ log = logging.getLogger(__name__)
 
 
 class Int16Block:
-    """Records where they lie; see engine.Block."""
+    """Records where they lie; see Block."""
 
-    def __init__(self, kernel: PairKernel, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> None:
-        self._kernel, self._rows, self._ranks, self._most_rows = kernel, rows, ranks, most_rows
+    def __init__(self, kernel: PairKernel, rows: GatheredRows, most_rows: int) -> None:
+        self._kernel, self._rows, self._most_rows = kernel, rows, most_rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -94,7 +92,7 @@ class Int16Block:
                 stop = min(len(self), start + packed_rows)
                 features, rows = self._rows.part(start, stop).source()
                 packed = _pack(kernel, features, rows, kernel.rows_per_panel, each, threads)
-                ranks = self._ranks[start:stop]
+                ranks = np.arange(start, stop)
                 each(partial(_Lane.take, packed=packed, ranks=ranks), lanes)
             unmap_pages(self._rows.source()[0])
             return np.concatenate(each(_Lane.first, lanes))
@@ -165,8 +163,8 @@ class _Lane:
         return first
 
 
-class Int16Engine:
-    """See engine.Engine; its device is the processor, so there is always room and nothing fails.
+class Int16Engine(Engine):
+    """See the module.
 
     Raises:
         InvalidSetting: this machine cannot: llvmlite is missing, the processor lacks the instructions, or the kernel
@@ -179,24 +177,13 @@ class Int16Engine:
             raise InvalidSetting(f"engine int16 cannot be used here: {kernel}; use engine numpy or auto")
         self._kernel = kernel
 
-    @property
-    def instructions(self) -> str:
-        """What multiplies, for people."""
-        return self._kernel.instructions
-
     def bytes_per_query(self, block_rows: int) -> int:
         # Some times what it is asked for is counted with what is found; then _SPARE_KEYS, and what one step may add.
         rows = -(-block_rows // self._kernel.rows_per_panel) * self._kernel.rows_per_panel
         return 8 * (min(rows, _SPARE_KEYS) + min(rows, _MOST_CACHED_ROWS))
 
-    def room_rows(self, dimension: int) -> int | None:  # noqa: ARG002, of the protocol
-        return None
-
-    def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> Int16Block:
-        return Int16Block(self._kernel, rows, np.ascontiguousarray(ranks), most_rows)
-
-    def free(self, block: Block) -> None:
-        """Nothing is held."""
+    def load(self, rows: GatheredRows, most_rows: int) -> Int16Block:
+        return Int16Block(self._kernel, rows, most_rows)
 
 
 @cache
@@ -217,7 +204,7 @@ def probed_kernel() -> PairKernel | str:
         records = np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
         records[150:] = records[:50]
         queries, ids = records[rng.permutation(200)[:21]], np.arange(200)
-        block = Int16Block(kernel, GatheredRows(records, ids, 1 << 18), ids, len(ids))
+        block = Int16Block(kernel, GatheredRows(records, ids, 1 << 18), len(ids))
         for k in (1, 60, 200):
             expected = nearest_by_definition(records, ids, queries, k)
             keys = ((1 << 24) - expected.similarities.astype(np.int64) << RANK_BITS) | expected.record_ids

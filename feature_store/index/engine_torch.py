@@ -1,10 +1,9 @@
 """Torch as an engine: exact keys on the device, no tie left to settle, no limit of k, no second copy.
 
-Records lie on the device as float16 (`exact_product` says why that is exact), with their places in the order of ids.
-A tile of them is multiplied with the queries, similarity and place become one int64 (`keys`), and the smallest keys
-are taken per tile and again over tiles. Keys are unique, so it does not matter how a library chooses among equals:
-there are none. Every device holds one part, ranks in a row, and parts merge by key, that is by (similarity, full
-record id).
+Records lie on the device as float16, with their places in the order of ids.
+A tile of them is multiplied with the queries, similarity and place become one int64 (`definition`, "Keys"), and the
+smallest keys are taken per tile and again over tiles. Keys are unique, so it does not matter how a library chooses
+among equals: there are none. Every device holds one part, ranks in a row, and parts merge by key.
 
 **Groups.** A device multiplies faster than it selects, so most similarities are looked at once. A tile is cut into
 groups of records, ranks in a row, and a group is known by the key made of its largest similarity and its first rank.
@@ -22,6 +21,26 @@ are. So whether groups are chosen first follows from the count asked for, and ne
 each group come before the second of each: `interleaved`. Where a record lies changes nothing else, for its rank lies in
 the same place.
 
+**Inputs.** An admitted row (see definition) holds integers of at most 2048 in absolute value, its squared norm is below
+2^24. float16 has 11 significant bits, so it holds every integer up to 2048 = 2^11 exactly (2^11 itself is a power of
+two); so does TF32. Rows are therefore kept as float16: as many bytes as on disk. bfloat16 has 8 bits and would not do.
+
+**Products and sums.** Two such numbers multiply to an integer of at most 2^22, which the multipliers of tensor cores
+and of float32 hold exactly. By Cauchy and Schwarz the sum over *any* subset of coordinates stays below 2^24 in
+absolute value, so every partial sum, in whatever order and grouping, is an integer that float32's 24 bits hold. An
+accumulator that aligns its summands to the largest and cuts off what lies below 24 bits cuts nothing off an integer.
+So
+
+    torch.mm(queries float16, records float16.T, out_dtype=torch.float32)
+
+is exact for every dimension and every admitted grid, provided the sum is *kept in float32*: no limbs are needed. It is
+not exact where partial sums are rounded to half precision, or kept in fewer than 24 bits. Switches that allow the first
+are off for the time of a product and set back to what they were; the second is found by the probe (`device_probe`)
+before anybody pays, and by four random queries in full at every load (`exact_index`).
+
+On a processor a tile of records is converted to float32 first and multiplied in
+float32. TF32 would do no harm there, bfloat16 would ("medium" precision on a processor): both are off.
+
 On the processor it is the same code: slower than int16, and the twin by which the device's path is tested.
 """
 
@@ -29,18 +48,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Final, cast
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feature_store.index.engine import Block, DeviceFault
-from feature_store.index.exact_product import Product, exact_sums, product_of, single_product
-from feature_store.index.gathered import GatheredRows
-from feature_store.index.keys import NO_KEY, RANK_BITS
+from feature_store.index.definition import NO_KEY, RANK_BITS
+from feature_store.index.engine import Block, DeviceFault, Engine
+from feature_store.index.rows import GatheredRows
 from labeler.errors import InvalidSetting
 
 TILE_ROWS: Final = 1 << 15
@@ -73,12 +92,16 @@ _LEAST: Final = -(1 << 24) + 1
 """Rank and similarity of what fills a panel up: together they are NO_KEY."""
 
 
-class TorchPart:
-    """Records on one device, panel after panel, ranks ascending from panel to panel; see engine.Block."""
+Product = Callable[[Tensor, Tensor], Tensor]
+"""(queries float16 (nq, d), records float16 (n, d)) -> similarities float32 (nq, n)."""
 
-    def __init__(
-        self, rows: GatheredRows, ranks: NDArray[np.int64], device: torch.device, product: Product, tile_rows: int
-    ) -> None:
+_LOCK = threading.RLock()
+
+
+class TorchPart:
+    """Records on one device, panel after panel, ranks ascending from panel to panel; see Block."""
+
+    def __init__(self, rows: GatheredRows, first: int, device: torch.device, product: Product, tile_rows: int) -> None:
         self._device, self._product, self._count = device, product, len(rows)
         self._panel_rows = min(max(_GROUP, tile_rows // _GROUP * _GROUP), TILE_ROWS)
         self._panels = max(1, -(-len(rows) // self._panel_rows))
@@ -86,9 +109,8 @@ class TorchPart:
         self._rows = torch.zeros(shape, dtype=torch.float16, device=device)
         for where, chunk in rows.chunks():
             self._rows[where] = torch.from_numpy(chunk).to(device)
-        filled = np.full(shape[0], _NO_RANK, dtype=np.int64)
-        filled[: len(rows)] = ranks
-        self._ranks = torch.from_numpy(filled).to(device)
+        self._ranks = torch.full((shape[0],), _NO_RANK, dtype=torch.int64, device=device)
+        self._ranks[: len(rows)] = torch.arange(first, first + len(rows), device=device)
         for start in range(0, shape[0], self._panel_rows):
             panel = slice(start, start + self._panel_rows)
             self._rows[panel], self._ranks[panel] = interleaved(self._rows[panel]), interleaved(self._ranks[panel])
@@ -126,7 +148,7 @@ class TorchPart:
 
 
 class TorchBlock:
-    """Records in one part per device, ranks in a row from part to part; see engine.Block."""
+    """Records in one part per device, ranks in a row from part to part; see Block."""
 
     def __init__(self, parts: Sequence[TorchPart]) -> None:
         self._parts = list(parts)
@@ -150,8 +172,8 @@ class TorchBlock:
         self._parts.clear()
 
 
-class TorchEngine:
-    """See engine.Engine.
+class TorchEngine(Engine):
+    """See the module.
 
     Args:
         devices: "cpu", "cuda" or "cuda:1", one part of the records for each.
@@ -186,14 +208,14 @@ class TorchEngine:
         # Parts are equally long, so the fullest device decides.
         return max(1, len(rooms) * min(rooms) // (2 * dimension + 8))
 
-    def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> TorchBlock:
+    def load(self, rows: GatheredRows, most_rows: int) -> TorchBlock:
         step, tile_rows = -(-len(rows) // len(self._devices)), min(self._tile_rows, most_rows + _GROUP - 1)
         parts = []
         with _faults():
             for number, device in enumerate(self._devices):
                 start, stop = number * step, min(len(rows), (number + 1) * step)
                 product = self._product or product_of(device)
-                parts.append(TorchPart(rows.part(start, stop), ranks[start:stop], device, product, tile_rows))
+                parts.append(TorchPart(rows.part(start, stop), start, device, product, tile_rows))
         return TorchBlock(parts)
 
     def free(self, block: Block) -> None:
@@ -201,12 +223,6 @@ class TorchEngine:
             block.close()
             if self._devices[0].type == "cuda":
                 torch.cuda.empty_cache()  # of other sizes than the next block's, it would lie there unused
-
-    def in_single_precision(self) -> TorchEngine:
-        """The same on tiles of float32: for a device whose half precision product is not exact."""
-        return TorchEngine(
-            devices=[str(device) for device in self._devices], product=single_product, tile_rows=self._tile_rows // 4
-        )
 
 
 def checked_device(name: str) -> torch.device:
@@ -308,3 +324,44 @@ def _faults() -> Iterator[None]:
         yield
     except RuntimeError as error:  # out of memory, a kernel that failed, a library on it that did
         raise DeviceFault(type(error).__name__) from None
+
+
+def half_product(queries: Tensor, records: Tensor) -> Tensor:
+    """On tensor cores: float16 in, float32 sums out."""
+    return torch.mm(queries, records.T, out_dtype=torch.float32)
+
+
+def single_product(queries: Tensor, records: Tensor) -> Tensor:
+    """The same in float32; `records` is a tile, so that no whole set is converted."""
+    return torch.mm(queries.float(), records.float().T)
+
+
+def product_of(device: torch.device) -> Product:
+    """The product that is exact on this kind of device, and fastest."""
+    return half_product if device.type == "cuda" else single_product
+
+
+@contextlib.contextmanager
+def exact_sums() -> Iterator[None]:
+    """Sums in float32 and nothing less, whatever this process has allowed elsewhere; set back afterwards.
+
+    The switches belong to the process, so one search at a time holds them.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    processor: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch does not type it
+    wanted: list[tuple[Any, str, object]] = [
+        (matmul, "allow_fp16_reduced_precision_reduction", False),
+        (matmul, "allow_bf16_reduced_precision_reduction", False),
+        (matmul, "allow_fp16_accumulation", False),
+        (matmul, "fp32_precision", "ieee"),
+        (processor, "fp32_precision", "ieee"),
+    ]
+    with _LOCK, torch.inference_mode(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+        try:
+            for owner, name, value in wanted:
+                setattr(owner, name, value)
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)

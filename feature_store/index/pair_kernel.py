@@ -8,10 +8,10 @@ second: on AVX2, AVX-512 and with VNNI or without. This is the only module that 
 
 Both sides are packed first. A panel of records holds, for one pair of coordinates after the other, that pair of each of
 its `rows_per_panel` records; queries lie in groups of `queries_per_group` in the same way. `score` walks over groups
-and panels with one sum per query and record in a register, and appends the keys (see keys) of those above a query's
+and panels with one sum per query and record in a register, and appends the keys (`definition`) of those above a query's
 threshold.
 
-**Exact.** Coordinates are at most 2048 in absolute value (geometry), so a product is at most 2^22 and a pair of them
+**Exact.** Coordinates are at most 2048 in absolute value (`definition`), so a product is at most 2^22, and two of them
 2^23: `vpmaddwd` cannot wrap (its one case is four times -32768). A sum over any subset of coordinates is below 2^24 by
 Cauchy and Schwarz, so no partial sum comes near 2^31, whatever the order and the dimension. What is not admitted there
 is refused at the door, by `check_features`, before it comes here.
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from llvmlite import binding, ir
 
-from feature_store.index.keys import RANK_BITS
+from feature_store.index.definition import RANK_BITS
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _POINTER, _NOTHING = ir.PointerType(), ir.VoidType()

@@ -21,7 +21,7 @@ ON: Final = 0.5
 """An attribute of at least this probability holds."""
 
 FILE_HEADINGS: Final = ("file", "image_id")
-"""What may stand over the names of images in a table of attributes (feature_store.attributes)."""
+"""What may stand over the names of images in a table of attributes (feature_store.sources)."""
 
 LABEL: Final = "label."
 SEVERAL: Final = "labels"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 
 import numpy as np
 from safetensors import SafetensorError
@@ -57,23 +55,3 @@ def release_from_bytes(data: bytes) -> Release:
         )
     except (SafetensorError, ValueError, KeyError, TypeError, LabelerError):
         raise BadData("a stored release is damaged, or of another version; restore the journal from a backup") from None
-
-
-def release_from_npz(data: bytes) -> Release:
-    """A release from the bytes that `labeler run` stored before it had the codec above: its folders go on.
-
-    Raises:
-        BadData: they are damaged.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            votes = stored.get("noisy_votes")
-            return Release(
-                kind="histogram" if votes is not None else "winner",
-                labels=stored["labels"],
-                noisy_votes=votes,
-                contributors=frozenset(json.loads(str(stored["contributors"]))),
-                is_seeded=bool(stored["is_seeded"]),
-            )
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, LabelerError):
-        raise BadData("a stored release is damaged; start again in an empty folder, which is charged anew") from None

@@ -11,14 +11,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import Connection, select
 
-from feature_store.journal.agent_memory import answered_rounds, task_approvals
-from feature_store.journal.answer_history import answered_tasks, check_delta
+from feature_store.journal.agent_memory import check_delta
 from feature_store.journal.chain import Head, time_of
-from feature_store.journal.evidence import Wanted
-from feature_store.journal.evidence_chain import Chain, read_chain, without_contradiction
-from feature_store.journal.promises import promised_rounds, proposal_answers
+from feature_store.journal.evidence import Chain, Wanted, read_chain, without_contradiction
+from feature_store.journal.schema import (
+    answered_rounds,
+    answered_tasks,
+    promised_rounds,
+    proposal_answers,
+    task_approvals,
+)
 from labeler.errors import JournalBroken, NotFound
 from labeler.evidence.derive import decimal
 from labeler.evidence.document import Facts, Job, Refusal, Round, TaskFacts
@@ -42,20 +46,18 @@ def agent_facts(
     """
     check_delta(connection, delta)
     chain = read_chain(connection, read_at=read_at, head=head)
-    there = inspect(connection).has_table
-    promised = _promised(connection) if there(promised_rounds.name) else {}
+    promised = _promised(connection)
     by_task: dict[str, dict[str, list[Round]]] = {wanted.task: {}} if wanted.task else {}
-    if there(answered_rounds.name):
-        query = select(answered_rounds).where(answered_rounds.c.ledger_seq <= chain.journal.entries)
-        known = set()
-        for row in connection.execute(query.order_by(answered_rounds.c.ledger_seq)).mappings():
-            known.add(row["reservation_id"])
-            found = _round(dict(row), chain)
-            if wanted.holds(time_of(found.posted_at)) and wanted.task in ("", row["task_digest"]):
-                job = promised.get(row["reservation_id"], UNNAMED)
-                by_task.setdefault(row["task_digest"], {}).setdefault(job, []).append(found)
-        _check_all_there(chain, known)
-    declined = _declined(connection, wanted, chain) if there(proposal_answers.name) else {}
+    query = select(answered_rounds).where(answered_rounds.c.ledger_seq <= chain.journal.entries)
+    known = set()
+    for row in connection.execute(query.order_by(answered_rounds.c.ledger_seq)).mappings():
+        known.add(row["reservation_id"])
+        found = _round(dict(row), chain)
+        if wanted.holds(time_of(found.posted_at)) and wanted.task in ("", row["task_digest"]):
+            job = promised.get(row["reservation_id"], UNNAMED)
+            by_task.setdefault(row["task_digest"], {}).setdefault(job, []).append(found)
+    _check_all_there(chain, known)
+    declined = _declined(connection, wanted, chain)
     for digest in declined:
         by_task.setdefault(digest, {})
     facts = Facts(
@@ -150,15 +152,10 @@ def _declined(connection: Connection, wanted: Wanted, chain: Chain) -> dict[str,
 
 def _fields(connection: Connection, digest: str) -> dict[str, Any] | None:
     """The task: as it was written down with its first charge, or as a person decided about it."""
-    there = inspect(connection).has_table
-    if there(answered_tasks.name):
-        body = connection.execute(select(answered_tasks.c.body).where(answered_tasks.c.digest == digest)).scalar()
-        if body is not None:
-            return dict(json.loads(body))
-    if there(task_approvals.name):
-        # One that waits is forgotten after a week, and a document must not depend on when it is checked.
-        decided = (task_approvals.c.digest == digest, task_approvals.c.state != "waiting")
+    # One that waits is forgotten after a week, and a document must not depend on when it is checked.
+    decided = (task_approvals.c.digest == digest, task_approvals.c.state != "waiting")
+    charged = select(answered_tasks.c.body).where(answered_tasks.c.digest == digest)
+    body = connection.execute(charged).scalar()
+    if body is None:
         body = connection.execute(select(task_approvals.c.body).where(*decided)).scalar()
-        if body is not None:
-            return dict(json.loads(body))
-    return None
+    return None if body is None else dict(json.loads(body))

@@ -1,4 +1,4 @@
-"""What an agent must not forget: which rounds it was charged for, for whom, and what people approved.
+"""What an agent must not forget: which rounds it was charged for, for whom and of which task; what people approved.
 
 A round is charged once and answered once; what is sent again are the bytes that were stored then
 (`feature_store.journal.agent_rounds`), so it does not matter here what the records are by now. The same round for other
@@ -10,35 +10,37 @@ not remember.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    Text,
-    UniqueConstraint,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from feature_store.clock import Clock
-from feature_store.journal.charges import Charge
-from feature_store.journal.columns import WHOLE, Moment, check_moment, json_text, now_utc, one_of
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.day_count import DayCount
-from feature_store.journal.joining import reading, writing
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import LEDGER_TABLES
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, keep, stay
-from labeler.errors import AwaitingApproval, InvalidSetting, JournalBroken, NotFound, PrivacyRefusal
+from feature_store.journal.chain import time_of, time_text
+from feature_store.journal.database import Database, now_utc
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.schema import (
+    agent_rounds,
+    answered_rounds,
+    answered_tasks,
+    asked_by,
+    json_text,
+    ledger_entries,
+    promised_rounds,
+    proposal_answers,
+    task_approvals,
+)
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.errors import (
+    AwaitingApproval,
+    InvalidSetting,
+    JournalBroken,
+    NotFound,
+    PolicyRefusal,
+    PrivacyRefusal,
+)
+from labeler.methods.sensitivity import least_delta
 from labeler.rounds.agent import ANSWERED_TO_OTHERS
 from labeler.task import Task, parse_task
 
@@ -51,40 +53,8 @@ WAITING_KEPT = timedelta(days=7)
 MAX_DECIDED = 500
 """Most decisions that are listed, the last ones."""
 
-answered_rounds = strict_table(
-    "answered_rounds",
-    Column("round_digest", Text, primary_key=True),
-    Column("shard_version", Text, nullable=False),
-    Column("reservation_id", Text, nullable=False),
-    Column("ledger_seq", WHOLE, ForeignKey("ledger_entries.seq"), nullable=False),
-    Column("num_queries", WHOLE, nullable=False),
-    Column("task_digest", Text, nullable=False),
-    Column("recipients", Text, nullable=False),
-    UniqueConstraint("reservation_id"),
-    UniqueConstraint("ledger_seq"),
-    CheckConstraint("num_queries >= 1", name="queries"),
-)
-keep(answered_rounds)
-forbid(
-    answered_rounds,
-    "paid",
-    on="INSERT",
-    when="NOT EXISTS (SELECT 1 FROM ledger_entries WHERE ledger_entries.seq = NEW.ledger_seq "
-    "AND ledger_entries.kind = 'post' AND ledger_entries.reservation_id = NEW.reservation_id)",
-    because="an answer is paid for by an entry of the ledger",
-)
-
-task_approvals = strict_table(
-    "task_approvals",
-    Column("digest", Text, primary_key=True),
-    Column("body", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("requested_at", Moment, nullable=False),
-    Column("decided_at", Moment, nullable=True),
-    CheckConstraint(one_of("state", ("waiting", "approved", "revoked")), name="state"),
-    CheckConstraint("(state = 'waiting') = (decided_at IS NULL)", name="decided"),
-)
-stay(task_approvals, ("digest", "body", "requested_at"))
+MAX_NAMES = 20
+"""Of one task, of those who asked for it: what a coordinator says must not fill a site's disk."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +72,6 @@ class Decided:
     decided_at: datetime
 
 
-_KNOWN = Prepared("SELECT reservation_id, recipients FROM answered_rounds WHERE round_digest = :digest")
-_ANSWERED = Prepared(insert(answered_rounds))
-_APPROVED = Prepared("SELECT state FROM task_approvals WHERE digest = :digest")
-
-
 class AgentMemory:
     """The memory of one agent, in its own journal.
 
@@ -118,8 +83,6 @@ class AgentMemory:
         self._database = database
         self._ledger = ledger
         self._clock = clock
-        database.create(*LEDGER_TABLES, answered_rounds, task_approvals)
-        self._counts = DayCount(database, answered_rounds)
 
     def charge(
         self,
@@ -162,13 +125,14 @@ class AgentMemory:
         if not all(isinstance(value, str) and value for value in (round_digest, shard_version)):
             raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
         sent_to = json_text([list(recipient) for recipient in recipients])
-        with writing(self._database, connection) as joined:
-            known = _KNOWN.first(joined, digest=round_digest)
-            if known is not None and known[1] != sent_to:
+        with self._database.writing(connection) as joined:
+            this = answered_rounds.c.round_digest == round_digest
+            known = joined.execute(select(answered_rounds.c.recipients).where(this)).scalar()
+            if known is not None and known != sent_to:
                 raise PrivacyRefusal(ANSWERED_TO_OTHERS)
             if known is not None:
                 return False
-            answered = self._counts.of_task(task_digest, joined) + num_queries
+            answered = self.queries_of(task_digest, connection=joined) + num_queries
             if answered > max_queries:
                 raise PrivacyRefusal(
                     f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
@@ -181,17 +145,16 @@ class AgentMemory:
                 )
             self._ledger.reserve(reservation_id, charges, detail={"round": round_digest}, connection=joined)
             seq = self._ledger.post(reservation_id, detail={"round": round_digest}, connection=joined)
-            _ANSWERED.run(
-                joined,
-                round_digest=round_digest,
-                shard_version=shard_version,
-                reservation_id=reservation_id,
-                ledger_seq=seq,
-                num_queries=num_queries,
-                task_digest=task_digest,
-                recipients=sent_to,
-            )
-            self._counts.add(task_digest, self._ledger.last_at(connection=joined), num_queries)
+            row = {
+                "round_digest": round_digest,
+                "shard_version": shard_version,
+                "reservation_id": reservation_id,
+                "ledger_seq": seq,
+                "num_queries": num_queries,
+                "task_digest": task_digest,
+                "recipients": sent_to,
+            }
+            joined.execute(insert(answered_rounds), row)
         return True
 
     def is_charged(self, round_digest: str) -> bool:
@@ -200,22 +163,26 @@ class AgentMemory:
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """The reservation that paid for a round that was answered, or None."""
-        with reading(self._database, connection) as joined:
-            found = _KNOWN.first(joined, digest=round_digest)
-        return None if found is None else str(found[0])
+        query = select(answered_rounds.c.reservation_id).where(answered_rounds.c.round_digest == round_digest)
+        with self._database.reading(connection) as joined:
+            return joined.execute(query).scalar()
 
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """How many queries of a task were answered."""
-        with reading(self._database, connection) as joined:
-            return self._counts.of_task(task_digest, joined)
+        with self._database.reading(connection) as joined:
+            return int(joined.execute(_total().where(answered_rounds.c.task_digest == task_digest)).scalar_one())
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
 
         A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
         """
-        with reading(self._database, connection) as joined:
-            return self._counts.since(moment, joined)
+        with self._database.reading(connection) as joined:
+            # Times only rise with the numbers of entries, so the last entry before the moment is found from the end.
+            entry = ledger_entries.c
+            before = select(entry.seq).where(entry.at < time_text(moment)).order_by(entry.seq.desc()).limit(1)
+            last = joined.execute(before).scalar() or 0
+            return int(joined.execute(_total().where(answered_rounds.c.ledger_seq > last)).scalar_one())
 
     # What a person at the site has to say.
 
@@ -225,15 +192,11 @@ class AgentMemory:
         Raises:
             AwaitingApproval: so many tasks wait that no more are kept; those that nobody decides make room in a week.
         """
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             if self._approval(task.digest, joined) is not None:
                 return
             is_waiting = task_approvals.c.state == "waiting"
-            joined.execute(
-                delete(task_approvals).where(
-                    is_waiting, task_approvals.c.requested_at < check_moment(at) - WAITING_KEPT
-                )
-            )
+            joined.execute(delete(task_approvals).where(is_waiting, task_approvals.c.requested_at < at - WAITING_KEPT))
             count = select(func.count()).select_from(task_approvals).where(is_waiting)
             if joined.execute(count).scalar_one() >= MAX_WAITING:
                 raise AwaitingApproval(
@@ -244,14 +207,14 @@ class AgentMemory:
 
     def follow(self, task: Task, at: datetime, *, is_approved: bool, connection: Connection | None = None) -> None:
         """Write down what a person has decided about a task, also where it was never seen to wait."""
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             if self._approval(task.digest, joined) is None:
                 self._write_request(task, at, joined)
             self._decide(task.digest, "approved" if is_approved else "revoked", joined)
 
     def decide_against(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
         """Write down that a person has refused a task, where the journal does not say so yet."""
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             if self._approval(task.digest, joined) == "revoked":
                 return
         self.follow(task, at, is_approved=False, connection=connection)
@@ -306,16 +269,15 @@ class AgentMemory:
                 "digest": task.digest,
                 "body": json_text(task.model_dump(mode="json")),
                 "state": "waiting",
-                "requested_at": check_moment(at),
+                "requested_at": at,
             },
         )
 
     def _approval(self, digest: str, connection: Connection) -> str | None:
-        found = _APPROVED.first(connection, digest=digest)
-        return None if found is None else str(found[0])
+        return connection.execute(select(task_approvals.c.state).where(task_approvals.c.digest == digest)).scalar()
 
     def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             known = self._approval(digest, joined)
             if known is None:
                 raise NotFound(f"no task {digest[:64]!r} waits for approval; look at the list of those that do")
@@ -323,5 +285,152 @@ class AgentMemory:
                 joined.execute(
                     update(task_approvals)
                     .where(task_approvals.c.digest == digest)
-                    .values(state=state, decided_at=check_moment(self._clock()))
+                    .values(state=state, decided_at=self._clock())
                 )
+
+
+def _total() -> Select[int]:
+    return select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+
+
+class AskedBy:
+    """Names of requesters who asked for a task, as the coordinator says, for people who decide about it.
+
+    Nothing that protects a record rests on a name: it is the coordinator's word. What each has taken of the site's
+    budget, which a policy may bound, is kept apart (feature_store.journal.promises.RequesterShares).
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, task_digest: str, requester: str, at: datetime, *, connection: Connection | None = None) -> None:
+        """Remember a name, unless it is known, empty, or one too many."""
+        if not requester:
+            return
+        mine = asked_by.c.task_digest == task_digest
+        with self._database.reading(connection) as joined:
+            known = joined.execute(select(asked_by.c.requester).where(mine, asked_by.c.requester == requester)).first()
+        if known is not None:
+            return
+        with self._database.writing(connection) as joined:
+            count = joined.execute(select(func.count()).select_from(asked_by).where(mine)).scalar_one()
+            if count < MAX_NAMES:
+                row = {"task_digest": task_digest, "requester": requester, "first_at": at}
+                joined.execute(insert(asked_by), row)
+
+
+def requesters(database: Database) -> dict[str, list[str]]:
+    """The names by task, in the order in which they were heard."""
+    found: dict[str, list[str]] = {}
+    with database.read() as connection:
+        query = select(asked_by.c.task_digest, asked_by.c.requester).order_by(asked_by.c.first_at, asked_by.c.requester)
+        for digest, name in connection.execute(query):
+            found.setdefault(digest, []).append(name)
+    return found
+
+
+class AnsweredTasks:
+    """The tasks of which anything was answered: each is written down with the first of its rounds that is charged.
+
+    So the site can say for ever what it answered: name, classes and method. Its size is bounded by the budget it is
+    paid from.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+        """Write a task down with the first of its rounds that is charged, in the same transaction."""
+        with self._database.writing(connection) as joined:
+            known = select(answered_tasks.c.digest).where(answered_tasks.c.digest == task.digest)
+            if joined.execute(known).first() is None:
+                body = json_text(task.model_dump(mode="json"))
+                joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
+
+    def unanswered_for_life(self, *, connection: Connection) -> list[str]:
+        """Rounds of votes for life that are charged and have no stored answer yet, by digest."""
+        paid = answered_rounds.c
+        query = (
+            select(paid.round_digest, answered_tasks.c.body)
+            .join(agent_rounds, agent_rounds.c.round_digest == paid.round_digest)
+            .join(answered_tasks, answered_tasks.c.digest == paid.task_digest)
+            .where(agent_rounds.c.state == "charged")
+            .order_by(paid.ledger_seq)
+        )
+        found = connection.execute(query)
+        return [row.round_digest for row in found if json.loads(row.body).get("life") is not None]
+
+
+def check_delta(connection: Connection, delta: float) -> None:
+    """Refuse to state what was charged at a delta below which one of the charges bounds nothing.
+
+    A task is kept with the first of its charges, in the same transaction, so the largest least delta of them is kept
+    with the account that paid.
+
+    Args:
+        delta: of the site's policy.
+
+    Raises:
+        PolicyRefusal: something was answered that holds at a larger delta alone.
+    """
+    if delta >= LEAST_DELTA_OF_WINNERS:
+        return
+    for body in connection.execute(select(answered_tasks.c.body)).scalars():
+        task = parse_task(json.loads(body))
+        if delta < least_delta(task):
+            raise PolicyRefusal(
+                f"budget.delta: task {task.name!r} was answered for a price that holds at delta {least_delta(task):g} "
+                f"and above, and the policy says {delta:g}; at that delta nothing can be said of what was spent. Name "
+                f"a delta of at least {least_delta(task):g}"
+            )
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """One round that was charged.
+
+    Attributes:
+        job_id: the coordinator's name of the job, where it was proposed before; empty elsewhere.
+        charges: nano-units of mu^2 per level.
+        talliers: who got a share each.
+    """
+
+    round_digest: str
+    task_digest: str
+    job_id: str
+    at: datetime
+    num_queries: int
+    charges: Mapping[str, int]
+    talliers: tuple[str, ...]
+
+
+def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
+    """Every round that was charged, oldest first, and the tasks by digest.
+
+    Reads a journal that another process writes; one moment of it.
+    """
+    rounds, entries = answered_rounds.c, ledger_entries.c
+    query = (
+        select(*rounds, entries.at, entries.level, entries.amount, proposal_answers.c.job_id)
+        .join(ledger_entries, (entries.reservation_id == rounds.reservation_id) & (entries.kind == "post"))
+        .outerjoin(promised_rounds, promised_rounds.c.reservation_id == rounds.reservation_id)
+        .outerjoin(proposal_answers, proposal_answers.c.digest == promised_rounds.c.digest)
+        .order_by(rounds.ledger_seq, entries.seq)
+    )
+    found: dict[str, AnsweredRound] = {}
+    tasks: dict[str, Task] = {}
+    with database.read() as connection:
+        for row in connection.execute(query):
+            one = found.get(row.round_digest)
+            found[row.round_digest] = AnsweredRound(
+                row.round_digest,
+                row.task_digest,
+                row.job_id or "",
+                time_of(row.at),
+                row.num_queries,
+                {**(one.charges if one else {}), row.level: row.amount},
+                tuple(str(name) for name, _ in json.loads(row.recipients)),
+            )
+        for digest, body in connection.execute(select(answered_tasks.c.digest, answered_tasks.c.body)):
+            tasks[digest] = parse_task(json.loads(body))
+    return list(found.values()), tasks

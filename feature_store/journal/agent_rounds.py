@@ -8,8 +8,6 @@ A round is opened in the transaction that charges it, after its key is durable; 
 nothing of any other. What is stored is durable before a byte of it leaves, and is never replaced, so an answer that was
 asked for again is the stored one. It is erased once the coordinator says that every tallier has what it needs, and at
 the latest when nobody may ask any more. `answered_rounds` keeps for ever that the round was charged.
-
-A round that was answered by a version without this table is one of which nothing is kept.
 """
 
 from __future__ import annotations
@@ -21,45 +19,14 @@ from datetime import datetime
 from functools import partial
 from typing import Literal
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    LargeBinary,
-    Text,
-)
+from sqlalchemy import Connection, insert, select, update
 
 from feature_store.erasable import ErasableKeys, lock_away, take_out
-from feature_store.journal.agent_memory import answered_rounds
-from feature_store.journal.chain import time_text
-from feature_store.journal.columns import Moment, check_moment, one_of
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import reading
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, keep
-from feature_store.journal.unused_keys import UnusedKeys
+from feature_store.journal.database import Database
+from feature_store.journal.erasable_home import UnusedKeys
+from feature_store.journal.schema import agent_rounds, answered_rounds
 from labeler.errors import PrivacyRefusal
 from labeler.rounds.agent import NOT_KEPT, Recipients
-
-agent_rounds = strict_table(
-    "agent_rounds",
-    Column("round_digest", Text, ForeignKey("answered_rounds.round_digest"), primary_key=True),
-    Column("state", Text, nullable=False),
-    Column("kept_until", Moment, nullable=False),
-    Column("answer", LargeBinary, nullable=True),
-    CheckConstraint(one_of("state", ("charged", "stored", "erased")), name="state"),
-    CheckConstraint("(state = 'stored') = (answer IS NOT NULL)", name="stored"),
-)
-keep(agent_rounds, but=("state", "answer"))
-forbid(
-    agent_rounds,
-    "once",
-    on="UPDATE",
-    when="OLD.state = 'erased' OR NEW.state = 'charged' "
-    "OR (OLD.answer IS NOT NULL AND NEW.answer IS NOT NULL AND NEW.answer IS DISTINCT FROM OLD.answer)",
-    because="an answer is stored once and erased for ever",
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,24 +52,11 @@ class KeptAnswer:
 _LEAVES = b"leaves at "
 """Begins the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
 
-_KEPT_ROUND = Prepared(
-    "SELECT recipients, state, answer FROM answered_rounds AS paid "
-    "LEFT JOIN agent_rounds AS kept ON paid.round_digest = kept.round_digest WHERE paid.round_digest = :digest"
-)
-_OPEN = Prepared("INSERT INTO agent_rounds (round_digest, state, kept_until) VALUES (:digest, 'charged', :end)")
-_STORE = Prepared(
-    "UPDATE agent_rounds SET state = 'stored', answer = :locked WHERE round_digest = :digest AND state = 'charged'"
-)
-_ERASE = Prepared(
-    "UPDATE agent_rounds SET state = 'erased', answer = NULL WHERE round_digest = :digest AND state != 'erased'"
-)
-_ENDS_OF_KEPT = Prepared(
-    "SELECT round_digest, kept_until FROM agent_rounds WHERE state != 'erased' ORDER BY round_digest"
-)
+_IS_KEPT = agent_rounds.c.state != "erased"
 
 
 def _kept_rounds(connection: Connection) -> set[str]:
-    return {digest for digest, _ in _ENDS_OF_KEPT.all(connection)}
+    return set(connection.execute(select(agent_rounds.c.round_digest).where(_IS_KEPT)).scalars())
 
 
 class JournalRounds:
@@ -111,8 +65,6 @@ class JournalRounds:
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database
         self._keys = keys
-        database.create(answered_rounds, agent_rounds)
-        self._first_end: tuple[int, str] | None = None
         self._unused = UnusedKeys(database, keys, endings=("",), needed=_kept_rounds)
 
     def open(self, rounds: Mapping[str, datetime], *, connection: Connection) -> None:
@@ -124,25 +76,29 @@ class JournalRounds:
             connection: the transaction of the charge.
         """
         self._keys.draw_all(rounds)
-        for round_digest, kept_until in rounds.items():
-            end = time_text(kept_until)
-            _OPEN.run(connection, digest=round_digest, end=end)
-            if self._first_end is not None and (not self._first_end[1] or end < self._first_end[1]):
-                self._first_end = (self._first_end[0], end)
+        rows = [{"round_digest": digest, "state": "charged", "kept_until": until} for digest, until in rounds.items()]
+        if rows:
+            connection.execute(insert(agent_rounds), rows)
 
     def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
         """What is kept of a round; None where it was never charged."""
-        with reading(self._database, connection) as joined:
-            row = _KEPT_ROUND.first(joined, digest=round_digest)
+        paid = answered_rounds.c
+        query = (
+            select(paid.recipients, agent_rounds.c.state, agent_rounds.c.answer)
+            .outerjoin_from(answered_rounds, agent_rounds, paid.round_digest == agent_rounds.c.round_digest)
+            .where(paid.round_digest == round_digest)
+        )
+        with self._database.reading(connection) as joined:
+            row = joined.execute(query).first()
         if row is None:
             return None
-        recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row[0]))
+        recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row.recipients))
         key = self._keys.read(round_digest)
-        if key is None or row[1] not in ("charged", "stored"):
+        if key is None or row.state not in ("charged", "stored"):
             return KeptAnswer("erased", recipients, None)
-        if row[2] is None:
+        if row.answer is None:
             return KeptAnswer("charged", recipients, None)
-        bodies = take_out(key, round_digest, bytes(row[2]))
+        bodies = take_out(key, round_digest, bytes(row.answer))
         if not (bodies and bodies[0].startswith(_LEAVES)):
             return KeptAnswer("stored", recipients, bodies)
         leaves_at, held_s = map(float, bodies[0].removeprefix(_LEAVES).split())
@@ -188,7 +144,9 @@ class JournalRounds:
             raise PrivacyRefusal(NOT_KEPT)
         moment = (_LEAVES + f"{leaves_at!r} {held_s!r}".encode(),) if leaves_at else ()
         locked = lock_away(key, round_digest, (*moment, *bodies))
-        return _STORE.run(connection, digest=round_digest, locked=locked) == 1
+        this = (agent_rounds.c.round_digest == round_digest, agent_rounds.c.state == "charged")
+        stored = update(agent_rounds).where(*this).values(state="stored", answer=locked)
+        return connection.execute(stored).rowcount == 1
 
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
         """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
@@ -196,25 +154,16 @@ class JournalRounds:
         Where the process dies in between, the key of an erased round is found by `sweep`; where its key could not be
         overwritten, by `tidy`.
         """
-        with self._database.dropping_noise(connection):
-            for round_digest in rounds:
-                _ERASE.run(connection, digest=round_digest)
         if rounds:
+            these = (agent_rounds.c.round_digest.in_(rounds), _IS_KEPT)
+            connection.execute(update(agent_rounds).where(*these).values(state="erased", answer=None))
             self._database.after_commit(partial(self._keys.erase_all, tuple(rounds)))
 
     def over(self, now: datetime) -> list[str]:
-        """Every round that is kept although nobody may ask for it any more; asks the journal only where one may be."""
-        if self._first_end is not None and self._first_end[0] == self._database.undone:
-            end = self._first_end[1]
-            if not end or end >= time_text(check_moment(now)):
-                return []
+        """Every round that is kept although nobody may ask for it any more."""
+        query = select(agent_rounds.c.round_digest).where(_IS_KEPT, agent_rounds.c.kept_until < now)
         with self._database.read() as connection:
-            kept = _ENDS_OF_KEPT.all(connection)
-        at = time_text(check_moment(now))
-        over = [round_digest for round_digest, end in kept if end < at]
-        # Until these are erased they are found again.
-        self._first_end = None if over else (self._database.undone, min((end for _, end in kept), default=""))
-        return over
+            return list(connection.execute(query.order_by(agent_rounds.c.round_digest)).scalars())
 
     def sweep(self) -> None:
         """Erase every key that opens nothing, and close every round whose key is gone; done at the start of a process.

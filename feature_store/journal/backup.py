@@ -2,7 +2,9 @@
 
 Copying the file byte by byte could take half of a transaction; SQLite's own backup reads one consistent state. Beside
 the copy lies an anchor of its own, so that a restored pair opens, while a journal that is put back without it, or
-beside the newer anchor of the home it came from, is refused: charges are missing from it.
+beside the newer anchor of the home it came from, is refused: charges are missing from it. Where such a copy is all that
+is left (`accept_restored`), what the lost entries charged is not known, so the only safe belief is that they spent
+everything.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from feature_store.clock import Clock
 from feature_store.durable import sync_folder
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
-from feature_store.journal.database import open_database
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.lifetimes import close_lifetimes
 from feature_store.journal.storage import check_private, create_private
-from feature_store.journal.verification import verify_if_there
+from feature_store.journal.verification import verify_ledger
 from labeler.errors import InvalidSetting, Unavailable
 
 
@@ -71,11 +76,39 @@ def _copy(source: Path, out: Path) -> None:
 
 def _verified(path: Path) -> Head:
     try:
-        # Not by way of the ledger's store, which opens only journals of this program's version: a journal is copied
-        # before it is upgraded, and its entries are the same in all versions.
         with closing(open_database(path, read_only=True)) as database, database.read() as connection:
-            return verify_if_there(connection)
+            return verify_ledger(connection)
     finally:
         for ending in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + ending).unlink()
+
+
+def accept_restored(database: Database, *, clock: Clock, reason: str) -> Head:
+    """Go on with an older journal, and treat all that is left of every limited account as spent.
+
+    Nothing can be charged to these accounts until a person raises a cap, who thereby says what may still be spent.
+    Accounts that are not limited stay as they are. No record casts votes for life from this journal any more.
+
+    Args:
+        reason: why, kept in the ledger.
+
+    Returns:
+        The new head, which the anchor now remembers.
+
+    Raises:
+        JournalBroken: the copy does not hold by itself; then nothing helps but another backup.
+        InvalidSetting: the journal has no anchor, so there is nothing to accept.
+    """
+    if database.anchor is None:
+        raise InvalidSetting(f"{database.what} is opened without an anchor, so there is nothing to accept")
+    ledger = Ledger(database, clock=clock, anchored=False)
+    ledger.verify()
+    for balance in ledger.balances():
+        if balance.cap is not None:
+            ledger.write_off(balance.account, balance.level, reason)
+    # What records have voted for life since is not known either, and no cap that is raised later gives it back.
+    close_lifetimes(database, reason)
+    head = ledger.head()
+    Anchor(database.anchor).replace(head)
+    return head

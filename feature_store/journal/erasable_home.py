@@ -1,31 +1,30 @@
-"""Which folder of erasable keys a journal belongs to, so that a home that came back from a backup is found out.
+"""Erasable keys and the journal that they belong to: found out where they do not, erased where nothing needs them.
 
 A backup holds no erasable keys (feature_store.erasable), so what is restored from it cannot open what rounds had
-stored, and may have forgotten charges of which nobody who is asked now knows. Therefore the folder has a key that is
-none of any round, the journal keeps a value that only this key gives, and where the two do not belong together nothing
-is served. The way on is `labeler journal accept-restored`: all that is left counts as spent, nothing is kept of any
-round, and the home gets a new key.
+stored, and may have forgotten charges of which nobody who is asked now knows. Therefore the keys have one among them
+that is none of any round, the journal keeps a value that only this key gives, and where the two do not belong together
+nothing is served. The way on is `labeler journal accept-restored`: all that is left counts as spent, nothing is kept of
+any round, and the home gets a new key.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable, Collection
+from typing import Final
 
-from sqlalchemy import Column, Connection, Text, delete, insert
+from sqlalchemy import Connection, delete, insert, select
 
 from feature_store.erasable import ErasableKeys, check_value
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.prepared import Prepared
+from feature_store.journal.database import Database
+from feature_store.journal.schema import erasable_home
 from labeler.errors import JournalBehind
 
 HOME_KEY = "home"
-"""The name of the folder's own key."""
+"""The name of the key that is none of any round."""
 
-erasable_home = strict_table(
-    "erasable_home",
-    Column("check_value", Text, primary_key=True),
-)
-_CHECK_VALUES = Prepared("SELECT check_value FROM erasable_home")
+DIGEST_LENGTH: Final = 64
+"""Of a round's SHA-256, in hexadecimal."""
 
 
 def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> None:
@@ -37,7 +36,6 @@ def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> 
     Raises:
         JournalBehind: the keys are there and the journal is new, or the journal is there and its keys are not.
     """
-    database.create(erasable_home)
     with database.read() as connection:
         wanted = _value(connection)
     key = keys.read(HOME_KEY)
@@ -71,15 +69,71 @@ def mark_home(database: Database, keys: ErasableKeys) -> None:
 
 
 def _value(connection: Connection) -> str | None:
-    row = _CHECK_VALUES.first(connection)
-    return None if row is None else str(row[0])
+    return connection.execute(select(erasable_home.c.check_value)).scalar()
 
 
 def renew_home(database: Database, keys: ErasableKeys) -> None:
     """Tie a journal to a new key and erase every other one; the journal was accepted as it is."""
-    for name in keys.names():
-        keys.erase(name)
-    database.create(erasable_home)
+    keys.erase_all(keys.names())
     with database.write() as connection:
         connection.execute(delete(erasable_home))
     mark_home(database, keys)
+
+
+class UnusedKeys:
+    """Erasable keys that open nothing: drawn for something that was never kept, or of something that is erased already.
+
+    A key is durable before the row that needs it, and a row says that it is erased before its key is. So whatever ends
+    a transaction too early (a full disk, a refusal, a process that dies, a key that could not be overwritten) leaves a
+    key too many and never one too few. Nothing that left was ever made with such a key: an agent draws noise and masks
+    after the commit of the charge only, and what a tallier encrypted within the transaction was undone with it. It is
+    erased all the same, at the start of a process, and while it runs at its first rest after something was undone
+    (`Database.undone`).
+
+    Used by the one thread that draws these keys, outside of its transactions.
+
+    Args:
+        endings: what may stand behind a round's digest in the name of its key; keys of other names are left alone.
+        needed: the names that rows need now.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        keys: ErasableKeys,
+        *,
+        endings: tuple[str, ...],
+        needed: Callable[[Connection], Collection[str]],
+    ) -> None:
+        self._database: Final = database
+        self._keys: Final = keys
+        self._lengths: Final = {ending: DIGEST_LENGTH + len(ending) for ending in endings}
+        self._needed: Final = needed
+        self._seen_undone = database.undone
+
+    def erase(self) -> None:
+        """Erase every key that no row needs.
+
+        Raises:
+            Unavailable: the journal cannot be used now; whatever is left is erased by the next call.
+        """
+        undone = self._database.undone
+        with self._database.read() as connection:
+            unused = self._unused(connection)
+        if unused:
+            # Behind whatever may still be under way (a commit whose answer was lost), so that no row comes after it.
+            with self._database.write() as connection:
+                self._keys.erase_all(self._unused(connection))
+        self._seen_undone = undone
+
+    def erase_what_was_undone(self) -> None:
+        """The same where something was undone since the last time; else nothing is asked."""
+        if self._seen_undone != self._database.undone:
+            self.erase()
+
+    def _unused(self, connection: Connection) -> list[str]:
+        needed = set(self._needed(connection))
+        return [name for name in self._keys.names() if self._is_of_round(name) and name not in needed]
+
+    def _is_of_round(self, name: str) -> bool:
+        return any(name.endswith(ending) and len(name) == length for ending, length in self._lengths.items())

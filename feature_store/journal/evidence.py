@@ -3,6 +3,11 @@
 Charges, accounts and contributors come from the chain; jobs, answers and digests from the tables beside it, which must
 agree with the chain or nothing is made. Read again later, as of the same head and moment, a journal gives the same
 facts: a job that ended after that moment is read as "under way" then, with what the chain said of it.
+
+The entries of the chain are the one part of a journal that nobody can change unseen, so evidence begins with them
+(`read_chain`: of every charge, as of one head, whose it is, how much, for which job, and what became of it).
+
+More than 400 lines: what the chain says and what the tables say are held against each other, in one place.
 """
 
 from __future__ import annotations
@@ -10,21 +15,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import Connection, select
 
 from feature_store.journal.chain import Head, time_of, time_text
-from feature_store.journal.evidence_chain import Chain, Charged, read_chain, without_contradiction
-from feature_store.journal.forgotten import forgotten_jobs
-from feature_store.journal.job_tables import FINISHED, jobs, releases, round_refusals, rounds
-from feature_store.journal.tasks import tasks
-from feature_store.journal.willingness import job_answers, job_asked
-from labeler.errors import InvalidSetting, JournalBroken, NotFound, TooLarge
+from feature_store.journal.ledger import WRITTEN_OFF, hash_at
+from feature_store.journal.schema import (
+    FINISHED,
+    forgotten_jobs,
+    job_answers,
+    job_asked,
+    jobs,
+    ledger_entries,
+    releases,
+    round_refusals,
+    rounds,
+    tasks,
+)
+from feature_store.journal.verification import verify_ledger
+from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, NotFound, TooLarge
+from labeler.evidence.check import contradictions
 from labeler.evidence.derive import decimal
-from labeler.evidence.document import Facts, Job, Refusal, Round, Scope, TaskFacts
+from labeler.evidence.document import AccountFacts, Charge, Facts, Job, Journal, Refusal, Round, Scope, TaskFacts
+from labeler.setting import LEVELS
+from labeler.task import Level
 
 FEDERATION = "federation"
 _RELEASES_AT_ONCE = 16
@@ -87,21 +104,19 @@ def coordinator_facts(
         JournalBehind: see `read_chain`.
         NotFound: there is no such task.
     """
-    there = inspect(connection).has_table
     chain = read_chain(connection, read_at=read_at, head=head)
     moment = time_of(chain.journal.read_at)
     found: dict[str, list[Job]] = {wanted.task: []} if wanted.task else {}
-    if there(jobs.name):
-        query = select(jobs).where(jobs.c.created_at <= moment).order_by(jobs.c.created_at, jobs.c.job_id)
-        if wanted.task:
-            query = query.where(jobs.c.task_digest == wanted.task)
-        rows = [dict(row) for row in connection.execute(query).mappings() if wanted.holds(row["created_at"])]
-        if len(rows) > MAX_JOBS:
-            raise TooLarge(f"{len(rows):,} jobs lie in this scope, and evidence is made of {MAX_JOBS:,}: shorten it")
-        tables = _Tables.read(connection, [row["job_id"] for row in rows])
-        _check_all_there(chain, connection)
-        for row in rows:
-            found.setdefault(row["task_digest"], []).append(_job(row, chain, tables, moment))
+    query = select(jobs).where(jobs.c.created_at <= moment).order_by(jobs.c.created_at, jobs.c.job_id)
+    if wanted.task:
+        query = query.where(jobs.c.task_digest == wanted.task)
+    rows = [dict(row) for row in connection.execute(query).mappings() if wanted.holds(row["created_at"])]
+    if len(rows) > MAX_JOBS:
+        raise TooLarge(f"{len(rows):,} jobs lie in this scope, and evidence is made of {MAX_JOBS:,}: shorten it")
+    tables = _Tables.read(connection, [row["job_id"] for row in rows])
+    _check_all_there(chain, connection)
+    for row in rows:
+        found.setdefault(row["task_digest"], []).append(_job(row, chain, tables, moment))
     facts_of_tasks = tuple(_task(connection, digest, of) for digest, of in found.items())
     named = {FEDERATION, *(f"agent:{one}" for task in facts_of_tasks for one in task.participants)}
     facts = Facts(
@@ -116,8 +131,6 @@ def coordinator_facts(
 
 def forgotten(connection: Connection, facts: Facts) -> set[str]:
     """Jobs of a document of which the words of refusals to rounds were deleted since, with what they had sent."""
-    if not inspect(connection).has_table(forgotten_jobs.name):
-        return set()
     gone = set(connection.execute(select(forgotten_jobs.c.job_id)).scalars())
     return gone & {job.job_id for task in facts.tasks for job in task.jobs}
 
@@ -135,11 +148,8 @@ class _Tables:
     @classmethod
     def read(cls, connection: Connection, job_ids: Collection[str]) -> _Tables:
         wanted = set(job_ids)
-        there = inspect(connection).has_table
 
         def rows_of(table: Any, *order: Any) -> list[Mapping[str, Any]]:
-            if not there(table.name):
-                return []
             rows = connection.execute(select(table).order_by(*order)).mappings()
             return [dict(row) for row in rows if row["job_id"] in wanted]
 
@@ -154,12 +164,11 @@ class _Tables:
             refusals.setdefault((row["job_id"], row["number"]), []).append(row)
         asked = {row["job_id"]: tuple(row["agents"]) for row in rows_of(job_asked, job_asked.c.job_id)}
         opened = {}
-        if there(releases.name):
-            columns = select(releases.c.job_id, releases.c.number, releases.c.data)
-            # A few at a time: all that was ever released may be more than there is memory.
-            for opening in connection.execute(columns, execution_options={"yield_per": _RELEASES_AT_ONCE}):
-                if opening.job_id in wanted:
-                    opened[opening.job_id, opening.number] = hashlib.sha256(bytes(opening.data)).hexdigest()
+        columns = select(releases.c.job_id, releases.c.number, releases.c.data)
+        # A few at a time: all that was ever released may be more than there is memory.
+        for opening in connection.execute(columns, execution_options={"yield_per": _RELEASES_AT_ONCE}):
+            if opening.job_id in wanted:
+                opened[opening.job_id, opening.number] = hashlib.sha256(bytes(opening.data)).hexdigest()
         return cls(by_round, asked, answers, refusals, opened)
 
 
@@ -175,7 +184,7 @@ def _job(row: Mapping[str, Any], chain: Chain, tables: _Tables, moment: datetime
         problem=_kind_of(row["problem"]) if is_over else "",
         submitted_at=time_text(row["created_at"]),
         questions=row["num_queries"],
-        asked=tables.asked.get(job_id, _charged_agents(found)) if was_asked else (),
+        asked=tables.asked.get(job_id, ()) if was_asked else (),
         refusals=tuple(
             Refusal(agent=one["agent_id"], said=one["answer"], reason=one["reason"], sentence=one["sentence"])
             for one in answers
@@ -226,10 +235,10 @@ def _contributors(name: str, charged: Charged, row: Mapping[str, Any]) -> tuple[
 
 def _check_reserved(name: str, charged: Charged, row: Mapping[str, Any], job: Mapping[str, Any]) -> None:
     said = {"task": job["task_digest"], "queries": row["num_queries"], "job": row["job_id"]}
-    for field, value in said.items():
-        if field in charged.reserved and charged.reserved[field] != value:
+    for key, value in said.items():
+        if key in charged.reserved and charged.reserved[key] != value:
             raise JournalBroken(
-                f"the ledger reserved {name} for another {field} than the table of rounds has. No evidence is made of "
+                f"the ledger reserved {name} for another {key} than the table of rounds has. No evidence is made of "
                 "it; restore the newest backup, and find out who wrote to the journal"
             )
 
@@ -247,20 +256,12 @@ def _check_all_there(chain: Chain, connection: Connection) -> None:
             )
 
 
-def _charged_agents(found: tuple[Round, ...]) -> tuple[str, ...]:
-    """Who was charged, in jobs of versions that asked every agent of the task."""
-    names = {charge.account.removeprefix("agent:") for one in found for charge in one.charges} - {FEDERATION}
-    return tuple(sorted(names))
-
-
 def _kind_of(problem: Mapping[str, Any] | None) -> str:
     return "" if not problem else str(problem.get("type", ""))
 
 
 def _task(connection: Connection, digest: str, of: list[Job]) -> TaskFacts:
-    row = None
-    if inspect(connection).has_table(tasks.name):
-        row = connection.execute(select(tasks).where(tasks.c.digest == digest)).first()
+    row = connection.execute(select(tasks).where(tasks.c.digest == digest)).first()
     if row is None:
         raise NotFound(f"there is no task {digest[:64]!r}; look at the list of tasks, and give the whole digest")
     return TaskFacts(
@@ -274,3 +275,143 @@ def _task(connection: Connection, digest: str, of: list[Job]) -> TaskFacts:
 
 def _moment(text: str) -> datetime | None:
     return time_of(text) if text else None
+
+
+@dataclass
+class Charged:
+    """One reservation as the chain has it.
+
+    Attributes:
+        charges: by account and level.
+        reserved: detail of its first entry.
+        settled_seq, settled_at, settled: entry, time and detail of its settlement.
+    """
+
+    charges: tuple[Charge, ...]
+    reserved: Mapping[str, Any]
+    state: Literal["reserved", "posted", "void"] = "reserved"
+    settled_seq: int | None = None
+    settled_at: str = ""
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A verified chain, read up to one entry.
+
+    Attributes:
+        journal: how far it was read.
+        reservations: by their ids, in order.
+        accounts: what they add up to.
+    """
+
+    journal: Journal
+    reservations: Mapping[str, Charged]
+    accounts: tuple[AccountFacts, ...]
+
+
+_Key = tuple[str, Level]
+
+
+@dataclass
+class _Sums:
+    cap: int | None = None
+    reserved: int = 0
+    posted: int = 0
+
+
+def read_chain(connection: Connection, *, read_at: datetime, head: Head | None = None) -> Chain:
+    """Verify a ledger from its first entry to its last, and read it up to a head.
+
+    Args:
+        connection: one moment of the journal.
+        read_at: the time now.
+        head: up to where; None for all there is.
+
+    Raises:
+        JournalBroken: the chain does not hold, or a balance is not what the entries add up to.
+        JournalBehind: the journal ends before `head`, or has another entry there.
+    """
+    end = verify_ledger(connection)
+    until = end if head is None else head
+    if until.seq > end.seq or hash_at(connection, until.seq) != until.hash:
+        raise JournalBehind(
+            f"this journal does not hold entry {until.seq} as the evidence names it: it ends with entry {end.seq}, is "
+            "an older copy, or is another party's. Compare with the journal that the evidence was made from"
+        )
+    reservations: dict[str, Charged] = {}
+    accounts: dict[_Key, _Sums] = {}
+    last_at = ""
+    query = select(ledger_entries).where(ledger_entries.c.seq <= until.seq).order_by(ledger_entries.c.seq)
+    for row in connection.execute(query).mappings():
+        _take(dict(row), reservations, accounts)
+        last_at = row["at"]
+    journal = Journal(
+        entries=until.seq, head=until.hash, read_at=max(time_text(read_at), last_at), last_entry_at=last_at
+    )
+    unpriced = _unpriced(reservations)
+    found = tuple(
+        AccountFacts(
+            account=name,
+            level=level,
+            cap_nano=sums.cap,
+            reserved_nano=sums.reserved,
+            posted_nano=sums.posted,
+            is_unpriced=(name, level) in unpriced,
+        )
+        for (name, level), sums in sorted(accounts.items())
+    )
+    return Chain(journal, reservations, found)
+
+
+def _unpriced(reservations: Mapping[str, Charged]) -> set[_Key]:
+    """Accounts that paid for something which names another level and not this one: see `Ledger.charged_without`.
+
+    Nothing bounds what was told there, whatever the entries of this level add up to.
+    """
+    named: dict[tuple[str, str], set[Level]] = {}
+    for name, charged in reservations.items():
+        if charged.state != "void":
+            what = WRITTEN_OFF if name.startswith(WRITTEN_OFF) else name
+            for charge in charged.charges:
+                named.setdefault((charge.account, what), set()).add(charge.level)
+    return {(account, level) for (account, _), levels in named.items() for level in LEVELS if level not in levels}
+
+
+def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: dict[_Key, _Sums]) -> None:
+    detail = json.loads(row["detail"])
+    sums = accounts.setdefault((row["account"], row["level"]), _Sums())
+    if row["kind"] in ("open", "cap"):
+        sums.cap = detail["cap"]
+        return
+    name = row["reservation_id"]
+    if row["kind"] == "reserve":
+        charge = Charge(account=row["account"], level=row["level"], nano=row["amount"])
+        known = reservations.setdefault(name, Charged((), detail))
+        known.charges = (*known.charges, charge)
+        sums.reserved += row["amount"]
+        return
+    if row["kind"] == "answer":
+        return
+    known = reservations[name]
+    is_posted = row["kind"] == "post"
+    if known.state == "reserved":
+        known.state, known.settled = ("posted" if is_posted else "void"), detail
+        known.settled_seq, known.settled_at = row["seq"], row["at"]
+    sums.reserved -= row["amount"]
+    sums.posted += row["amount"] * is_posted
+
+
+def without_contradiction(facts: Facts) -> Facts:
+    """The same facts, where nothing in them contradicts the chain or another of them.
+
+    Raises:
+        JournalBroken: something does.
+    """
+    wrong = contradictions(facts)
+    if wrong:
+        raise JournalBroken(
+            f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}. No evidence is made of it; "
+            "restore the newest backup, and find out who wrote to the journal"
+        )
+    return facts

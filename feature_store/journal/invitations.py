@@ -13,48 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Column, Connection, Row, Text, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from feature_store.clock import Clock
-from feature_store.journal.columns import WHOLE, Moment, check_moment, now_utc, one_of
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import reading, writing
+from feature_store.journal.database import Database, now_utc
 from feature_store.journal.parties import Role
-from feature_store.journal.rules import forbid, keep, set_once
+from feature_store.journal.schema import invitations
 from labeler.invitation import token_digest
 
 _SECRET_BYTES = 32
-
-invitations = strict_table(
-    "invitations",
-    Column("invitation_id", Text, primary_key=True),
-    Column("party_id", Text, nullable=False),
-    Column("role", Text, nullable=False),
-    Column("tallier", WHOLE, nullable=True),
-    Column("is_rotation", WHOLE, nullable=False),
-    Column("token_digest", Text, nullable=False, unique=True),
-    Column("created_by", Text, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment, nullable=False),
-    Column("withdrawn_at", Moment, nullable=True),
-    Column("used_at", Moment, nullable=True),
-    Column("verify_key", Text, nullable=True),
-    Column("seal_key", Text, nullable=True),
-    CheckConstraint(one_of("role", ("agent", "tallier")), name="role"),
-    CheckConstraint("(role = 'tallier') = (tallier IS NOT NULL)", name="tallier"),
-    CheckConstraint("is_rotation IN (0, 1)", name="rotation"),
-    CheckConstraint("(used_at IS NULL) = (verify_key IS NULL)", name="used"),
-    CheckConstraint("(verify_key IS NULL) = (seal_key IS NULL)", name="used_keys"),
-    CheckConstraint("used_at IS NULL OR withdrawn_at IS NULL", name="one_end"),
-)
-keep(invitations, but=("withdrawn_at", "used_at", "verify_key", "seal_key"))
-forbid(
-    invitations,
-    "once",
-    on="UPDATE",
-    when=" OR ".join(set_once(column) for column in ("withdrawn_at", "used_at", "verify_key", "seal_key")),
-    because="an invitation is used once and withdrawn once",
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +61,6 @@ class InvitationStore:
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
-        database.create(invitations)
 
     def create(
         self,
@@ -113,7 +79,7 @@ class InvitationStore:
             The record, and the token "inv_..."; nobody can show it a second time.
         """
         secret = "inv_" + secrets.token_urlsafe(_SECRET_BYTES)
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             self.withdraw(party_id, connection=joined)
             record = InvitationRecord(
                 f"inv-{secrets.token_hex(8)}",
@@ -122,8 +88,8 @@ class InvitationStore:
                 tallier,
                 is_rotation,
                 created_by,
-                check_moment(self._clock()),
-                check_moment(expires_at),
+                self._clock(),
+                expires_at,
             )
             fields = {column.name: getattr(record, column.name) for column in _SHOWN}
             joined.execute(
@@ -140,20 +106,19 @@ class InvitationStore:
         """
         digest = token_digest(secret)
         query = select(*_SHOWN, invitations.c.token_digest).where(invitations.c.token_digest == digest)
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             row = joined.execute(query).first()
         if row is None or not hmac.compare_digest(row.token_digest, digest):
             return None
-        fields = {name: value for name, value in row._mapping.items() if name != "token_digest"}
-        return InvitationRecord(**(fields | {"is_rotation": bool(row.is_rotation)}))
+        return _record(row)
 
     def use(self, invitation_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None) -> None:
         """Note by which keys an open invitation was used, for ever."""
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             joined.execute(
                 update(invitations)
                 .where(invitations.c.invitation_id == invitation_id)
-                .values(used_at=check_moment(self._clock()), verify_key=verify_key, seal_key=seal_key)
+                .values(used_at=self._clock(), verify_key=verify_key, seal_key=seal_key)
             )
 
     def withdraw(self, party_id: str, *, connection: Connection | None = None) -> int:
@@ -163,8 +128,8 @@ class InvitationStore:
             invitations.c.used_at.is_(None),
             invitations.c.withdrawn_at.is_(None),
         )
-        with writing(self._database, connection) as joined:
-            done = joined.execute(update(invitations).where(*is_open).values(withdrawn_at=check_moment(self._clock())))
+        with self._database.writing(connection) as joined:
+            done = joined.execute(update(invitations).where(*is_open).values(withdrawn_at=self._clock()))
         return int(done.rowcount)
 
     def lately(self, now: datetime, *, used_since: datetime) -> list[InvitationRecord]:
@@ -178,9 +143,10 @@ class InvitationStore:
     def list(self, *, connection: Connection | None = None) -> list[InvitationRecord]:
         """Every invitation, oldest first."""
         query = select(*_SHOWN).order_by(invitations.c.created_at, invitations.c.invitation_id)
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             return [_record(row) for row in joined.execute(query)]
 
 
-def _record(row: Row[Any]) -> InvitationRecord:
-    return InvitationRecord(**(dict(row._mapping) | {"is_rotation": bool(row.is_rotation)}))
+def _record(row: Row[*tuple[Any, ...]]) -> InvitationRecord:
+    fields = {name: value for name, value in row._mapping.items() if name != "token_digest"}
+    return InvitationRecord(**(fields | {"is_rotation": bool(row.is_rotation)}))

@@ -8,39 +8,37 @@ nothing left. Each step may run twice and twice equals once. Entries are never c
 before it (`chain`), and a file beside the journal remembers it (`anchor`), so that a journal that was cut, edited or
 replaced by an older copy is refused. Time never runs backwards in it: an entry is at least as late as the one before.
 
-More than 400 lines, most of them words: one class is the whole interface of a ledger; its rules stand at its methods.
+More than 400 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, cast
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, bindparam, case, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from feature_store.clock import Clock
 from feature_store.journal.anchor import WHAT_TO_DO, Anchor, check_not_behind
-from feature_store.journal.book import Book, KnownReservation, Row, State
-from feature_store.journal.chain import EMPTY, Entry, Head, Kind, detail_text, entry_of
-from feature_store.journal.charges import (
-    MAX_AMOUNT,
-    Balance,
-    Charge,
-    check_account,
-    check_cap,
-    check_name,
-    distinct_charges,
+from feature_store.journal.chain import (
+    EMPTY,
+    SALT_BYTES,
+    SALTED,
+    Entry,
+    Head,
+    Kind,
+    detail_text,
+    entry_hash,
+    entry_of,
+    salted,
+    time_text,
 )
-from feature_store.journal.database import READER_FRESH_S, Database
-from feature_store.journal.known_balances import KnownBalances
-from feature_store.journal.ledger_statements import entries_query
-from feature_store.journal.ledger_tables import LEDGER_TABLES
-from feature_store.journal.overdrafts import cap_too_low, overdrawn, room
-from feature_store.journal.unpriced import accounts_charged_without
+from feature_store.journal.database import MAX_PAGE, Database
+from feature_store.journal.schema import ledger_accounts, ledger_entries, ledger_reservations
 from feature_store.journal.verification import verify_ledger
 from labeler.budget import NothingLeft
 from labeler.errors import (
@@ -57,9 +55,139 @@ from labeler.task import Level
 
 __all__ = ["Balance", "Charge", "Entry", "Head", "Ledger", "State"]
 
-MAX_PAGE = 1000
+State = Literal["reserved", "posted", "void"]
+
+Row = tuple[str, str, int]
+"""Account, level and amount of one entry."""
+
+WRITTEN_OFF: Final = "written-off-"
+"""What the reservations begin with by which all that is left of an account is spent."""
+
+MAX_AMOUNT = 2**63 - 1
+"""The largest whole number both databases hold, in nano-units of mu^2: nine billion units."""
+
+MAX_NAME_LENGTH = 256
+
+MAX_CHARGES = 10_000
+"""Of one reservation."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one account pays for a reservation.
+
+    Attributes:
+        level: whose presence it protects.
+        amount: nano-units of mu^2, 1 to MAX_AMOUNT.
+    """
+
+    account: str
+    level: Level
+    amount: int
+
+    def __post_init__(self) -> None:
+        check_account(self.account, self.level)
+        # `type(...) is int` on purpose: True is an int to isinstance, and a float compares without complaint.
+        if type(self.amount) is not int or not 1 <= self.amount <= MAX_AMOUNT:
+            raise InvalidSetting(
+                f"an amount is a positive whole number of nano-units of mu^2 of at most {MAX_AMOUNT}, found "
+                f"{self.amount!r} ({type(self.amount).__name__})"
+            )
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What an account may spend and has spent, in nano-units of mu^2.
+
+    Attributes:
+        cap: None where the account is not limited and only recorded.
+        reserved: charged for work that is not finished.
+        posted: charged for ever.
+    """
+
+    account: str
+    level: Level
+    cap: int | None
+    reserved: int
+    posted: int
+
+    @property
+    def spent(self) -> int:
+        """Posted and still reserved."""
+        return self.reserved + self.posted
+
+    @property
+    def left(self) -> int | None:
+        """What can still be reserved; None where the account is not limited."""
+        return None if self.cap is None else self.cap - self.spent
+
+
+def check_account(account: str, level: str) -> None:
+    """Refuse what cannot be the name or the level of an account."""
+    check_name("the name of an account", account)
+    if level not in ("instance", "agent"):
+        raise InvalidSetting(f"a level is 'instance' or 'agent', found {level!r}")
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that is empty, too long, or would not print."""
+    if type(name) is not str or not name:
+        raise InvalidSetting(f"{what} is a text of at least one character")
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidSetting(f"{what} is a printable text of at most {MAX_NAME_LENGTH} characters")
+
+
+def check_cap(cap: int | None) -> None:
+    """Refuse what cannot be a cap."""
+    if cap is not None and (type(cap) is not int or not 0 <= cap <= MAX_AMOUNT):
+        raise InvalidSetting(
+            f"a cap is a whole number of nano-units from 0 to {MAX_AMOUNT}, or none at all, found {cap!r}"
+        )
+
+
+def distinct_charges(charges: Sequence[Charge]) -> dict[tuple[str, str], int]:
+    """Amounts by account and level; refuses none, too many, and two for one account at one level."""
+    if isinstance(charges, Charge) or not 1 <= len(charges) <= MAX_CHARGES:
+        raise InvalidSetting(f"a reservation has a list of 1 to {MAX_CHARGES} charges")
+    if not all(isinstance(charge, Charge) for charge in charges):
+        raise InvalidSetting("a reservation is made of Charge values")
+    asked: dict[tuple[str, str], int] = {(charge.account, charge.level): charge.amount for charge in charges}
+    if len(asked) != len(charges):
+        raise InvalidSetting("a reservation charges an account at most once at each level; add the amounts up")
+    return asked
+
 
 _NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How far a reservation has come, and where its entries are.
+
+    Attributes:
+        first_seq: of its first "reserve" entry; the others follow it.
+        charges: how many entries it has.
+        settled_seq: of its first "post" or "void" entry.
+    """
+
+    state: State
+    first_seq: int
+    charges: int
+    settled_seq: int | None
+
+    @property
+    def settled_at(self) -> int:
+        """The sequence number of its first "post" or "void" entry."""
+        return cast(int, self.settled_seq)  # a CHECK of the table: a settled reservation has one
+
+
+_entry, _account, _reservation = ledger_entries.c, ledger_accounts.c, ledger_reservations.c
+_BALANCES = select(_account.account, _account.level, _account.cap, _account.spent, _account.posted)
+_MOVE = (
+    update(ledger_accounts)
+    .where(_account.account == bindparam("of_account"), _account.level == bindparam("of_level"))
+    .values(spent=_account.spent + bindparam("more_spent"), posted=_account.posted + bindparam("more_posted"))
+)
 
 
 class Ledger:
@@ -70,7 +198,7 @@ class Ledger:
 
     Args:
         anchored: False neither reads nor writes the journal's anchor. For looking at an older copy, and for
-            `feature_store.journal.recovery`.
+            `feature_store.journal.backup.accept_restored`.
         elsewhere: a second anchor, where no copy of the journal's folder takes it along: then a whole folder that is
             put back as it was is found out, too.
 
@@ -81,16 +209,11 @@ class Ledger:
     def __init__(
         self, database: Database, *, clock: Clock, anchored: bool = True, elsewhere: Path | None = None
     ) -> None:
-        database.create(*LEDGER_TABLES)
         self._database = database
-        self._book = Book(clock=clock)
+        self._clock = clock
         paths = (database.anchor, elsewhere) if anchored else ()
         self._anchors = tuple(Anchor(path) for path in paths if path is not None)
         self._known_head: Head | None = None
-        fresh_s = READER_FRESH_S if database.is_read_only else None
-        self.known_balances = KnownBalances(self._numbered_balances, fresh_s=fresh_s)
-        self._charged_without: dict[Level, frozenset[str]] | None = None
-        """`balances`, without a look into the database. For the one writer of a journal."""
         self._check_anchors()
         self._untold: Head | None = None
         if elsewhere is not None and anchored and not database.is_read_only:
@@ -107,8 +230,8 @@ class Ledger:
 
     def head(self, *, connection: Connection | None = None) -> Head:
         """The end of the ledger, to be kept by others as a witness."""
-        with self._reading(connection) as held:
-            return self._book.tail(held)[0]
+        with self._database.reading(connection) as held:
+            return _tail(held)[0]
 
     def journal_id(self) -> str:
         """What names this journal for ever: the hash of its first entry, which is salted.
@@ -116,16 +239,11 @@ class Ledger:
         Raises:
             NotFound: it has no entry yet.
         """
-        with self._reading(None) as held:
-            found = self._book.hash_at(held, 1)
+        with self._database.read() as held:
+            found = hash_at(held, 1)
         if not found:
             raise NotFound(f"{self._database.what} has no entry yet, so nothing names it")
         return found
-
-    def last_at(self, *, connection: Connection | None = None) -> str:
-        """The stored time of the last entry; empty before the first."""
-        with self._reading(connection) as held:
-            return self._book.tail(held)[1]
 
     def known_head(self) -> Head:
         """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""
@@ -137,8 +255,8 @@ class Ledger:
     def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
         """How far a reservation has come; None where there is none."""
         check_name("a reservation id", reservation_id)
-        with self._reading(connection) as held:
-            known = self._book.reservation(held, reservation_id)
+        with self._database.reading(connection) as held:
+            known = _reservation_of(held, reservation_id)
         return None if known is None else known.state
 
     def balance(self, account: str, level: Level, *, connection: Connection | None = None) -> Balance:
@@ -148,29 +266,35 @@ class Ledger:
             NotFound: it was never opened.
         """
         check_account(account, level)
-        with self._reading(connection) as held:
+        with self._database.reading(connection) as held:
             return self._balance(held, account, level)
 
     def balances(self) -> list[Balance]:
         """Every account, by name and level."""
-        with self._reading(None) as held:
-            found = self._book.balances(held)
-        return sorted(found, key=lambda balance: (balance.account, balance.level))
+        with self._database.read() as held:
+            rows = held.execute(_BALANCES.order_by(_account.account, _account.level)).all()
+        return [_balance(*row) for row in rows]
 
     def charged_without(self) -> dict[Level, frozenset[str]]:
-        """For each level, the accounts whose sum there is no bound: `feature_store.journal.unpriced`.
+        """For each level, the accounts that paid for something, not given back, which does not name this level.
 
-        Read once: a charge of this version names both levels, so what is opened later adds none.
+        A charge names both levels. All that was written off counts as one: where charges may have been forgotten and
+        this level was not written off (it is not limited), nobody knows what was spent at it.
         """
-        if self._charged_without is None:
-            with self._reading(None) as held:
-                self._charged_without = {level: frozenset(accounts_charged_without(level, held)) for level in LEVELS}
-        return self._charged_without
-
-    def _numbered_balances(self) -> tuple[int, list[Balance]]:
-        with self._reading(None) as held:
-            head, found = self._book.tail(held)[0], self._book.balances(held)
-        return head.seq, sorted(found, key=lambda balance: (balance.account, balance.level))
+        together = case((_entry.reservation_id.like(f"{WRITTEN_OFF}%"), WRITTEN_OFF), else_=_entry.reservation_id)
+        query = (
+            select(_entry.account)
+            .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
+            .where(_entry.kind == "reserve", _reservation.state != "void")
+            .group_by(_entry.account, together)
+        )
+        with self._database.read() as held:
+            return {
+                level: frozenset(
+                    held.execute(query.having(func.sum(case((_entry.level == level, 1), else_=0)) == 0)).scalars()
+                )
+                for level in LEVELS
+            }
 
     def entries(
         self,
@@ -195,8 +319,8 @@ class Ledger:
             raise InvalidSetting(f"a page begins after a sequence number of at least 0, found {after!r}")
         if search is not None and not (type(search) is str and search.isprintable() and len(search) <= 256):
             raise InvalidSetting("a search is a printable text of at most 256 characters")
-        query = entries_query(after=after, limit=limit, account=account, level=level, search=search)
-        with self._reading(None) as held:
+        query = _entries(after=after, limit=limit, account=account, level=level, search=search)
+        with self._database.read() as held:
             rows = held.execute(query).mappings().all()
         try:
             return [entry_of(dict(row)) for row in rows]
@@ -220,12 +344,26 @@ class Ledger:
         check_cap(cap)
         detail = detail_text({"cap": cap})
         with self._writing(connection) as held:
-            known = self._book.balance(held, account, level)
+            known = _balance_of(held, account, level)
             if known is not None and known.cap == cap:
                 return
             if known is not None and cap is not None and known.spent > cap:
-                raise cap_too_low(known, cap, self._book.last_spenders(held, account, level))
-            self._book.set_cap(held, account, level, cap, is_new=known is None)
+                raise BudgetExceeded(
+                    f"account {account!r}, {level} level: {known.spent} nano-units of mu^2 are spent, and a cap of "
+                    f"{cap} is below that; what is spent stays spent",
+                    account=account,
+                    level=level,
+                    asked=known.spent,
+                    left=0,
+                    cap=cap,
+                    last_spenders=_last_spenders(held, account, level),
+                )
+            if known is None:
+                row = {"account": account, "level": level, "cap": cap, "spent": 0, "posted": 0}
+                held.execute(insert(ledger_accounts), row)
+            else:
+                mine = (_account.account == account, _account.level == level)
+                held.execute(update(ledger_accounts).where(*mine).values(cap=cap))
             self._append(held, "open" if known is None else "cap", "", [(account, level, cap or 0)], detail)
 
     def reserve(
@@ -257,7 +395,7 @@ class Ledger:
         asked = distinct_charges(charges)
         written = detail_text(detail or {})
         with self._writing(connection) as held:
-            known = self._book.reservation(held, reservation_id)
+            known = _reservation_of(held, reservation_id)
             if known is not None:
                 self._check_repeated(held, reservation_id, known, asked)
                 return known.first_seq
@@ -265,7 +403,9 @@ class Ledger:
                 self._check_left(held, charge)
             rows = [(charge.account, charge.level, charge.amount) for charge in charges]
             seq = self._append(held, "reserve", reservation_id, rows, written)
-            self._book.add_reservation(held, reservation_id, first_seq=seq, rows=rows)
+            row = {"reservation_id": reservation_id, "state": "reserved", "first_seq": seq, "charges": len(rows)}
+            held.execute(insert(ledger_reservations), row)
+            _move(held, rows, spent=1, posted=0)
             return seq
 
     def post(
@@ -311,7 +451,7 @@ class Ledger:
             known = self._known(held, reservation_id)
             if known.state != "posted":
                 raise ProtocolViolation(f"reservation {reservation_id!r} is {known.state}, and pays for no answer yet")
-            account, level, _ = self._book.charged(held, known)[0]
+            account, level, _ = _charged(held, known)[0]
             return self._append(held, "answer", reservation_id, [(account, level, 0)], detail_text(detail))
 
     def void(self, reservation_id: str, proof: NothingLeft, *, connection: Connection | None = None) -> int:
@@ -352,7 +492,7 @@ class Ledger:
                 raise InvalidSetting(f"account {account!r}, {level} level, is not limited; give it a cap first")
             if left == 0:
                 return 0
-            reservation_id = f"written-off-{self._book.tail(held)[0].seq + 1}"
+            reservation_id = f"{WRITTEN_OFF}{_tail(held)[0].seq + 1}"
             detail = {"written_off": reason}
             self.reserve(reservation_id, [Charge(account, level, left)], detail=detail, connection=held)
             self.post(reservation_id, detail=detail, connection=held)
@@ -370,7 +510,7 @@ class Ledger:
             JournalBroken: an entry was changed, is missing or breaks the rules, or a balance is not their sum.
             JournalBehind: the ledger ends before what its anchor remembers.
         """
-        with self._reading(None) as held:
+        with self._database.read() as held:
             head = verify_ledger(held)
         self._check_anchors()
         return head
@@ -385,9 +525,9 @@ class Ledger:
         Raises:
             JournalBehind: this journal is older than that, or has another history.
         """
-        with self._reading(None) as held:
-            end = self._book.tail(held)[0]
-            found = self._book.hash_at(held, head.seq)
+        with self._database.read() as held:
+            end = _tail(held)[0]
+            found = hash_at(held, head.seq)
         check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
 
     def remember(self) -> None:
@@ -444,16 +584,20 @@ class Ledger:
                 f"{self._database.what}: the database refused a step that its own balances allow. Verify the journal"
             ) from error
 
-    @contextmanager
-    def _reading(self, connection: Connection | None) -> Iterator[Connection]:
-        if connection is not None:
-            yield connection
-            return
-        with self._database.read() as held:
-            yield held
-
     def _append(self, held: Connection, kind: Kind, reservation_id: str, rows: Sequence[Row], detail: str) -> int:
-        first, head = self._book.append(held, kind, reservation_id, rows, detail)
+        head, last_at = _tail(held)
+        detail = salted(detail)
+        first = head.seq + 1
+        at = max(time_text(self._clock()), last_at)  # a clock that was set back must not make the order wrong
+        entries = []
+        for account, level, amount in rows:
+            entry: dict[str, Any] = {
+                "seq": head.seq + 1, "at": at, "kind": kind, "account": account, "level": level,
+                "reservation_id": reservation_id, "amount": amount, "detail": detail, "previous_hash": head.hash,
+            }  # fmt: skip
+            head = Head(head.seq + 1, entry_hash(entry))
+            entries.append(entry | {"hash": head.hash})
+        held.execute(insert(ledger_entries), entries)
 
         def remember() -> None:
             self._known_head = self._untold = head
@@ -461,32 +605,33 @@ class Ledger:
 
         # The last head of a transaction stands for those before it.
         self._database.after_commit(remember, last_of=("head", id(self)))
-        self._database.after_commit(partial(self.known_balances.appended, kind, tuple(rows), first))
         return first
 
-    def _settle(self, held: Connection, reservation_id: str, known: KnownReservation, state: State, detail: str) -> int:
-        rows = self._book.charged(held, known)
+    def _settle(self, held: Connection, reservation_id: str, known: _Known, state: State, detail: str) -> int:
+        rows = _charged(held, known)
         seq = self._append(held, "post" if state == "posted" else "void", reservation_id, rows, detail)
-        self._book.settle(held, reservation_id, state, seq=seq, rows=rows)
+        mine = _reservation.reservation_id == reservation_id
+        held.execute(update(ledger_reservations).where(mine).values(state=state, settled_seq=seq))
+        _move(held, rows, spent=0 if state == "posted" else -1, posted=1 if state == "posted" else 0)
         return seq
 
-    def _known(self, held: Connection, reservation_id: str) -> KnownReservation:
+    def _known(self, held: Connection, reservation_id: str) -> _Known:
         check_name("a reservation id", reservation_id)
-        known = self._book.reservation(held, reservation_id)
+        known = _reservation_of(held, reservation_id)
         if known is None:
             raise ProtocolViolation(f"there is no reservation {reservation_id!r}; reserve it first")
         return known
 
     def _balance(self, held: Connection, account: str, level: str) -> Balance:
-        balance = self._book.balance(held, account, level)
+        balance = _balance_of(held, account, level)
         if balance is None:
             raise NotFound(f"there is no account {account!r} at the {level} level; open it first")
         return balance
 
     def _check_repeated(
-        self, held: Connection, reservation_id: str, known: KnownReservation, asked: Mapping[tuple[str, str], int]
+        self, held: Connection, reservation_id: str, known: _Known, asked: Mapping[tuple[str, str], int]
     ) -> None:
-        before = {(account, level): amount for account, level, amount in self._book.charged(held, known)}
+        before = {(account, level): amount for account, level, amount in _charged(held, known)}
         if before != asked:
             raise ProtocolViolation(
                 f"reservation {reservation_id!r} charges {_in_words(before)} and was asked for again with other "
@@ -497,13 +642,104 @@ class Ledger:
             raise PrivacyRefusal(f"reservation {reservation_id!r} was voided and pays for nothing; use a new id")
 
     def _check_left(self, held: Connection, charge: Charge) -> None:
-        if charge.amount > room(self._balance(held, charge.account, charge.level)):
+        if charge.amount > _room(self._balance(held, charge.account, charge.level)):
             raise self.overdrawn(charge, connection=held)
 
     def overdrawn(self, charge: Charge, *, connection: Connection) -> BudgetExceeded:
-        """Return the refusal of a charge that an account does not cover."""
-        spenders = self._book.last_spenders(connection, charge.account, charge.level)
-        return overdrawn(charge, self._balance(connection, charge.account, charge.level), spenders)
+        """Return the refusal of a charge that an account does not cover: what is left, what was asked, who spent."""
+        balance = self._balance(connection, charge.account, charge.level)
+        spenders = _last_spenders(connection, charge.account, charge.level)
+        cap = MAX_AMOUNT if balance.cap is None else balance.cap
+        named = ", ".join(f"{name} ({amount})" for name, amount in spenders) or "nobody yet"
+        return BudgetExceeded(
+            f"account {charge.account!r}, {charge.level} level: {charge.amount} nano-units of mu^2 were asked for and "
+            f"{_room(balance)} of {cap} are left. Last spenders: {named}. "
+            "Ask fewer queries, raise sigma_votes, or raise the budget.",
+            account=charge.account,
+            level=charge.level,
+            asked=charge.amount,
+            left=_room(balance),
+            cap=cap,
+            last_spenders=spenders,
+        )
+
+
+def _room(balance: Balance) -> int:
+    """How much more an account can hold: an unlimited one is still limited by the largest number."""
+    return MAX_AMOUNT - balance.spent if balance.left is None else balance.left
+
+
+def _balance(account: str, level: Level, cap: int | None, spent: int, posted: int) -> Balance:
+    return Balance(account, level, cap, spent - posted, posted)
+
+
+def _balance_of(held: Connection, account: str, level: str) -> Balance | None:
+    row = held.execute(_BALANCES.where(_account.account == account, _account.level == level)).first()
+    return None if row is None else _balance(*row)
+
+
+def _tail(held: Connection) -> tuple[Head, str]:
+    """The head, and the stored time of the last entry."""
+    last = held.execute(select(_entry.seq, _entry.at, _entry.hash).order_by(_entry.seq.desc()).limit(1)).first()
+    return (EMPTY, "") if last is None else (Head(last.seq, last.hash), last.at)
+
+
+def hash_at(held: Connection, seq: int) -> str:
+    """The hash of an entry; empty where there is none, all zeros before the first."""
+    if seq == 0:
+        return EMPTY.hash
+    return str(held.execute(select(_entry.hash).where(_entry.seq == seq)).scalar() or "")
+
+
+def _reservation_of(held: Connection, reservation_id: str) -> _Known | None:
+    columns = (_reservation.state, _reservation.first_seq, _reservation.charges, _reservation.settled_seq)
+    row = held.execute(select(*columns).where(_reservation.reservation_id == reservation_id)).first()
+    return None if row is None else _Known(*row)
+
+
+def _charged(held: Connection, known: _Known) -> list[Row]:
+    """What a reservation charged, read from its entries."""
+    last = known.first_seq + known.charges - 1
+    query = select(_entry.account, _entry.level, _entry.amount).where(_entry.seq.between(known.first_seq, last))
+    return [(row.account, row.level, row.amount) for row in held.execute(query.order_by(_entry.seq))]
+
+
+def _last_spenders(held: Connection, account: str, level: str) -> tuple[tuple[str, int], ...]:
+    """Reservation and amount of the last few charges of an account that were not voided, oldest first."""
+    query = (
+        select(_entry.reservation_id, _entry.amount)
+        .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
+        .where(_entry.account == account, _entry.level == level, _entry.kind == "reserve")
+        .where(_reservation.state != "void")
+        .order_by(_entry.seq.desc())
+        .limit(_NAMED)
+    )
+    return tuple((row.reservation_id, row.amount) for row in reversed(held.execute(query).all()))
+
+
+def _move(held: Connection, rows: Sequence[Row], *, spent: int, posted: int) -> None:
+    moves = [
+        {"of_account": account, "of_level": level, "more_spent": spent * amount, "more_posted": posted * amount}
+        for account, level, amount in rows
+    ]
+    held.execute(_MOVE, moves)
+
+
+def _entries(
+    *, after: int, limit: int, account: str | None, level: str | None, search: str | None
+) -> Select[*tuple[Any, ...]]:
+    query = select(ledger_entries).where(_entry.seq > after).order_by(_entry.seq).limit(limit)
+    if account is not None:
+        query = query.where(_entry.account == account)
+    if level is not None:
+        query = query.where(_entry.level == level)
+    if search:
+        # Not in the salt, whose digits would answer to any short number.
+        said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)
+        detail = case((_entry.detail.startswith(SALTED), said), else_=_entry.detail)
+        columns = (_entry.account, _entry.reservation_id, _entry.kind, detail)
+        query = query.where(or_(*(column.icontains(search, autoescape=True) for column in columns)))
+    return query
 
 
 def _in_words(charges: Mapping[tuple[str, str], int]) -> str:

@@ -30,54 +30,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import CheckConstraint, Column, Connection, Executable, LargeBinary, Text, func, insert, select
+from sqlalchemy import Connection, Executable, func, insert, select
 from sqlalchemy import update as change
 from sqlalchemy.dialects import postgresql, sqlite
 
-from feature_store.journal.charges import Charge
-from feature_store.journal.columns import WHOLE
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import reading, writing
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_entries
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, keep
+from feature_store.journal.database import Database
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.schema import ledger_entries, life_aside, life_closed, life_rounds, life_spends
 from feature_store.site_key import DIGEST_WORDS, Digests
 from labeler.errors import InvalidSetting, JournalBroken, PrivacyRefusal
-
-life_spends = strict_table(
-    "life_spends",
-    Column("digest", LargeBinary, primary_key=True),
-    Column("spent", WHOLE, nullable=False),
-    CheckConstraint("spent >= 0", name="spent"),
-)
-keep(life_spends, but=("spent",))
-forbid(life_spends, "grow", on="UPDATE", when="NEW.spent < OLD.spent", because="what a record has spent only grows")
-
-life_rounds = strict_table(
-    "life_rounds",
-    Column("seq", WHOLE, primary_key=True, autoincrement=False),
-    Column("round_digest", Text, nullable=False, unique=True),
-    Column("site_key", Text, nullable=False),
-)
-keep(life_rounds)
-
-life_aside = strict_table(
-    "life_aside",
-    Column("account", Text, primary_key=True),
-    Column("nano", WHOLE, nullable=False),
-    CheckConstraint("nano >= 1", name="nano"),
-)
-keep(life_aside, but=("nano",))
-forbid(life_aside, "grow", on="UPDATE", when="NEW.nano < OLD.nano", because="what was promised is not taken back")
-
-life_closed = strict_table(
-    "life_closed",
-    Column("reason", Text, primary_key=True),
-)
-keep(life_closed)
-
-LIFE_TABLES = (life_spends, life_rounds, life_aside, life_closed)
 
 SET_ASIDE = "votes-for-life"
 """How the reservations begin that set B aside in an account."""
@@ -96,7 +57,6 @@ NO_DIGESTS = (
 )
 
 
-_ALL_SPENT = Prepared("SELECT digest, spent FROM life_spends ORDER BY digest")
 _COMMITTED = "spends"
 _SALT_BYTES = 16
 
@@ -142,7 +102,6 @@ class LifetimeSpends:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        database.create(*LIFE_TABLES)
 
     def check(self, site_key: str | None, *, connection: Connection | None = None) -> None:
         """Refuse a shard whose images cannot be told to have voted before; a fact of how the site was set up.
@@ -155,7 +114,7 @@ class LifetimeSpends:
         """
         if site_key is None:
             raise PrivacyRefusal(NO_DIGESTS)
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             if joined.execute(select(life_closed.c.reason).limit(1)).first() is not None:
                 raise PrivacyRefusal(CLOSED)
             known = joined.execute(select(life_rounds.c.site_key).order_by(life_rounds.c.seq).limit(1)).scalar()
@@ -205,8 +164,6 @@ class LifetimeSpends:
         Raises:
             JournalBroken: somebody has written to one of the two.
         """
-        if not self._database.has(*LEDGER_TABLES):
-            return
         last = select(ledger_entries.c.detail).where(ledger_entries.c.kind == "answer")
         with self._database.read() as connection:
             detail = connection.execute(last.order_by(ledger_entries.c.seq.desc()).limit(1)).scalar()
@@ -240,12 +197,11 @@ def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection
     if type(nano) is not int or nano < 1:
         raise InvalidSetting(f"what is set aside is a whole number of nano-units of at least 1, found {nano!r}")
     database = ledger.database
-    database.create(*LIFE_TABLES)
     mine = life_aside.c.account == account
-    with reading(database, connection) as joined:
+    with database.reading(connection) as joined:
         if (joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0) >= nano:
             return
-    with writing(database, connection) as joined:
+    with database.writing(connection) as joined:
         before = joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0
         if before >= nano:
             return
@@ -262,17 +218,12 @@ def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection
 
 def all_set_aside(database: Database) -> dict[str, int]:
     """How much was set aside in each account, nano-units of mu^2; accounts in which nothing was are left out."""
-    try:
-        database.create(*LIFE_TABLES)
-    except InvalidSetting:
-        return {}  # a journal that is only looked at, and never had any
     with database.read() as connection:
         return {account: int(nano) for account, nano in connection.execute(select(life_aside))}
 
 
 def close_lifetimes(database: Database, reason: str) -> None:
     """The spends are not known any more: no record of this journal casts votes for life again."""
-    database.create(*LIFE_TABLES)
     with database.write() as connection:
         if connection.execute(select(life_closed.c.reason).limit(1)).first() is None:
             connection.execute(insert(life_closed), {"reason": reason})
@@ -283,7 +234,7 @@ def _version(connection: Connection) -> int:
 
 
 def _hash(connection: Connection, salt: str) -> str:
-    rows = _ALL_SPENT.all(connection)
+    rows = connection.execute(select(life_spends).order_by(life_spends.c.digest)).all()
     spent = np.array([nano for _, nano in rows], dtype="<i8")
     found = hashlib.sha256(f"{salt}:{_version(connection)}:{len(rows)}:".encode())
     found.update(b"".join(bytes(digest) for digest, _ in rows))

@@ -4,12 +4,11 @@ A key is used by one party, once: a key that was replaced or revoked is never ta
 The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
 charges, and is refused.
 
-A little over 400 lines: a party's keys and what was seen of its journal are looked up and changed together.
+More than 400 lines: a party's keys and what was seen of its journal are looked up and changed together.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Mapping
@@ -17,26 +16,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    Index,
-    Text,
-    insert,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Connection, insert, select, update
 
 from feature_store.clock import Clock
-from feature_store.journal.chain import EMPTY, Head, time_of, time_text
-from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text, now_utc, one_of
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import reading, writing
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, keep
+from feature_store.journal.chain import EMPTY, Head
+from feature_store.journal.database import Database, now_utc
+from feature_store.journal.schema import json_text, parties, party_heads, party_keys
 from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
 from labeler.messages import COORDINATOR
 from labeler.tally import MAX_TALLIERS
@@ -45,62 +30,7 @@ from labeler.untrusted import check_party_id
 Role = Literal["agent", "tallier"]
 State = Literal["active", "revoked"]
 
-parties = strict_table(
-    "parties",
-    Column("party_id", Text, primary_key=True),
-    Column("role", Text, nullable=False),
-    Column("tallier", WHOLE, nullable=True),
-    Column("verify_key", Text, nullable=False, unique=True),
-    Column("seal_key", Text, nullable=False, unique=True),
-    Column("state", Text, nullable=False),
-    Column("enrolled_at", Moment, nullable=False),
-    Column("last_contact", Moment, nullable=True),
-    Column("facts", Json, nullable=False),
-    Column("journal_seq", WHOLE, nullable=False),
-    Column("journal_hash", Text, nullable=False),
-    CheckConstraint(one_of("role", ("agent", "tallier")), name="role"),
-    CheckConstraint(one_of("state", ("active", "revoked")), name="state"),
-    CheckConstraint("(role = 'tallier') = (tallier IS NOT NULL)", name="tallier"),
-    CheckConstraint(f"tallier IS NULL OR tallier BETWEEN 0 AND {MAX_TALLIERS - 1}", name="number"),
-    Index(
-        "ix_parties_active_tallier",
-        "tallier",
-        unique=True,
-        sqlite_where=text("state = 'active'"),
-        postgresql_where=text("state = 'active'"),
-    ),
-)
-keep(parties, but=("verify_key", "seal_key", "state", "last_contact", "facts", "journal_seq", "journal_hash"))
-forbid(
-    parties,
-    "witness",
-    on="UPDATE",
-    when="NEW.journal_seq < OLD.journal_seq",
-    because="the journal of a party never gets shorter",
-)
-
-party_keys = strict_table(
-    "party_keys",
-    Column("key", Text, primary_key=True),
-    Column("party_id", Text, ForeignKey("parties.party_id"), nullable=False),
-)
-"""Every key that was ever enrolled."""
-keep(party_keys)
-
 _KEY = re.compile(r"[0-9a-f]{64}")
-
-
-party_heads = strict_table(
-    "party_heads",
-    Column("party_id", Text, ForeignKey("parties.party_id"), primary_key=True),
-    Column("seq", WHOLE, nullable=False),
-    Column("hash", Text, nullable=False),
-    CheckConstraint("seq >= 1", name="seq"),
-)
-"""How far a party's journal was when it answered last; beside what polls say, because it changes with each answer."""
-
-keep(party_heads, but=("seq", "hash"))
-forbid(party_heads, "rise", on="UPDATE", when="NEW.seq <= OLD.seq", because="what a party has answered stays answered")
 
 
 @dataclass(frozen=True)
@@ -142,8 +72,6 @@ class PartyStore:
         self._lock = threading.Lock()
         self._version = 0
         self._known: tuple[int, tuple[PartyRecord, ...]] | None = None
-        self._answered: dict[str, Head] = {}
-        database.create(parties, party_keys, party_heads)
 
     @property
     def version(self) -> int:
@@ -201,7 +129,7 @@ class PartyStore:
         if tallier is not None and (type(tallier) is not int or not 0 <= tallier < MAX_TALLIERS):
             raise InvalidSetting(f"the number of a tallier lies between 0 and {MAX_TALLIERS - 1}")
         _check_keys(verify_key, seal_key)
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             known = self._find(party_id, joined)
             if known is not None:
                 asked = (role, tallier, verify_key, seal_key, "active")
@@ -213,7 +141,7 @@ class PartyStore:
                 return known
             self._check_number(tallier, joined)
             self._check_unused((verify_key, seal_key), joined)
-            record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", check_moment(self._clock()))
+            record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", self._clock())
             self._changed()
             joined.execute(insert(parties), {column.name: getattr(record, column.name) for column in parties.columns})
             self._keep_keys(party_id, (verify_key, seal_key), joined)
@@ -225,7 +153,7 @@ class PartyStore:
         Raises:
             NotFound: nobody of this id was enrolled.
         """
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             found = self._find(party_id, joined)
         if found is None:
             raise NotFound(f"no party {party_id[:200]!r} is enrolled; an administrator has to enrol its keys")
@@ -233,9 +161,9 @@ class PartyStore:
 
     def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
         """All parties, or those of one role, by id; revoked ones among them."""
-        with reading(self._database, connection) as joined:
-            found = [_record(row) for row in _ALL.named(joined)]
-        return [one for one in found if role in (None, one.role)]
+        with self._database.reading(connection) as joined:
+            rows = joined.execute(select(parties).order_by(parties.c.party_id)).all()
+        return [PartyRecord(**row._mapping) for row in rows if role in (None, row.role)]
 
     def rotate(
         self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
@@ -249,7 +177,7 @@ class PartyStore:
             ProtocolViolation: a key was used before, by this party or another, or its tallier number was taken over.
         """
         _check_keys(verify_key, seal_key)
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             known = self.get(party_id, connection=joined)
             if (known.state, known.verify_key, known.seal_key) == ("active", verify_key, seal_key):
                 return known
@@ -271,7 +199,7 @@ class PartyStore:
         Raises:
             NotFound: nobody of this id was enrolled.
         """
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             self._changed()
             joined.execute(update(parties).where(parties.c.party_id == party_id).values(state="revoked"))
             return self.get(party_id, connection=joined)
@@ -293,8 +221,7 @@ class PartyStore:
             JournalBehind: its journal is shorter than it was, or has another entry where it ended.
         """
         json_text(dict(facts))
-        check_moment(at)
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             known = self.get(party_id, connection=joined)
             if known.state != "active":
                 raise NotEnrolled(f"the keys of {party_id!r} were revoked; ask the administrator")
@@ -306,50 +233,41 @@ class PartyStore:
                     "it. Restore its newest journal"
                 )
             self._changed()
-            _HEARD_OF.run(
-                joined,
-                party_id=party_id,
-                at=time_text(max(at, known.last_contact or at)),
-                facts=json_text(dict(facts)),
-                seq=head.seq,
-                hash=head.hash if head.seq else "",
-            )
+            heard = {"last_contact": max(at, known.last_contact or at), "facts": dict(facts)}
+            heard |= {"journal_seq": head.seq, "journal_hash": head.hash if head.seq else ""}
+            joined.execute(update(parties).where(parties.c.party_id == party_id).values(**heard))
 
     def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
         """Keep how far journals were that parties' answers came from; one that is not further changes nothing."""
         for party_id, head in heads.items():
-            _ANSWERED.run(connection, party_id=party_id, seq=head.seq, hash=head.hash)
-
-        def remember() -> None:
-            for party_id, head in heads.items():
-                if head.seq > self._answered.get(party_id, EMPTY).seq:
-                    self._answered[party_id] = head
-
-        self._database.after_commit(remember)
+            before = self._answered_at(party_id, connection)
+            values = {"seq": head.seq, "hash": head.hash}
+            if before == EMPTY and head.seq:
+                connection.execute(insert(party_heads), {"party_id": party_id} | values)
+            elif head.seq > before.seq:
+                connection.execute(update(party_heads).where(party_heads.c.party_id == party_id).values(**values))
 
     def last_answer(self, party_id: str) -> Head:
-        """How far a party's journal was when it answered last; by memory, for the one writer of this journal.
+        """How far a party's journal was when it answered last.
 
         It is what a party is told of its own journal: an older copy that has grown since tells another, longer head
         when it polls, but it answers nothing before it has compared this one.
         """
-        known = self._answered.get(party_id)
-        if known is None:
-            with self._database.read() as connection:
-                known = self._answered.setdefault(party_id, self._answered_at(party_id, connection))
-        return known
+        with self._database.read() as connection:
+            return self._answered_at(party_id, connection)
 
     def is_as_far(self, party: PartyRecord, head: Head) -> bool:
         """Whether a journal that ends here may be the one that was seen; its owner alone knows whether it is."""
         return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
 
     def _answered_at(self, party_id: str, connection: Connection) -> Head:
-        found = _ANSWERED_AT.first(connection, party_id=party_id)
+        query = select(party_heads.c.seq, party_heads.c.hash).where(party_heads.c.party_id == party_id)
+        found = connection.execute(query).first()
         return EMPTY if found is None else Head(*found)
 
     def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
-        found = _ONE.named(connection, party_id=party_id)
-        return _record(found[0]) if found else None
+        row = connection.execute(select(parties).where(parties.c.party_id == party_id)).first()
+        return None if row is None else PartyRecord(**row._mapping)
 
     def _check_number(self, tallier: int | None, connection: Connection) -> None:
         if tallier is None:
@@ -374,19 +292,6 @@ class PartyStore:
         connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
 
 
-_ALL = Prepared("SELECT * FROM parties ORDER BY party_id")
-_ONE = Prepared("SELECT * FROM parties WHERE party_id = :party_id")
-_ANSWERED_AT = Prepared("SELECT seq, hash FROM party_heads WHERE party_id = :party_id")
-_ANSWERED = Prepared(
-    "INSERT INTO party_heads (party_id, seq, hash) VALUES (:party_id, :seq, :hash) ON CONFLICT (party_id) "
-    "DO UPDATE SET seq = excluded.seq, hash = excluded.hash WHERE excluded.seq > party_heads.seq"
-)
-_HEARD_OF = Prepared(
-    "UPDATE parties SET last_contact = :at, facts = :facts, journal_seq = :seq, journal_hash = :hash "
-    "WHERE party_id = :party_id"
-)
-
-
 def _is_as_far(head: Head, seen: Head) -> bool:
     return head.seq > seen.seq or head == seen
 
@@ -394,15 +299,6 @@ def _is_as_far(head: Head, seen: Head) -> bool:
 def _furthest(party: PartyRecord, answered: Head) -> Head:
     polled = Head(party.journal_seq, party.journal_hash) if party.journal_seq else EMPTY
     return max(polled, answered, key=lambda head: head.seq)
-
-
-def _record(row: Any) -> PartyRecord:
-    """A party, from its row as it is stored."""
-    heard = None if row.last_contact is None else time_of(row.last_contact)
-    return PartyRecord(
-        **row._asdict()
-        | {"enrolled_at": time_of(row.enrolled_at), "last_contact": heard, "facts": json.loads(row.facts)}
-    )
 
 
 def _check_keys(verify_key: str, seal_key: str) -> None:

@@ -6,8 +6,6 @@ journal that was restored from a backup: with the counter alone it would use aga
 it sends would be dropped as a replay. A receiver keeps the highest number of each sender and key: a message must be
 above it. The key is part of it, so that somebody who signs under another's name with a key of its own cannot use up
 that one's numbers.
-
-What was taken is read from the journal once per sender and kept in memory: one process writes a journal.
 """
 
 from __future__ import annotations
@@ -16,52 +14,15 @@ import threading
 from collections import deque
 from functools import partial
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    Text,
-    insert,
-)
+from sqlalchemy import Connection, insert, select, update
 
-from feature_store.clock import Clock, now_utc
-from feature_store.journal.columns import WHOLE
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import writing
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.rules import forbid, remain
+from feature_store.clock import Clock
+from feature_store.journal.database import Database, now_utc
+from feature_store.journal.schema import sequences_sent, sequences_taken
 from labeler.errors import ProtocolViolation, Replayed
 from labeler.messages import MAX_SEQUENCE
 
 BLOCK = 1000
-
-sequences_sent = strict_table(
-    "sequences_sent",
-    Column("recipient", Text, primary_key=True),
-    Column("reserved", WHOLE, nullable=False),
-    CheckConstraint("reserved >= 0", name="reserved"),
-)
-sequences_taken = strict_table(
-    "sequences_taken",
-    Column("sender", Text, primary_key=True),
-    Column("verify_key", Text, primary_key=True),
-    Column("last", WHOLE, nullable=False),
-    CheckConstraint("last >= 1", name="last"),
-)
-for _table, _column in ((sequences_sent, "reserved"), (sequences_taken, "last")):
-    remain(_table)
-    forbid(_table, "rise", on="UPDATE", when=f"NEW.{_column} <= OLD.{_column}", because="sequence numbers only go up")
-
-
-# A number without a key was taken when keys were not kept (version 1 of the tables); it counts for every key.
-_HIGHEST = Prepared("SELECT max(last) FROM sequences_taken WHERE sender = :sender AND verify_key IN (:verify_key, '')")
-_RISE = Prepared(
-    "UPDATE sequences_taken SET last = :last WHERE sender = :sender AND verify_key = :verify_key AND last < :last"
-)
-_ADD = Prepared(insert(sequences_taken))
-_SENT = Prepared("SELECT reserved FROM sequences_sent WHERE recipient = :recipient")
-_FIRST_BLOCK = Prepared(insert(sequences_sent))
-_NEXT_BLOCK = Prepared("UPDATE sequences_sent SET reserved = :reserved WHERE recipient = :recipient")
 
 
 class Sequences:
@@ -77,8 +38,6 @@ class Sequences:
         self._lock = threading.Lock()
         self._blocks: dict[str, deque[int]] = {}
         self._last: dict[str, int] = {}
-        self._taken: dict[tuple[str, str], int] = {}
-        database.create(sequences_sent, sequences_taken)
 
     def next(self, recipient: str, *, connection: Connection | None = None) -> int:
         """A number for the next message to a recipient: above all before it, also after a crash.
@@ -111,18 +70,8 @@ class Sequences:
             ProtocolViolation: it is no sequence number.
         """
         _check_number(sequence)
-        if connection is not None:
-            # Its own transaction may have taken some already, and may be undone.
-            _check_new(sender, sequence, self._highest_taken(sender, verify_key, connection))
-            return
-        last = self._taken.get((sender, verify_key))
-        if last is None:
-            with self._database.read() as reader:
-                last = self._highest_taken(sender, verify_key, reader)
-            with self._lock:
-                last = max(last, self._taken.get((sender, verify_key), 0))
-                self._taken[sender, verify_key] = last
-        _check_new(sender, sequence, last)
+        with self._database.reading(connection) as joined:
+            _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
 
     def last(self, sender: str, verify_key: str) -> int:
         """The highest number taken of a sender under a key; 0 where none was."""
@@ -136,19 +85,19 @@ class Sequences:
             Replayed: this or a later one was taken at the same time; nothing is to be kept of this one.
         """
         _check_number(sequence)
-        with writing(self._database, connection) as joined:
-            if _RISE.run(joined, sender=sender, verify_key=verify_key, last=sequence) != 1:
-                _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
-                _ADD.run(joined, sender=sender, verify_key=verify_key, last=sequence)
-            self._database.after_commit(partial(self._remember, sender, verify_key, sequence))
+        with self._database.writing(connection) as joined:
+            before = self._highest_taken(sender, verify_key, joined)
+            _check_new(sender, sequence, before)
+            this = (sequences_taken.c.sender == sender, sequences_taken.c.verify_key == verify_key)
+            if before:
+                joined.execute(update(sequences_taken).where(*this).values(last=sequence))
+            else:
+                row = {"sender": sender, "verify_key": verify_key, "last": sequence}
+                joined.execute(insert(sequences_taken), row)
 
     def _highest_taken(self, sender: str, verify_key: str, connection: Connection) -> int:
-        found = _HIGHEST.first(connection, sender=sender, verify_key=verify_key)
-        return 0 if found is None or found[0] is None else int(found[0])
-
-    def _remember(self, sender: str, verify_key: str, sequence: int) -> None:
-        with self._lock:
-            self._taken[sender, verify_key] = max(sequence, self._taken.get((sender, verify_key), 0))
+        this = (sequences_taken.c.sender == sender, sequences_taken.c.verify_key == verify_key)
+        return int(connection.execute(select(sequences_taken.c.last).where(*this)).scalar() or 0)
 
     def _from_block(self, recipient: str) -> int | None:
         with self._lock:
@@ -161,12 +110,14 @@ class Sequences:
 
     def _reserve(self, recipient: str, connection: Connection | None) -> int:
         """Take a block durably; its first number."""
-        with writing(self._database, connection) as joined:
-            row = _SENT.first(joined, recipient=recipient)
-            begin = max(0 if row is None else int(row[0]), self._block_of_now())
-            end = begin + BLOCK
-            keep = _FIRST_BLOCK if row is None else _NEXT_BLOCK
-            keep.run(joined, recipient=recipient, reserved=end)
+        with self._database.writing(connection) as joined:
+            this = sequences_sent.c.recipient == recipient
+            known = joined.execute(select(sequences_sent.c.reserved).where(this)).scalar()
+            begin = max(known or 0, self._block_of_now())
+            if known is None:
+                joined.execute(insert(sequences_sent), {"recipient": recipient, "reserved": begin + BLOCK})
+            else:
+                joined.execute(update(sequences_sent).where(this).values(reserved=begin + BLOCK))
         return begin + 1
 
     def _block_of_now(self) -> int:

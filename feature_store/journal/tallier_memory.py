@@ -16,27 +16,21 @@ What comes twice, late or otherwise is the machine's to say (labeler.rounds.tall
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, Row, insert, select, update
 
-from feature_store.erasable import ErasableKeys, is_locked_away, lock_away, take_out
-from feature_store.journal.columns import json_text
+from feature_store.erasable import ErasableKeys, lock_away, take_out
 from feature_store.journal.database import Database
-from feature_store.journal.joining import reading, writing
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.tallier_tables import tallier_rounds, tallier_shares
-from feature_store.journal.unused_keys import UnusedKeys
+from feature_store.journal.erasable_home import UnusedKeys
+from feature_store.journal.schema import tallier_rounds, tallier_shares
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
 from labeler.messages.rounds import OpenRound
 
 _SHARES, _SUM = ".shares", ".sum"
-_NEEDED = {"open": _SHARES, "fixed": _SUM}
 _KEPT = {"open": (_SHARES, _SUM), "fixed": (_SUM,)}
 
 
@@ -84,47 +78,22 @@ class KeptRound:
         return f"KeptRound({self.opened.round.digest[:12]!r}, agents={len(self.shares)}, <redacted>)"
 
 
-_THIS = "round_digest = :digest AND agent_id = :agent"
-_STAGE = Prepared("SELECT state FROM tallier_rounds WHERE round_digest = :digest")
-_NEW_ROUND = Prepared("INSERT INTO tallier_rounds (round_digest, opened, state) VALUES (:digest, :opened, 'open')")
-_ONE_ROUND = Prepared("SELECT * FROM tallier_rounds WHERE round_digest = :digest")
-_ALL_ROUNDS = Prepared("SELECT * FROM tallier_rounds ORDER BY round_digest")
-_STAGES_NOT_FORGOTTEN = Prepared("SELECT round_digest, state FROM tallier_rounds WHERE state != 'forgotten'")
-_NOT_FORGOTTEN = Prepared("SELECT opened FROM tallier_rounds WHERE state != 'forgotten' ORDER BY round_digest")
-_SHARES_OF_ROUND = Prepared("SELECT * FROM tallier_shares WHERE round_digest = :digest ORDER BY agent_id")
-_HELD_SHARES = Prepared("SELECT round_digest, share FROM tallier_shares WHERE state = 'held'")
-_STATE_OF_SHARE = Prepared(f"SELECT state FROM tallier_shares WHERE {_THIS}")
-_FORGET_ROUND = Prepared("UPDATE tallier_rounds SET state = 'forgotten', aggregate = NULL WHERE round_digest = :digest")
-_DROP_SHARES = Prepared(
-    "UPDATE tallier_shares SET state = 'dropped', share = NULL WHERE round_digest = :digest AND state = 'held'"
-)
-_NEW_SHARE = Prepared(insert(tallier_shares))
-_FIX_ROUND = Prepared(
-    "UPDATE tallier_rounds SET state = 'fixed', contributors = :names, aggregate = :locked "
-    "WHERE round_digest = :digest AND state = 'open'"
-)
-_CLOSE_SHARE = Prepared(f"UPDATE tallier_shares SET state = :closed, share = NULL WHERE {_THIS} AND state = 'held'")
+_round, _share = tallier_rounds.c, tallier_shares.c
 
 
 class TallierMemory:
-    """The memory of one tallier, in its own journal; `connection` joins a write transaction.
-
-    Attributes:
-        holds_clear: whether something may be kept in clear, of a version without keys: known once it was swept.
-    """
+    """The memory of one tallier, in its own journal; `connection` joins a write transaction."""
 
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database
         self._keys = keys
-        database.create(tallier_rounds, tallier_shares)
-        self.holds_clear = True
         self._unused = UnusedKeys(database, keys, endings=(_SHARES, _SUM), needed=_needed_keys)
 
     def open_rounds(self) -> list[OpenRound]:
         """Every round that was not forgotten, summed or not."""
         with self._database.read() as joined:
-            rows = _NOT_FORGOTTEN.all(joined)
-        return [OpenRound.decode(bytes(opened)) for (opened,) in rows]
+            query = select(_round.opened).where(_round.state != "forgotten").order_by(_round.round_digest)
+            return [OpenRound.decode(bytes(opened)) for opened in joined.execute(query).scalars()]
 
     def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
         """Take no share of an agent in a round any more and drop the one that is held; after the sum, no change.
@@ -132,9 +101,14 @@ class TallierMemory:
         Raises:
             NotFound: the round was never opened here.
         """
-        with writing(self._database, connection) as joined:
-            if self._round(round_digest, joined).state == "open":
-                self._exclude(round_digest, agent_id, joined)
+        with self._database.writing(connection) as joined:
+            if self._round(round_digest, joined).state != "open":
+                return
+            if not _close_share(joined, round_digest, agent_id, "excluded"):
+                this = (_share.round_digest == round_digest, _share.agent_id == agent_id)
+                if joined.execute(select(_share.state).where(*this)).first() is None:
+                    row = {"round_digest": round_digest, "agent_id": agent_id, "state": "excluded"}
+                    joined.execute(insert(tallier_shares), row)
 
     def load(self, round_digest: str, *, connection: Connection | None = None) -> KeptRound:
         """All that is kept of a round.
@@ -143,9 +117,10 @@ class TallierMemory:
             NotFound: it was never opened here.
             BadData: what is kept was changed, or its key is gone (`sweep` gives such a round up).
         """
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             row = self._round(round_digest, joined)
-            shares = _SHARES_OF_ROUND.named(joined, digest=round_digest)
+            of_round = select(tallier_shares).where(_share.round_digest == round_digest)
+            shares = joined.execute(of_round.order_by(_share.agent_id)).all()
         return KeptRound(
             opened=OpenRound.decode(bytes(row.opened)),
             shares={
@@ -159,7 +134,7 @@ class TallierMemory:
             },
             fingerprints={one.agent_id: bytes(one.fingerprint) for one in shares if one.fingerprint is not None},
             excluded=frozenset(one.agent_id for one in shares if one.state == "excluded"),
-            contributors=None if row.contributors is None else frozenset(json.loads(row.contributors)),
+            contributors=None if row.contributors is None else frozenset(row.contributors),
             aggregate=self._opened(_sum_key(round_digest), round_digest, row.aggregate),
             is_forgotten=row.state == "forgotten",
         )
@@ -175,7 +150,8 @@ class TallierMemory:
     def knows(self, round_digest: str) -> bool:
         """Whether a round was ever opened here."""
         with self._database.read() as connection:
-            return _STAGE.first(connection, digest=round_digest) is not None
+            known = select(_round.state).where(_round.round_digest == round_digest)
+            return connection.execute(known).first() is not None
 
     def keep_open(
         self,
@@ -193,11 +169,13 @@ class TallierMemory:
         keys = {_shares_key(digest) for digest, _ in held}
         self._keys.draw_all(keys.union(*((_shares_key(digest), _sum_key(digest)) for digest in opened)))
         for digest, opening in opened.items():
-            _NEW_ROUND.run(connection, digest=digest, opened=opening.encode())
+            row: dict[str, Any] = {"round_digest": digest, "opened": opening.encode(), "state": "open"}
+            connection.execute(insert(tallier_rounds), row)
         for (digest, agent), share in held.items():
             locked = lock_away(self._keys.draw(_shares_key(digest)), _of_agent(digest, agent), (share.data or b"",))
-            secret = {"share": locked, "sharing_id": share.sharing_id, "fingerprint": share.fingerprint}
-            _NEW_SHARE.run(connection, round_digest=digest, agent_id=agent, state="held", **secret)
+            row = {"round_digest": digest, "agent_id": agent, "state": "held", "share": locked}
+            row |= {"sharing_id": share.sharing_id, "fingerprint": share.fingerprint}
+            connection.execute(insert(tallier_shares), row)
 
     def fix_open(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
@@ -214,23 +192,22 @@ class TallierMemory:
             PrivacyRefusal: a round is not open.
             ProtocolViolation: no share is held of one of the agents.
         """
-        self._keys.draw_all([_sum_key(digest) for digest in summed])  # of a round that an earlier version has opened
         for digest, (contributors, others, aggregate) in summed.items():
             if not contributors or not aggregate:
                 raise InvalidSetting("a sum is over at least one agent, and is not empty")
             locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
-            names = json_text(sorted(contributors))
-            if _FIX_ROUND.run(connection, digest=digest, names=names, locked=locked) != 1:
+            values = {"state": "fixed", "contributors": sorted(contributors), "aggregate": locked}
+            this = (_round.round_digest == digest, _round.state == "open")
+            if connection.execute(update(tallier_rounds).where(*this).values(**values)).rowcount != 1:
                 raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
-            with self._dropping(connection):
-                for agent in sorted(contributors):
-                    if _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="summed") != 1:
-                        raise ProtocolViolation(
-                            f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree "
-                            "on the contributors again"
-                        )
-                for agent in sorted(others):
-                    _CLOSE_SHARE.run(connection, digest=digest, agent=agent, closed="dropped")
+            for agent in sorted(contributors):
+                if not _close_share(connection, digest, agent, "summed"):
+                    raise ProtocolViolation(
+                        f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree on "
+                        "the contributors again"
+                    )
+            for agent in sorted(others):
+                _close_share(connection, digest, agent, "dropped")
         if summed:
             # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
             self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
@@ -241,11 +218,12 @@ class TallierMemory:
         Raises:
             NotFound: it was never opened here.
         """
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             self._round(round_digest, joined)
-            with self._dropping(joined):
-                _FORGET_ROUND.run(joined, digest=round_digest)
-                _DROP_SHARES.run(joined, digest=round_digest)
+            this = _round.round_digest == round_digest
+            joined.execute(update(tallier_rounds).where(this).values(state="forgotten", aggregate=None))
+            held = (_share.round_digest == round_digest, _share.state == "held")
+            joined.execute(update(tallier_shares).where(*held).values(state="dropped", share=None))
             self._database.after_commit(lambda: self._erase(round_digest))
 
     def sweep(self) -> list[str]:
@@ -254,20 +232,18 @@ class TallierMemory:
         Returns:
             Digests of the rounds that were given up.
         """
+        known = set(self._keys.names())
         with self._database.read() as connection:
-            rounds = _ALL_ROUNDS.named(connection)
-            held = _HELD_SHARES.named(connection)
-        locked = {one.round_digest for one in held if is_locked_away(bytes(one.share))}
-        kept = [*(one.share for one in held), *(row.aggregate for row in rounds if row.aggregate is not None)]
-        self.holds_clear = not all(is_locked_away(bytes(data)) for data in kept)
-        lost = []
-        for row in rounds:
-            if row.state not in _NEEDED:
-                continue
-            is_locked = row.round_digest in locked or (row.aggregate is not None and is_locked_away(row.aggregate))
-            if is_locked and self._keys.read(row.round_digest + _NEEDED[row.state]) is None:
-                self.forget(row.round_digest)
-                lost.append(row.round_digest)
+            held = set(connection.execute(select(_share.round_digest).where(_share.state == "held")).scalars())
+            rounds = connection.execute(select(_round.round_digest, _round.state).order_by(_round.round_digest)).all()
+        needed = {"open": _SHARES, "fixed": _SUM}
+        lost = [
+            digest
+            for digest, state in rounds
+            if (state == "fixed" or digest in held) and digest + needed.get(state, "") not in known
+        ]
+        for digest in lost:
+            self.forget(digest)
         self._unused.erase()
         return lost
 
@@ -275,14 +251,10 @@ class TallierMemory:
         """See UnusedKeys: of shares or sums, for example, that a full disk did not keep."""
         self._unused.erase_what_was_undone()
 
-    def _dropping(self, connection: Connection) -> AbstractContextManager[None]:
-        """Shares and sums are noise once their key is erased; what a version without keys kept is overwritten."""
-        return nullcontext() if self.holds_clear else self._database.dropping_noise(connection)
-
     def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
-        """What was kept, in clear; of a version without keys it is."""
-        if data is None or not is_locked_away(bytes(data)):
-            return None if data is None else bytes(data)
+        """What was kept, in clear."""
+        if data is None:
+            return None
         key = self._keys.read(key_name)
         if key is None:
             raise BadData(
@@ -295,20 +267,19 @@ class TallierMemory:
     def _erase(self, round_digest: str) -> None:
         self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
 
-    def _round(self, round_digest: str, connection: Connection) -> Any:
-        found = _ONE_ROUND.named(connection, digest=round_digest)
-        if not found:
+    def _round(self, round_digest: str, connection: Connection) -> Row[Any]:
+        found = connection.execute(select(tallier_rounds).where(_round.round_digest == round_digest)).first()
+        if found is None:
             raise NotFound(
                 f"round {round_digest[:12]!r} was never opened at this tallier; the coordinator opens it first"
             )
-        return found[0]
+        return found
 
-    def _exclude(self, round_digest: str, agent_id: str, connection: Connection) -> None:
-        if _STATE_OF_SHARE.first(connection, digest=round_digest, agent=agent_id) is None:
-            row = {"round_digest": round_digest, "agent_id": agent_id, "state": "excluded"}
-            connection.execute(insert(tallier_shares), row)
-        else:
-            _CLOSE_SHARE.run(connection, digest=round_digest, agent=agent_id, closed="excluded")
+
+def _close_share(connection: Connection, round_digest: str, agent_id: str, state: str) -> bool:
+    """Take a share that is held out of a round; whether there was one."""
+    this = (_share.round_digest == round_digest, _share.agent_id == agent_id, _share.state == "held")
+    return connection.execute(update(tallier_shares).where(*this).values(state=state, share=None)).rowcount == 1
 
 
 def _shares_key(round_digest: str) -> str:
@@ -320,7 +291,8 @@ def _sum_key(round_digest: str) -> str:
 
 
 def _needed_keys(connection: Connection) -> list[str]:
-    return [digest + ending for digest, state in _STAGES_NOT_FORGOTTEN.all(connection) for ending in _KEPT[state]]
+    query = select(_round.round_digest, _round.state).where(_round.state != "forgotten")
+    return [digest + ending for digest, state in connection.execute(query) for ending in _KEPT[state]]
 
 
 def _of_agent(round_digest: str, agent_id: str) -> str:

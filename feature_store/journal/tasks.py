@@ -1,75 +1,30 @@
-"""Tasks as they were made, and how many of their queries are taken: each query of a task is asked once."""
+"""Tasks as they were made, whom they are shared with, and which of their queries are taken: each is asked once.
+
+A query is paid for when an agent is asked, and asked once: its number ties it to one charge. Numbers of a round that
+never left come back when its job has ended (`TaskStore.give_back`). That nothing left of them is not the caller's word:
+the database refuses a range that touches a round whose job is not finished, or that was ever tied to its questions for
+good, which happens in the step that asks (`feature_store.journal.rounds`). A round of a finished job takes no step any
+more, so nothing can leave of these numbers later either.
+"""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    ForeignKey,
-    Index,
-    Row,
-    Text,
-    insert,
-    or_,
-    select,
-)
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
 
-from feature_store.journal.by_ids import ByIds
-from feature_store.journal.columns import WHOLE, Json, Moment, check_moment, json_text
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import before, check_limit, cursor_text, reading, writing
-from feature_store.journal.prepared import Prepared
-from feature_store.journal.returned_queries import (
-    give_back,
-    returned_counts,
-    returned_queries,
-    returned_ranges,
-    take_again,
-)
-from feature_store.journal.rules import forbid, keep
+from feature_store.clock import Clock
+from feature_store.journal.chain import time_text
+from feature_store.journal.database import Database, before, check_limit, cursor_text, now_utc
+from feature_store.journal.schema import json_text, returned_queries, task_shares, tasks
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.task import Task, parse_task
 
-tasks = strict_table(
-    "tasks",
-    Column("digest", Text, primary_key=True),
-    Column("body", Text, nullable=False),
-    Column("participants", Json, nullable=False),
-    Column("max_queries", WHOLE, nullable=False),
-    Column("next_query", WHOLE, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("created_by", Text, nullable=False),
-    CheckConstraint("next_query >= 0 AND next_query <= max_queries", name="queries"),
-    Index(None, "created_at", "digest"),
-)
-keep(tasks, but=("next_query",))
-forbid(
-    tasks,
-    "advance",
-    on="UPDATE",
-    when="NEW.next_query < OLD.next_query",
-    because="a query of a task is given out once",
-)
-
-task_shares = strict_table(
-    "task_shares",
-    Column("task_digest", Text, ForeignKey("tasks.digest"), primary_key=True),
-    Column("token_id", Text, primary_key=True),
-    Column("shared_at", Moment, nullable=False),
-    Index(None, "token_id"),
-)
-"""See feature_store.journal.task_shares."""
-
-_TASKS = ByIds("SELECT digest, body, participants, next_query, created_at, created_by FROM tasks WHERE digest IN {ids}")
-_ADVANCE = Prepared("UPDATE tasks SET next_query = :next_query WHERE digest = :digest")
 _MOST_PARSED = 1024
 
 
@@ -95,7 +50,7 @@ class TaskRecord:
     next_query: int = 0
 
     def __post_init__(self) -> None:
-        check_moment(self.created_at)
+        time_text(self.created_at)  # refuses a time without a zone
         if len(set(self.participants)) != len(self.participants) or len(self.participants) != self.task.agents:
             raise InvalidSetting(
                 f"the task is for {self.task.agents} agents, each named once; found {len(self.participants)} names, "
@@ -123,9 +78,6 @@ class TaskStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = threading.Lock()
-        self._made: dict[str, TaskRecord] = {}
-        database.create(tasks, task_shares, returned_queries)
 
     def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
         """Keep a task; the same task again changes nothing.
@@ -136,7 +88,7 @@ class TaskStore:
         Raises:
             ProtocolViolation: it is known with other participants.
         """
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             row = joined.execute(select(tasks).where(tasks.c.digest == record.digest)).first()
             if row is None:
                 joined.execute(
@@ -151,8 +103,6 @@ class TaskStore:
                         "created_by": record.created_by,
                     },
                 )
-                if connection is None:
-                    self._database.after_commit(lambda: self._remember({record.digest: record}))
                 return record
         known = _record(row)
         if set(known.participants) != set(record.participants):
@@ -180,24 +130,9 @@ class TaskStore:
         Raises:
             JournalBroken: see `get`.
         """
-        with reading(self._database, connection) as joined:
-            found = {row[0]: _as_stored(*row) for row in _TASKS.all(joined, sorted(set(digests)))}
-        if connection is None:  # else it may be of a transaction that is undone
-            self._remember(found)
-        return found
-
-    def _remember(self, found: dict[str, TaskRecord]) -> None:
-        with self._lock:
-            self._made |= found
-            while len(self._made) > _MOST_PARSED:
-                self._made.pop(next(iter(self._made)))
-
-    def made(self, digest: str) -> TaskRecord | None:
-        """A task as it was made, without a look into the journal; None where it was not read yet.
-
-        All of it holds for ever but `next_query`, which may have gone on since.
-        """
-        return self._made.get(digest)
+        query = select(tasks).where(tasks.c.digest.in_(sorted(set(digests))))
+        with self._database.reading(connection) as joined:
+            return {row.digest: _record(row) for row in joined.execute(query)}
 
     def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
         """Tasks, newest first.
@@ -241,9 +176,9 @@ class TaskStore:
         """
         if type(count) is not int or count < 1:
             raise InvalidSetting("a job takes at least 1 query of its task")
-        with writing(self._database, connection) as joined:
+        with self._database.writing(connection) as joined:
             record = self.get(digest, connection=joined)
-            returned = returned_ranges(joined, digest)
+            returned = _ranges(joined, digest)
             tail = returned[-1][1] if returned and sum(returned[-1]) == record.next_query else 0
             longest = max([record.queries_left + tail, *(size for _, size in returned)])
             if count > longest:
@@ -254,23 +189,40 @@ class TaskStore:
                     f"{digest[:12]!r} are left{in_a_run}; ask fewer, or make a new task (another nonce), which is "
                     "priced by itself"
                 )
-            first, new = take_again(joined, digest, count, next_query=record.next_query) or (record.next_query, count)
-            if new:
-                _ADVANCE.run(joined, digest=digest, next_query=record.next_query + new)
+            for first, size in returned:  # the lowest that fit
+                if size >= count:
+                    _remove(joined, digest, first)
+                    if size > count:
+                        _return(joined, digest, first + count, size - count)
+                    return first
+            first, new = record.next_query, count
+            if tail:  # the last range reaches up to the numbers never given out, and is lengthened by new ones
+                first, new = first - tail, count - tail
+                _remove(joined, digest, first)
+            next_query = record.next_query + new
+            joined.execute(update(tasks).where(tasks.c.digest == digest).values(next_query=next_query))
         return first
 
     def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
-        """Take back queries that were given out and never asked; see feature_store.journal.returned_queries.
+        """Take back queries that were given out and never asked; with ranges that they touch they become one.
 
         Raises:
-            JournalBroken: they were asked, or may still be.
+            IntegrityError: they were asked, or may still be.
         """
-        give_back(connection, digest, first_query, num_queries)
+        for first, size in _ranges(connection, digest):
+            if first + size == first_query or first_query + num_queries == first:
+                _remove(connection, digest, first)
+                first_query, num_queries = min(first, first_query), size + num_queries
+        _return(connection, digest, first_query, num_queries)
 
     def returned(self, digests: Collection[str]) -> dict[str, int]:
         """How many queries came back of each of some tasks; they can be asked beside `queries_left`."""
+        table = returned_queries.c
+        query = select(table.task_digest, func.sum(table.num_queries).label("total"))
+        query = query.where(table.task_digest.in_(sorted(set(digests)))).group_by(table.task_digest)
         with self._database.read() as joined:
-            return returned_counts(joined, digests)
+            found = {row.task_digest: int(row.total) for row in joined.execute(query)}
+        return {digest: found.get(digest, 0) for digest in digests}
 
 
 def no_such_task(digest: str) -> NotFound:
@@ -284,25 +236,13 @@ def _parsed(digest: str, body: str) -> Task:
     task = parse_task(json.loads(body))
     if task.digest != digest:
         raise JournalBroken(
-            f"what is stored as task {digest[:12]!r} has digest {task.digest[:12]!r}: it was changed, or written "
-            "by a version that describes tasks differently. Restore the newest backup, or use that version"
+            f"what is stored as task {digest[:12]!r} has digest {task.digest[:12]!r}: it was changed. Restore "
+            "the newest backup"
         )
     return task
 
 
-def _as_stored(
-    digest: str, body: str, participants: str, next_query: int, created_at: str, created_by: str
-) -> TaskRecord:
-    return TaskRecord(
-        task=_parsed(digest, body),
-        participants=tuple(json.loads(participants)),
-        created_at=datetime.fromisoformat(created_at),
-        created_by=created_by,
-        next_query=next_query,
-    )
-
-
-def _record(row: Row[tuple[object, ...]]) -> TaskRecord:
+def _record(row: Row[Any]) -> TaskRecord:
     return TaskRecord(
         task=_parsed(row.digest, row.body),
         participants=tuple(row.participants),
@@ -310,3 +250,62 @@ def _record(row: Row[tuple[object, ...]]) -> TaskRecord:
         created_by=row.created_by,
         next_query=row.next_query,
     )
+
+
+def _ranges(connection: Connection, digest: str) -> list[tuple[int, int]]:
+    """First number and length of what came back of a task, in order, no two ranges touching."""
+    table = returned_queries.c
+    query = select(table.first_query, table.num_queries).where(table.task_digest == digest).order_by(table.first_query)
+    return [(first, count) for first, count in connection.execute(query)]
+
+
+def _return(connection: Connection, digest: str, first_query: int, num_queries: int) -> None:
+    row = {"task_digest": digest, "first_query": first_query, "num_queries": num_queries}
+    connection.execute(insert(returned_queries), row)
+
+
+def _remove(connection: Connection, digest: str, first_query: int) -> None:
+    table = returned_queries.c
+    this = (table.task_digest == digest, table.first_query == first_query)
+    connection.execute(delete(returned_queries).where(*this))
+
+
+class TaskShares:
+    """Whom a task is shared with: its creator may let other tokens submit into it, and may stop that again.
+
+    What was submitted meanwhile stays; a share says only who may submit and who may see the task.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> None:
+        """Let a token submit into a task; a second time changes nothing."""
+        with self._database.writing(connection) as joined:
+            if not self.has(task_digest, token_id, connection=joined):
+                row = {"task_digest": task_digest, "token_id": token_id, "shared_at": self._clock()}
+                joined.execute(insert(task_shares), row)
+
+    def remove(self, task_digest: str, token_id: str) -> None:
+        """Stop it; a second time changes nothing."""
+        table = task_shares.c
+        with self._database.write() as joined:
+            joined.execute(delete(task_shares).where(table.task_digest == task_digest, table.token_id == token_id))
+
+    def has(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
+        """Whether a task is shared with a token."""
+        table = task_shares.c
+        query = select(table.token_id).where(table.task_digest == task_digest, table.token_id == token_id)
+        with self._database.reading(connection) as joined:
+            return joined.execute(query).first() is not None
+
+    def of(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """With which tokens each of some tasks is shared, in the order in which that was done."""
+        table = task_shares.c
+        query = select(table.task_digest, table.token_id).where(table.task_digest.in_(sorted(set(task_digests))))
+        found: dict[str, list[str]] = {digest: [] for digest in task_digests}
+        with self._database.read() as joined:
+            for row in joined.execute(query.order_by(table.shared_at, table.token_id)):
+                found[row.task_digest].append(row.token_id)
+        return {digest: tuple(tokens) for digest, tokens in found.items()}

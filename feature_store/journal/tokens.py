@@ -8,43 +8,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import CheckConstraint, Column, Connection, Text, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from feature_store.clock import Clock
-from feature_store.journal.columns import Moment, check_moment, now_utc, one_of
-from feature_store.journal.database import Database, strict_table
-from feature_store.journal.joining import reading, writing
-from feature_store.journal.rules import forbid, keep, set_once
+from feature_store.journal.database import Database, now_utc
+from feature_store.journal.schema import ROLES, tokens
 from labeler.errors import InvalidSetting, NotFound
 
 Role = Literal["admin", "requester", "viewer"]
 
 PREFIX = "lab_"
-ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 _SECRET_BYTES = 32
 _MAX_SECRET = 200
 _MAX_NAME = 100
-MAX_REMEMBERED = 4096
-"""Tokens that were found and not revoked since, by the hash of their secrets: most requests come with one of a few."""
-
-tokens = strict_table(
-    "tokens",
-    Column("token_id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("role", Text, nullable=False),
-    Column("secret_digest", Text, nullable=False, unique=True),
-    Column("created_at", Moment, nullable=False),
-    Column("revoked_at", Moment, nullable=True),
-    CheckConstraint(one_of("role", ROLES), name="role"),
-)
-keep(tokens, but=("revoked_at",))
-forbid(tokens, "revoked", on="UPDATE", when=set_once("revoked_at"), because="a revoked token stays revoked")
 
 _SHOWN = (tokens.c.token_id, tokens.c.name, tokens.c.role, tokens.c.created_at, tokens.c.revoked_at)
 
@@ -72,11 +52,6 @@ class TokenStore:
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
-        self._lock = threading.Lock()
-        self._version = 0
-        self._names: dict[str, str] = {}
-        self._found: OrderedDict[str, TokenRecord] = OrderedDict()
-        database.create(tokens)
 
     def create(self, name: str, role: Role, *, connection: Connection | None = None) -> tuple[TokenRecord, str]:
         """Make a token.
@@ -92,8 +67,8 @@ class TokenStore:
         if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
             raise InvalidSetting(f"the name of a token has 1 to {_MAX_NAME} printable characters")
         secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
-        record = TokenRecord(f"tok_{secrets.token_hex(8)}", name, role, check_moment(self._clock()))
-        with writing(self._database, connection) as joined:
+        record = TokenRecord(f"tok_{secrets.token_hex(8)}", name, role, self._clock())
+        with self._database.writing(connection) as joined:
             joined.execute(
                 insert(tokens),
                 {
@@ -116,52 +91,17 @@ class TokenStore:
         if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
             return None
         digest = _digest(secret)
-        with self._lock:
-            version, known = self._version, self._found.get(digest)
-        if known is not None:
-            return known
         query = select(*_SHOWN, tokens.c.secret_digest).where(tokens.c.secret_digest == digest)
         with self._database.read() as connection:
             row = connection.execute(query).first()
         if row is None or not hmac.compare_digest(row.secret_digest, digest) or row.revoked_at is not None:
             return None
-        record = TokenRecord(row.token_id, row.name, row.role, row.created_at, row.revoked_at)
-        with self._lock:
-            # Nobody was revoked while it was looked up. Of a revocation by another process nobody would hear.
-            if self._version == version and not self._database.is_read_only:
-                self._found[digest] = record
-                while len(self._found) > MAX_REMEMBERED:
-                    self._found.popitem(last=False)
-        return record
-
-    def remembered(self, secret: str) -> TokenRecord | None:
-        """`find`, as far as it needs no look into the database; None says nothing."""
-        if not isinstance(secret, str) or len(secret) > _MAX_SECRET:
-            return None
-        with self._lock:
-            return self._found.get(_digest(secret))
-
-    def _forget(self) -> None:
-        with self._lock:
-            self._version += 1
-            self._found.clear()
+        return TokenRecord(row.token_id, row.name, row.role, row.created_at)
 
     def name_of(self, token_id: str) -> str:
         """The name of whoever holds a token, which never changes; empty where there is no such token."""
-        with self._lock:
-            known = self._names.get(token_id)
-        if known is not None:
-            return known
-        query = select(tokens.c.name).where(tokens.c.token_id == token_id)
         with self._database.read() as connection:
-            name = connection.execute(query).scalar()
-        if name is None:
-            return ""
-        with self._lock:
-            if len(self._names) >= MAX_REMEMBERED:
-                self._names.clear()
-            self._names[token_id] = str(name)
-        return str(name)
+            return str(connection.execute(select(tokens.c.name).where(tokens.c.token_id == token_id)).scalar() or "")
 
     def is_active(self, token_id: str) -> bool:
         """Whether a token still opens what it opened: it exists and was not revoked."""
@@ -178,10 +118,7 @@ class TokenStore:
         """
         this = tokens.c.token_id == token_id
         with self._database.write() as joined:
-            self._database.after_commit(self._forget)
-            joined.execute(
-                update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=check_moment(self._clock()))
-            )
+            joined.execute(update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=self._clock()))
             row = joined.execute(select(*_SHOWN).where(this)).first()
         if row is None:
             raise NotFound(f"there is no token {token_id[:100]!r}; look at the list of tokens")
@@ -196,7 +133,7 @@ class TokenStore:
     def list(self, *, connection: Connection | None = None) -> list[TokenRecord]:
         """Every token, oldest first; revoked ones among them."""
         query = select(*_SHOWN).order_by(tokens.c.created_at, tokens.c.token_id)
-        with reading(self._database, connection) as joined:
+        with self._database.reading(connection) as joined:
             return [TokenRecord(**row._mapping) for row in joined.execute(query)]
 
 

@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, Table, inspect, select
+from sqlalchemy import Connection, Table, bindparam, select
 
 from feature_store.journal.chain import EMPTY, Head, entry_hash, time_of
-from feature_store.journal.ledger_tables import LEDGER_TABLES, ledger_accounts, ledger_entries, ledger_reservations
-from feature_store.journal.prepared import Prepared
+from feature_store.journal.schema import ledger_accounts, ledger_entries, ledger_reservations
 from labeler.errors import JournalBroken
 
 _BATCH = 1000
 _LOWEST = -(2**63)
 """No entry may have such a number; whoever wrote one is found, not passed over."""
-
-_COLUMNS = tuple(column.name for column in ledger_entries.columns)
 
 Row = Mapping[str, Any]
 
@@ -63,30 +60,6 @@ def verify_ledger(connection: Connection) -> Head:
     _compare(connection, ledger_accounts, "balance of account", replay.account_rows())
     _compare(connection, ledger_reservations, "state of reservation", replay.reservation_rows())
     return replay.head
-
-
-def verify_if_there(connection: Connection) -> Head:
-    """As `verify_ledger`, for a journal that may not have a ledger yet: a store of tokens may have come first.
-
-    Raises:
-        JournalBroken: see `verify_ledger`; or some tables of the ledger are there and others are not.
-    """
-    present = {table.name for table in LEDGER_TABLES if inspect(connection).has_table(table.name)}
-    if not present:
-        return EMPTY
-    if len(present) < len(LEDGER_TABLES):
-        raise JournalBroken(f"of the ledger's tables only {', '.join(sorted(present))} are there. {_DO}")
-    return verify_ledger(connection)
-
-
-def hash_at(connection: Connection, seq: int) -> str | None:
-    """The hash of one entry; that of no entry for 0, None where there is none."""
-    if seq == 0:
-        return EMPTY.hash
-    if not inspect(connection).has_table(ledger_entries.name):
-        return None
-    found: str | None = connection.execute(select(ledger_entries.c.hash).where(ledger_entries.c.seq == seq)).scalar()
-    return found
 
 
 class _Replay:
@@ -201,17 +174,15 @@ class _Replay:
 
 
 def _rows(connection: Connection) -> Iterator[Row]:
+    seq = ledger_entries.c.seq
+    page = select(ledger_entries).where(seq >= bindparam("start")).order_by(seq).limit(_BATCH)
     start = _LOWEST
     while True:
-        rows = _PAGE.all(connection, start=start, most=_BATCH)
-        for row in rows:
-            yield dict(zip(_COLUMNS, row, strict=True))
+        rows = connection.execute(page, {"start": start}).mappings().all()
+        yield from map(dict, rows)
         if len(rows) < _BATCH:
             return
-        start = rows[-1][0] + 1
-
-
-_PAGE = Prepared(f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq >= :start ORDER BY seq LIMIT :most")
+        start = rows[-1]["seq"] + 1
 
 
 def _compare(connection: Connection, table: Table, what: str, derived: dict[tuple[Any, ...], tuple[Any, ...]]) -> None:

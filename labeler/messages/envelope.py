@@ -454,7 +454,7 @@ class Poll:
         coordinator_seq: the highest head of the coordinator's journal this party has seen, so that a
             coordinator restored from an old copy is found out; 0 and an empty hash for none.
         coordinator_hash: as above.
-        version: of the program.
+        version: of the program, for people.
         facts: what the coordinator needs to know of it (an agent: backbone_fingerprint, dimension, classes). Never a
             number of records.
     """
@@ -504,11 +504,9 @@ class Mail(Body):
         coordinator_seq: head of the coordinator's journal; a party that has seen a higher one knows that the
             coordinator lost entries.
         coordinator_hash: as above; empty for 0.
-        journal_seq: the head of the party's own journal that came with its last answer, told to parties that read it:
-            a journal that does not hold it is an older copy, and takes no part. 0 and an empty hash for none.
+        journal_seq: the head of the party's own journal that came with its last answer: a journal that does not hold it
+            is an older copy, and takes no part. 0 and an empty hash for none.
         journal_hash: as above.
-        program: the coordinator's dialect (labeler.wire_versions), told to parties that read it; else empty, and then
-            the body is as it was before there was this field.
     """
 
     version: ClassVar[str] = "labeler-mail/1"
@@ -516,26 +514,12 @@ class Mail(Body):
     after: Position
     coordinator_seq: Annotated[int, whole(0)]
     coordinator_hash: DigestIfAny
-    program: Annotated[str, Field(max_length=100, description="at most 100 printable characters"), Printable] = ""
     journal_seq: Annotated[int, whole(0)] = 0
     journal_hash: DigestIfAny = ""
 
     def __post_init__(self) -> None:
         _check_head(self.coordinator_seq, self.coordinator_hash, "coordinator", "an answer")
         _check_head(self.journal_seq, self.journal_hash, "journal", "an answer")
-
-    def content(self) -> dict[str, Any]:
-        """See Body."""
-        return {name: value for name, value in super().content().items() if value or name not in _MAY_LACK}
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """See Body."""
-        return cls(**read_json(data, cls.what, _MAIL_NAMES, cls.version, optional=_MAY_LACK))
-
-
-_MAY_LACK = ("program", "journal_seq", "journal_hash")
-_MAIL_NAMES = tuple(name for name in names_of(Mail) if name not in _MAY_LACK)
 
 
 def _check_head(seq: int, digest: str, journal: str, what: str) -> None:

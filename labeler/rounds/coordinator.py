@@ -376,7 +376,7 @@ class _Turn:
         standing = stand(self.job, wall_s=self._now.wall_s)
         parties, quorum = self.job.parties, self.job.task.quorum
         if self._talliers() is not None:
-            able = [agent for agent in standing.open if parties[agent].takes_proposals]
+            able = [agent for agent in standing.open if parties[agent].is_heard]
             due = tuple(agent for agent in able if self._is_due((agent, "proposal"), through=[agent]))
             if due:
                 self._effects.append(SendProposals(due))

@@ -94,18 +94,14 @@ class Party:
 
     Attributes:
         tallier: which tallier it is, from 0; None for an agent.
-        takes_proposals: its program reads proposals.
-        is_presumed: it was heard of and its program reads none, so it counts as willing unasked.
-        knows_requesters: its program reads who submitted a job.
+        is_heard: it has polled once, so mail for it does not pile up unread.
     """
 
     party_id: str
     tallier: int | None
     verify_key: str
     seal_key: str
-    takes_proposals: bool = False
-    is_presumed: bool = False
-    knows_requesters: bool = False
+    is_heard: bool = False
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Standing:
     """How the agents of a task stand to a job now, each in exactly one list.
 
     Attributes:
-        willing: they have said yes, or count as having said so.
+        willing: they have said yes.
         declined: they will not, or cannot: their keys were revoked.
         silent: they have not said anything yet, or their yes has ended.
         later: they have said: not yet.
@@ -187,7 +187,7 @@ def stand(job: JobRun, *, wall_s: float) -> Standing:
         said, party = job.answers.get(agent), job.parties.get(agent)
         if party is None or (said is not None and said.answer == "declined"):
             found.declined.append(agent)
-        elif party.is_presumed or (said is not None and said.until_s is not None and said.until_s >= wall_s):
+        elif said is not None and said.until_s is not None and said.until_s >= wall_s:
             found.willing.append(agent)
         elif said is not None and said.answer == "later":
             found.later.append(agent)

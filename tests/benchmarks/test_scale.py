@@ -24,7 +24,7 @@ from benchmarks.scaling.searching import (
     search_together,
     write_features,
 )
-from feature_store.index.geometry import check_features
+from feature_store.index.definition import check_features
 from labeler.errors import InvalidSetting, LabelerError
 
 

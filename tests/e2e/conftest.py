@@ -62,7 +62,7 @@ class Federation:
     @property
     def run_arguments(self) -> list[object]:
         shards = [part for path in self.agents for part in ("--shard", path)]
-        return [*shards, "--queries", self.root / "public.shard"]
+        return [*shards, "--images", self.root / "public.shard"]
 
     def task_file(self, folder: Path, *, queries: str = "", more: str = "", **fields: object) -> Path:
         settings: dict[str, object] = {"name": "digits", "k": 5, "sigma_votes": 3.0, "delta": 1e-4} | fields

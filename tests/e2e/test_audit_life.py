@@ -1,7 +1,7 @@
 """A hundred adaptive jobs aimed at one record each: what they prove stays below what votes for life promise.
 
-The attack is an adversary of `labeler audit` (workers.audit.life): every canary is an independent trial of the whole
-game, in the real voting, journal and noise. Exact binomial bounds on both error rates give a lower bound on mu
+The attack is an adversary of `labeler audit` (`LifeAttack`): every canary is an independent trial of the whole game, in
+the real voting, journal and noise. Exact binomial bounds on both error rates give a lower bound on mu
 (labeler.auditing). A sound filter fails this with probability at most 1e-6.
 """
 
@@ -14,8 +14,7 @@ import pytest
 from feature_store.journal.lifetimes import LifetimeSpends, Spent
 from labeler.auditing import Errors, many_runs_mu, promised_mu
 from tests.workers.audit.conftest import audited_task, natural_records
-from workers.audit.adversaries import ADVERSARIES
-from workers.audit.life import CANARIES
+from workers.audit.adversaries import ADVERSARIES, CANARIES
 from workers.audit.run import default_adversaries
 from workers.audit.surroundings import Surroundings
 
@@ -40,7 +39,7 @@ def test_a_hundred_adaptive_jobs_prove_less_than_the_promise_and_not_much_less(
 ) -> None:
     promised = promised_mu(FOR_LIFE, "instance")
     assert promised == 1.0
-    monkeypatch.setattr("workers.audit.life.CANARIES", canaries)
+    monkeypatch.setattr("workers.audit.adversaries.CANARIES", canaries)
     assert least * promised < proved_mu(tmp_path, canaries) <= promised
 
 
@@ -55,7 +54,7 @@ def test_they_prove_more_than_the_promise_where_the_count_is_forgotten(
         return Spent(found.version, found.spent * 0)
 
     monkeypatch.setattr(LifetimeSpends, "spent", forgotten)
-    monkeypatch.setattr("workers.audit.life.CANARIES", canaries)
+    monkeypatch.setattr("workers.audit.adversaries.CANARIES", canaries)
     assert proved_mu(tmp_path, canaries) > least
 
 

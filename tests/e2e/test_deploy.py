@@ -231,6 +231,7 @@ def replace(path: Path, *changes: tuple[str, str]) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no caddy; install the extra `edge`")
 def test_the_steps_of_the_page_lead_to_labels_over_tls(
     tmp_path: Path, labeler: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +254,8 @@ def test_the_steps_of_the_page_lead_to_labels_over_tls(
         )
         made = labeler("keys", "token", "--home", "coordinator", "--name", "first", "--role", "admin", "--json")
         tls = ("--tls-cert", "tls/coordinator.pem", "--tls-key", "tls/coordinator.key")
-        processes("coordinator", "serve", "--home", "coordinator", "--port", port, *tls)
+        edge = ("--edge", "localhost", "--edge-port", port, "--port", "0")
+        processes("coordinator", "serve", "--home", "coordinator", *edge, *tls)
         processes("embedder", "embedder", "--home", "coordinator")
         monkeypatch.setenv("LABELER_URL", url)
         monkeypatch.setenv("LABELER_TOKEN", json.loads(made.out)["token"])

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from feature_store.backbones import Transform, load_backbone, read_spec
-from feature_store.backbones.backbone import prepare_image
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone, prepare_image
 from labeler.errors import BadData, InvalidSetting
 
 GOOD = """

@@ -16,15 +16,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from feature_store.backbones import load_backbone, parse_spec
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone
-from feature_store.backbones.pixels import PixelBackbone
 from feature_store.embed_steps import Loaded, embedded_batches, load_image, loaded_batches
 from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import open_source
 from labeler.errors import InvalidSetting
-from workers.embedder.shards import embed_images
 
 TRANSFORM = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -200,36 +199,6 @@ def test_a_device_does_not_wait_for_a_disk_and_a_stopped_run_goes_on(
         for shard in (Shard.open(tmp_path / "plain"), Shard.open(tmp_path / "aside"))
     )
     assert plain == aside
-
-
-def test_a_shard_that_was_begun_with_one_decoder_goes_on_with_it(weights: Path, photos: Path, tmp_path: Path) -> None:
-    """As an upgrade in the middle of a run: the default is another decoder by then."""
-
-    class Stop(Exception):
-        pass
-
-    def stop(stage: str, done: int, _: int) -> None:
-        if stage.startswith("Embedding") and done >= 8:
-            raise Stop
-
-    file = tmp_path / "backbone.toml"
-    settings = "resize = 36\ncrop = 32\nmean = [0.5, 0.5, 0.5]\nstd = [0.5, 0.5, 0.5]\n"
-    file.write_text(
-        f'kind = "timm"\narchitecture = "test_efficientnet"\nweights = "{weights}"\n[transform]\n{settings}'
-    )
-    before = load_backbone(str(file), decoder="pillow", device="cpu").fingerprint
-    out = tmp_path / "out"
-    with pytest.raises(Stop):
-        embed_images(photos, file, out, decoder="pillow", batch_size=4, device="cpu", progress=stop)
-    result = embed_images(photos, file, out, batch_size=4, device="cpu")
-    assert (result["fingerprint"], result["records"]) == (before, 17)
-    assert 0 < result["resumed_from"] < 20
-    again = embed_images(photos, file, out, device="cpu")
-    assert (again["fingerprint"], again["resumed_from"]) == (before, 20)
-    with pytest.raises(InvalidSetting, match="made from another source, backbone"):
-        embed_images(photos, file, out, decoder="turbo", device="cpu")
-    fresh = embed_images(photos, file, tmp_path / "fresh", device="cpu")
-    assert fresh["fingerprint"] != before
 
 
 def test_a_gpu_that_is_not_there_is_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from feature_store.backbones import load_backbone
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.decode import Skipped
 from feature_store.embedding import embed_source
 from feature_store.quantize import quantize
@@ -177,7 +177,7 @@ def test_a_run_stopped_between_batches_goes_on(photos: Path, tmp_path: Path) -> 
 def test_a_killed_run_goes_on_and_gives_the_same_features(photos: Path, tmp_path: Path) -> None:
     script = """
         import os, signal, sys
-        from feature_store.backbones.pixels import PixelBackbone
+        from feature_store.backbones.backbone import PixelBackbone
         from feature_store.embedding import embed_source
 
         def die(done, total):

@@ -7,6 +7,8 @@ import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +205,25 @@ def test_the_original_mnist_files_are_read(data_root: Path, tmp_path: Path) -> N
     mnist = open_source(f"torchvision:MNIST?root={tmp_path}&split=test")
     assert len(mnist.names) == 10_000
     assert list(mnist.labels)[:5] == [7, 2, 1, 0, 4]
+
+
+def test_warnings_of_decoders_go_to_the_log_once_and_quote_no_image() -> None:
+    """12.8 MB of them went to the standard error beside the log: each image had words of its own."""
+    code = (
+        "import io, logging, warnings\n"
+        "from PIL import Image\n"
+        "from feature_store.decode import decode_image\n"
+        "logging.basicConfig(format='%(message)s %(kind)s %(where)s')\n"
+        "data = io.BytesIO()\n"
+        "Image.new('P', (4, 4)).save(data, 'PNG', transparency=bytes([0, 9]))\n"
+        "Image.open(data).convert('RGB')\n"  # Pillow warns of transparency expressed in bytes
+        "for number in range(300):\n"
+        "    warnings.warn_explicit(f'secret {number}', UserWarning, '/x/PIL/TiffImagePlugin.py', 7, 'PIL.Tiff')\n"
+        "    decode_image(data.getvalue())\n"
+        "warnings.warn('of somebody else')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "a decoder warned of an image UserWarning PIL/TiffImagePlugin.py:7" in done.stderr
+    assert "of somebody else" in done.stderr
+    assert "secret" not in done.stderr
+    assert len(done.stderr) < 1000

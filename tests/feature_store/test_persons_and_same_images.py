@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feature_store import embedding, same_images
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import EmbedReport, embed_source
 from feature_store.manifest import read_manifest
-from feature_store.persons import PersonColumn
 from feature_store.same_images import find_same_images, same_bytes
 from feature_store.shard import Shard
 from feature_store.shard_writer import Gathered, ShardWriter
 from feature_store.site_key import SITE_KEY_FILE, SiteKey, site_key
-from feature_store.sources import open_source
+from feature_store.sources import PersonColumn, open_source
 from labeler.errors import BadData, IdenticalImages, InvalidSetting, UnsafeStorage
 
 CLASSES = ("cat", "dog")

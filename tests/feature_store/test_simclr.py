@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store.backbones import Transform, load_backbone
-from feature_store.backbones.augment import DIGITS, PHOTOS, Augmentation, random_views
-from feature_store.backbones.nt_xent import nt_xent
-from feature_store.backbones.simclr import SimCLRConfig, pretrain
+from feature_store.backbones.simclr import DIGITS, PHOTOS, Augmentation, SimCLRConfig, nt_xent, pretrain, random_views
 from labeler.errors import BadData, InvalidSetting
 
 TINY = SimCLRConfig(

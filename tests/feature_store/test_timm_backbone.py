@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from feature_store.backbone_names import DEFAULT_BACKBONE, PACKAGED
-from feature_store.backbones import Backbone, hub, load_backbone, packaged, parse_spec
+from feature_store.backbones import Backbone, load_backbone, parse_spec, timm_backbone
 from feature_store.quantize import quantize
 from labeler.errors import BadData, InvalidSetting, TryAgain
 
@@ -111,12 +111,12 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
 
 def test_a_name_that_needs_the_hub_fails_at_once_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library would try for half a minute: it is not called at all."""
-    for name in hub._PROXIES:
+    for name in timm_backbone._PROXIES:
         monkeypatch.delenv(name, raising=False)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: a connection is refused
-        monkeypatch.setattr(hub.constants, "ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        monkeypatch.setattr(hub, "_is_cached", lambda _: False)
+        monkeypatch.setattr(timm_backbone.constants, "ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setattr(timm_backbone, "_is_cached", lambda _: False)
         monkeypatch.setattr(timm, "create_model", None)
         with pytest.raises(TryAgain, match="efficientnet-lite0 needs no download"):
             load_backbone("timm:resnet18", device="cpu")
@@ -133,12 +133,12 @@ def test_a_weights_file_with_the_name_of_its_architecture_is_prepared_as_publish
         load_backbone("pixels", architecture=TINY)
 
 
-@pytest.mark.parametrize("name", [PACKAGED[0], *(pytest.param(one, marks=pytest.mark.long) for one in PACKAGED[1:])])
+@pytest.mark.parametrize("name", [DEFAULT_BACKBONE, pytest.param("efficientnet-lite2", marks=pytest.mark.long)])
 def test_packaged_weights_are_those_of_the_file_in_its_order(name: str) -> None:
     """Against the network of timm with its classifier, filled tensor by tensor; the classifier names real things."""
-    package = packaged.package_of(name)
+    package = PACKAGED[name]
     whole = timm.create_model(package.architecture, num_classes=1000)
-    stored = torch.load(packaged._path(package), map_location="cpu", weights_only=True)
+    stored = torch.load(timm_backbone._path(package), map_location="cpu", weights_only=True)
     assert [tuple(one.shape) for one in stored.values()] == [tuple(one.shape) for one in whole.state_dict().values()]
     whole.load_state_dict(dict(zip(whole.state_dict(), stored.values(), strict=True)))
     whole.eval()
@@ -153,17 +153,17 @@ def test_packaged_weights_are_those_of_the_file_in_its_order(name: str) -> None:
 def test_packaged_weights_that_are_not_the_known_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = packaged.package_of(DEFAULT_BACKBONE)
+    package = PACKAGED[DEFAULT_BACKBONE]
     changed = tmp_path / package.file
-    changed.write_bytes(packaged._path(package).read_bytes()[:-1] + b"x")
-    monkeypatch.setattr(packaged, "_path", lambda _: changed)
+    changed.write_bytes(timm_backbone._path(package).read_bytes()[:-1] + b"x")
+    monkeypatch.setattr(timm_backbone, "_path", lambda _: changed)
     with pytest.raises(BadData, match="not the one whose digest we know"):
         load_backbone(DEFAULT_BACKBONE)
     changed.unlink()
     with pytest.raises(BadData, match="install it again"):
         load_backbone(DEFAULT_BACKBONE)
     monkeypatch.undo()
-    monkeypatch.setattr(packaged, "find_spec", lambda _: None)
+    monkeypatch.setattr(timm_backbone, "find_spec", lambda _: None)
     with pytest.raises(InvalidSetting, match=r"private-labeler\[lite2\]"):
         load_backbone("efficientnet-lite2")
 

@@ -12,7 +12,6 @@ import pytest
 from labeler.errors import LabelerError
 from labeler.messages import SIGNATURE_BYTES, Header, read_frames
 from labeler.messages.envelope import Mail, Poll
-from labeler.wire_versions import DIALECT, SINCE, knows
 
 VECTORS: dict[str, list[dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("wire_vectors.toml").read_text())
 
@@ -53,11 +52,3 @@ def test_a_vector_is_read_or_refused_as_it_says(kind: str, vector: dict[str, Any
 def test_every_kind_of_vector_has_good_and_bad_ones() -> None:
     for found in VECTORS.values():
         assert {"refused" in one for one in found} == {True, False}
-
-
-def test_a_dialect_tells_what_a_party_reads() -> None:
-    assert all(knows(DIALECT, ability) for ability in SINCE)
-    assert knows("labeler/0.9-of-tomorrow", "proposals")
-    assert knows("labeler/1.0", "proposals")
-    for told in ("labeler/0.1", "", "prio/9.9", "labeler/9", None, 3, "labeler/9.9" + "x" * 300):
-        assert not knows(told, "proposals")

@@ -8,9 +8,7 @@ from labeler.errors import LabelerError
 ADORNED = {
     "api.coordinator.long_prices",
     "api.client_http",
-    "api.message_intake",
-    "api.rate_limit",
-    "feature_store.decode_process",
+    "api.limits",
     "workers.agent.durable_ledger",
     "workers.party.http",
 }

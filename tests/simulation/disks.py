@@ -22,9 +22,9 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import SET_ASIDE
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
-from feature_store.journal.watched import WatchedJournal
 from feature_store.key_slots import KeySlots
 from labeler.errors import NotFound
+from tests.simulation.watched import WatchedJournal
 
 
 class _Peek:

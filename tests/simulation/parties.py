@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Protocol
 
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.agent_memory import AgentMemory
+from feature_store.journal.agent_memory import AgentMemory, AskedBy
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.asked_by import AskedBy
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
-from feature_store.shard_mark import claim
+from feature_store.shard import claim
 from labeler.errors import LabelerError
 from labeler.messages import Message
 from tests.simulation.winners import MeetingRoom

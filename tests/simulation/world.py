@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from feature_store.faults import listening
-from feature_store.journal.kept_connections import keeping_connections
 from feature_store.journal.outages import no_room
 from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError, StorageFull
@@ -545,5 +544,4 @@ def _submit(coordinator: Coordinator, job: _Job, way: Way) -> str:
 def run_case(case: Case, templates: Templates, folder: Path, subject: Subject, *, traced: bool = False) -> Outcome:
     """Run one schedule in an empty folder."""
     template = templates.of(case.shape)
-    with keeping_connections():
-        return World(case, template, folder, subject, traced=traced).run()
+    return World(case, template, folder, subject, traced=traced).run()

@@ -80,7 +80,7 @@ class Relay:
         failures: answers given instead of the next ones: (status, headers, body).
         lost_answers: how many of the next posts are taken without an answer that says so.
         head: of the journal it claims to have.
-        program: its dialect, as it tells parties.
+        takes_polls: it takes a poll behind what is posted.
         requests: how many it got, by path.
         is_witness: it tells parties how far it has seen their journals, as a coordinator does.
     """
@@ -94,7 +94,7 @@ class Relay:
         self.failures: list[tuple[int, dict[str, str], bytes]] = []
         self.lost_answers = 0
         self.head: tuple[int, str] = (0, "")
-        self.program = ""
+        self.takes_polls = True
         self.requests: Counter[str] = Counter()
         self.is_witness = False
         self.seen: dict[str, tuple[int, str]] = {}
@@ -155,7 +155,7 @@ class Relay:
             return Response(body, status, headers)
         messages = read_frames(data, max_messages=258)
         end = next((place for place, one in enumerate(messages) if one.header.kind == "poll"), len(messages))
-        if end < len(messages) and not self.program:
+        if end < len(messages) and not self.takes_polls:
             problem = b'{"type": "urn:labeler:problem:protocol-violation", "detail": "may not send a poll"}'
             return Response(problem, 409)
         for message in messages[:end]:
@@ -203,7 +203,7 @@ class Relay:
         if not (mail or is_answered_empty):
             return Response(b"", 200)
         told = self.seen.get(party, (0, "")) if self.is_witness else (0, "")
-        body = Mail(f"{start + len(mail)}-0", *self.head, self.program, *told).encode()
+        body = Mail(f"{start + len(mail)}-0", *self.head, *told).encode()
         return Response(frame([self.sign("poll", party, body)]) + b"".join(mail), 200)
 
     def _saw(self, party: str, head: tuple[int, str]) -> None:

@@ -23,7 +23,6 @@ from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.envelope import Mail
 from labeler.messages.rounds import Ask, TallierKey
 from labeler.task import parse_task
-from labeler.wire_versions import DIALECT
 from workers.agent.agent import Agent
 from workers.agent.policy import Policy
 from workers.agent.public_clock import DrawnProbe
@@ -110,7 +109,7 @@ class Coordinator:
             self.time.set()
         mail = self.mails.pop(0) if self.mails else []
         self.polled_at.append(self.time.now_s)
-        body = Mail(f"{len(self.polled_at)}-0", 0, "", DIALECT).encode()
+        body = Mail(f"{len(self.polled_at)}-0", 0, "").encode()
         return frame([self.message("poll", body), *mail])
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal import told
+from feature_store.journal import promises as told
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from labeler.messages.rounds import Ask, Declined, Proposal, Willing, Withdrawn

@@ -22,9 +22,8 @@ from sqlalchemy import text
 
 from feature_store.erasable import ERASABLE_FOLDER, keys_in
 from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
@@ -36,7 +35,6 @@ from labeler.planning import price
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.sharing import ShareVector, unshard
 from labeler.task import Task, parse_task
-from labeler.wire_versions import DIALECT
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
 from workers.agent.desk import AgentDesk
@@ -793,7 +791,6 @@ def test_the_noise_secret_of_an_older_version_is_erased_and_its_rounds_stay_refu
 
 
 def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:
-    site.relay.program = DIALECT
     running = site.run()
     site.relay.wait_for_poll(2)
     running.end()

@@ -20,7 +20,6 @@ import pytest
 
 from api.coordinator.config import read_config
 from feature_store.erasable import KeyFolder
-from feature_store.journal.about import VERSION
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
@@ -31,7 +30,6 @@ from feature_store.keys import PartyKeys
 from labeler.batching import round_charges
 from labeler.errors import BadData, PolicyRefusal
 from labeler.task import Task, parse_task
-from tests.homes import unpack
 from workers.agent.decisions import is_approved
 from workers.agent.policy import read_policy
 from workers.cli import main
@@ -331,10 +329,6 @@ def test_a_journal_in_which_only_a_token_was_kept_has_no_entry_yet(coordinator: 
     assert labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin").code == 0
     found = labeler("journal", "verify", "--home", coordinator)
     assert (found.code, found.out) == (0, "The journal holds: no entry yet.\n")
-    evidence = labeler("evidence", "--home", coordinator)
-    assert evidence.code == 2
-    assert "start it once" in evidence.err
-
     Anchor(coordinator / "journal.head").replace(Head(3, "ab" * 32))
     dropped = labeler("journal", "verify", "--home", coordinator)
     assert dropped.code == 1
@@ -602,32 +596,6 @@ def test_three_talliers_pin_each_other_from_the_files_their_sites_sent(
     assert len({(group.digest, group.addresses, group.verify_keys) for group in groups if group is not None}) == 1
     again = labeler("tallier", "peers", "--home", homes[0], homes[1] / "keys.public.json")
     assert "this is tallier 0: name the files of talliers 1 and 2, each once; found 1" in again.err
-
-
-def test_the_journal_of_a_kept_home_is_upgraded_by_a_command_once(labeler: Labeler, tmp_path: Path) -> None:
-    kept = unpack(1, tmp_path / "kept")
-    home = kept.federation / "agents" / "agent-1"
-    entries, last = kept.facts["agents/agent-1"]["head"]
-    refused = labeler("journal", "verify", "--home", home)
-    assert (refused.code, "labeler journal upgrade --home HOME" in " ".join(refused.err.split())) == (2, True)
-    upgraded = labeler("journal", "upgrade", "--home", home, "--json").document
-    assert upgraded["backup"].startswith("journal.db.v1-")
-    assert {**upgraded, "backup": ""} == {"from": 1, "to": VERSION, "backup": "", "entries": entries, "hash": last}
-    assert labeler("journal", "verify", "--home", home, "--json").document == {"entries": entries, "hash": last}
-    again = labeler("journal", "upgrade", "--home", home)
-    assert (again.code, "Nothing was done" in again.out) == (0, True)
-    tallier = labeler("journal", "upgrade", "--home", kept.federation / "talliers" / "tallier-0")
-    assert f"The journal went from version 1 to {VERSION}" in tallier.out
-    assert labeler("journal", "upgrade", "--home", home, "--dump", "x.sql").code == 2
-
-
-def test_an_agents_home_of_an_earlier_version_is_backed_up_as_it_is(labeler: Labeler, tmp_path: Path) -> None:
-    kept = unpack(2, tmp_path / "kept")
-    out = tmp_path / "copy"
-    found = labeler(
-        "journal", "backup", "--home", kept.federation / "agents" / "agent-1", "--out", out, "--json"
-    ).document
-    assert [found["entries"], found["hash"]] == kept.facts["agents/agent-1"]["head"]
 
 
 @pytest.mark.parametrize("line", ["stop", "resume", "approve " + 64 * "a", "refuse --reason no " + 64 * "a"])

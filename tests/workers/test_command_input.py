@@ -22,8 +22,8 @@ from feature_store.named_files import read_named
 from labeler.auditing import read_audit
 from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from workers import cli
-from workers.audit.tasks import _stored
-from workers.commands.option_words import worded
+from workers.audit.surroundings import _stored
+from workers.commands.catalogue import worded
 from workers.homes.new import make_agent_home, make_tallier_home, read_public
 from workers.jobs.task_file import read_task_file
 

@@ -18,11 +18,11 @@ from api import examples
 from api.schema import BudgetView, JobView
 from labeler.errors import InvalidSetting
 from workers import cli
-from workers.commands import following
-from workers.commands.bars import budget_table
+from workers.commands import client as following
 from workers.commands.bench import _print_bench
+from workers.commands.catalogue import in_option_words
 from workers.commands.client import jobs_table
-from workers.commands.option_words import in_option_words
+from workers.commands.console import budget_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -218,7 +218,7 @@ def test_unreadable_images_are_listed_and_the_others_go(tmp_path: Path) -> None:
     from PIL import Image
 
     from api.client import images_in
-    from workers.commands.unreadable import unreadable_images
+    from workers.commands.client import unreadable_images
 
     (tmp_path / "in").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "in" / "good.png")

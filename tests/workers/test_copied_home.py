@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from feature_store.journal.agent_rounds import agent_rounds
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
+from feature_store.journal.schema import agent_rounds
 from feature_store.keys import PartyKeys
 from labeler.batch import QueryBatch
 from labeler.errors import JournalBehind, JournalBroken

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feature_store.persons import PersonColumn
 from feature_store.shard import Shard
+from feature_store.sources import PersonColumn
 from labeler.errors import BadData, InvalidSetting
-from workers.embedder.deletions import delete_records, lines_of
-from workers.embedder.shards import embed_images
+from workers.embedder.shards import delete_records, embed_images, lines_of
 
 PEOPLE = ("P-1", "Jos\u00e9", "P-3")
 

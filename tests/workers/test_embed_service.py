@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from feature_store.backbones import load_backbone
-from feature_store.backbones.pixels import PixelBackbone
+from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
 from feature_store.job_files.choosing import QuestionRequest, write_questions
 from feature_store.mailbox.redis import RedisMailbox

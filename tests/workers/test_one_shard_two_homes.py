@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from feature_store.keys import PartyKeys
-from feature_store.shard import Shard
-from feature_store.shard_mark import MARK_NAME, claim
+from feature_store.shard import MARK_NAME, Shard, claim
 from labeler.batch import QueryBatch
 from labeler.errors import BadData, OutputInUse
 from tests.workers.test_agent_service import AGENT, NOW, Site
@@ -166,14 +165,14 @@ def test_where_nothing_can_be_written_it_says_so_and_refuses(tmp_path: Path, mon
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as away:
-        away.setattr("feature_store.shard_mark.replace_file", read_only)
+        away.setattr("feature_store.shard.replace_file", read_only)
         with pytest.raises(BadData, match=r"cannot be marked \(Read-only file system\).*write to its folder once"):
             claim(tmp_path, agent_id="a", journal=ONE)
         assert not (tmp_path / MARK_NAME).exists()
     claim(tmp_path, agent_id="a", journal=ONE)
     with monkeypatch.context() as away:
-        away.setattr("feature_store.shard_mark.replace_file", read_only)
-        away.setattr("feature_store.shard_mark.exclusive", read_only)
+        away.setattr("feature_store.shard.replace_file", read_only)
+        away.setattr("feature_store.shard.exclusive", read_only)
         claim(tmp_path, agent_id="a", journal=ONE)  # marked before: nothing is written
 
 

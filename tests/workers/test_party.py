@@ -36,7 +36,6 @@ from labeler.errors import (
 from labeler.messages import COORDINATOR
 from labeler.messages.envelope import Mail
 from labeler.messages.shares import holdings_to_bytes
-from labeler.wire_versions import DIALECT
 from workers.party.conversation import converse
 from workers.party.http import check_url
 from workers.party.link import MAX_POST_BYTES, PartyLink, parcels
@@ -162,7 +161,6 @@ def test_letters_go_whole_into_as_few_requests_as_they_fit(make_link: MakeLink, 
 
 
 def test_the_next_poll_travels_with_letters_where_the_coordinator_takes_it_so(make_link: MakeLink, relay: Any) -> None:
-    relay.program = DIALECT
     link = make_link(wait_s=20.0)
     relay.send("ask", "me", b"one")
     assert open_all(link, relay) == [b"one"]
@@ -185,7 +183,6 @@ def test_the_next_poll_travels_with_letters_where_the_coordinator_takes_it_so(ma
 def test_a_post_that_polls_whose_answer_was_lost_is_sent_again_and_the_mail_comes(
     make_link: MakeLink, relay: Any
 ) -> None:
-    relay.program = DIALECT
     link = make_link()
     link.poll()
     relay.send("ask", "me", b"one")
@@ -197,7 +194,6 @@ def test_a_post_that_polls_whose_answer_was_lost_is_sent_again_and_the_mail_come
 
 def test_where_a_post_that_polls_is_refused_each_letter_is_sent_by_itself(make_link: MakeLink, relay: Any) -> None:
     over = b'{"type": "urn:labeler:problem:wrong-digest", "detail": "the round is over"}'
-    relay.program = DIALECT
     link = make_link()
     relay.send("ask", "me", b"one")
     link.poll()
@@ -209,23 +205,15 @@ def test_where_a_post_that_polls_is_refused_each_letter_is_sent_by_itself(make_l
     assert relay.requests == {"poll": 2, "post": 4}
 
 
-def test_a_coordinator_that_knows_no_posts_that_poll_gets_none(make_link: MakeLink, relay: Any) -> None:
+def test_where_a_poll_behind_letters_is_refused_the_letters_are_sent_without(make_link: MakeLink, relay: Any) -> None:
     link = make_link()
     link.poll()
+    relay.takes_polls = False
     assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
-    assert relay.requests == {"poll": 2, "post": 1}
-    # One that led meanwhile knows them, and the one that leads now does not: nothing is taken for refused.
-    relay.program = DIALECT
-    link.poll()
-    relay.program = ""
-    assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
-    assert (len(relay.inbox), relay.requests) == (2, {"poll": 4, "post": 3})
-    assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
-    assert relay.requests == {"poll": 5, "post": 4}
+    assert (len(relay.inbox), relay.requests) == (1, {"poll": 2, "post": 2}), "nothing is taken for refused"
 
 
 def test_no_poll_travels_with_more_than_one_request_holds(make_link: MakeLink, relay: Any) -> None:
-    relay.program = DIALECT
     link = make_link()
     link.poll()
     large = Draft("holdings", COORDINATOR, bytes(MAX_POST_BYTES), task_digest=DIGEST)
@@ -340,16 +328,6 @@ def test_a_poll_tells_both_heads_and_the_facts(make_link: MakeLink, relay: Any) 
     link.poll()
     assert [(poll.journal_seq, poll.coordinator_seq) for poll in relay.polls] == [(4, 0), (4, 7)]
     assert dict(relay.polls[0].facts) == {"classes": ["a"]}
-
-
-def test_a_coordinator_of_before_is_not_told_what_it_refuses_a_poll_for(make_link: MakeLink, relay: Any) -> None:
-    link = make_link(facts=lambda: {"classes": ["a"], "dimension": 8})
-    for relay.program in ("", DIALECT, ""):
-        link.poll()
-    link.poll()
-    told = [dict(poll.facts) for poll in relay.polls]
-    without, whole = {"classes": ["a"]}, {"classes": ["a"], "dimension": 8}
-    assert told == [without, without, whole, without], "the first answer that names a dialect counts for the next poll"
 
 
 def test_a_coordinator_that_lost_part_of_its_journal_is_left_alone(make_link: MakeLink, relay: Any) -> None:

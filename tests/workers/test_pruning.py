@@ -16,13 +16,12 @@ import pytest
 from api.coordinator import submission
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
 from feature_store.journal.database import open_database
-from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import ForgottenJobs
 from feature_store.journal.tallier_memory import KeptShare, TallierMemory
 from labeler.errors import InvalidSetting, JournalInUse
 from labeler.messages.rounds import OpenRound
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
-from tests.homes import unpack
 from workers.cli import main
 from workers.homes.journals import verify_journal
 from workers.homes.pruning import parse_age, prune_home
@@ -132,26 +131,6 @@ def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: 
         memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))
         assert memory.load(rounds[0]).is_forgotten
         assert memory.load(rounds[1]).shares["east"].data is not None
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_copies_from_before_an_upgrade_go_by_the_time_in_their_names(tmp_path: Path, version: int) -> None:
-    kept = unpack(version, tmp_path / "kept")
-    home = kept.journal("agents/agent-1").parent
-    prune_home(home, timedelta(0), dry_run=True)  # opens the journal, and so upgrades it
-    (copy,) = [path.name for path in home.glob("journal.db.v*Z")]
-    assert copy.startswith(f"journal.db.v{version}-")
-    lookalike = home / f"{copy}.mine"
-    lookalike.write_bytes(b"")
-    fresh = prune_home(home, DAY, dry_run=False)
-    assert fresh["files"] == []
-    later = prune_home(home, timedelta(0), dry_run=True)
-    assert later["files"] == [copy, f"{copy}.head"]
-    assert (home / copy).exists()
-    done = prune_home(home, timedelta(0), dry_run=False)
-    assert done["files"] == later["files"]
-    assert list(home.glob("journal.db.v*")) == [lookalike]
-    verify_journal(home)
 
 
 def test_what_is_no_home_and_what_is_no_age_is_told_in_a_sentence(tmp_path: Path) -> None:

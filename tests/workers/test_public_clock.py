@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 from scipy.stats import fisher_exact, ks_2samp
 
-from feature_store.declared import declare_most
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.keys import PartyKeys
-from feature_store.shard import Shard
+from feature_store.shard import Shard, declare_most
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
 from labeler.messages.rounds import Settled

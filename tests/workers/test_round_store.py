@@ -18,9 +18,8 @@ from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, is_locke
 from feature_store.faults import listening
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.outages import no_room
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients

@@ -16,8 +16,8 @@ from workers.party.seen import SYNC_EVERY_S, Seen
 KEYS = PartyKeys.generate()
 
 
-def answer(head: Head, *, program: str = "") -> Message:
-    body = Mail("", head.seq, head.hash, program).encode()
+def answer(head: Head, *, after: str = "") -> Message:
+    body = Mail(after, head.seq, head.hash).encode()
     return KEYS.message("poll", sender=COORDINATOR, recipient="hospital", sequence=1, body=body)
 
 
@@ -61,7 +61,7 @@ def test_head_and_word_are_kept_in_place_and_found_by_the_next_process(path: Pat
 def test_a_shorter_word_over_a_longer_one_leaves_nothing_of_it_also_where_it_was_not_cut(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long, short = answer(head(1), program="labeler/0.4 " * 8), answer(head(2))
+    long, short = answer(head(1), after="9" * 20 + "-" + "9" * 20), answer(head(2))
     Seen(path).keep(head(1), long)
     monkeypatch.setattr(os, "ftruncate", lambda *_: None)  # killed in between
     Seen(path).keep(head(2), short)

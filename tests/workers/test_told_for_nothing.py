@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal import told
+from feature_store.journal import promises as told
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal
 from labeler.messages.rounds import Proposal
@@ -175,7 +175,7 @@ def test_a_round_that_was_never_proposed_is_no_way_round(site: Searched) -> None
                         recipients=(("tallier-0", "a" * 64),),
                     )
             except BudgetExceeded:
-                site.ledger.decline_ask(connection, policy, f"{number:064x}", asked, charges)
+                site.ledger.decline_ask(connection, policy, f"{number:064x}", asked, 4, charges)
                 said["not covered"] += 1
             except PolicyRefusal:
                 said["refused"] += 1

@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from feature_store.journal.database import open_database
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE, life_rounds, life_spends
+from feature_store.journal.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE
+from feature_store.journal.schema import life_rounds, life_spends
 from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter

@@ -16,9 +16,8 @@ import pytest
 
 from feature_store.journal.anchor import Anchor
 from feature_store.journal.chain import Head
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.keys import PartyKeys
 from labeler.accounting.lifetime import vote_nano

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from feature_store.clock import Clock
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.asked_by import AskedBy
+from feature_store.journal.agent_memory import AgentMemory, AskedBy
 from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
 from labeler.messages.rounds import Ask, Proposal
 from workers.agent.decisions import is_approved, objection

@@ -87,8 +87,8 @@ class DeskCharges:
             except LabelerError as error:
                 if isinstance(error, BudgetExceeded | ShareUsedUp):
                     task = charge.ask.task
-                    prices = round_charges(task, len(charge.ask.batch))
-                    self._ledger.decline_ask(connection, policy, digest, task, prices)
+                    size = len(charge.ask.batch)
+                    self._ledger.decline_ask(connection, policy, digest, task, size, round_charges(task, size))
                 events.append(("round", digest, machine.ChargeRefused(no_to_ask(charge.ask, error))))
             else:
                 events.append(("round", digest, machine.Charged(charge.ask)))

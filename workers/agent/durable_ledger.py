@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import floor
 
 from feature_store.clock import Clock
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.answer_history import AnsweredTasks, check_delta
-from feature_store.journal.asked_by import AskedBy
+from feature_store.journal.agent_memory import AgentMemory, AnsweredTasks, AskedBy, check_delta
 from feature_store.journal.chain import Head
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.lifetimes import set_aside
-from feature_store.journal.promises import PromiseStore, Proposed, promise_name
-from feature_store.journal.requester_shares import RequesterShares
-from feature_store.journal.told import Compared
+from feature_store.journal.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
@@ -48,6 +44,21 @@ KEPT_LONGEST = timedelta(days=31)
 
 class ShareUsedUp(PolicyRefusal):
     """A requester's share of the budget does not cover its job."""
+
+
+@dataclass(frozen=True)
+class Payment:
+    """An answer of `DurableLedger.may_pay`.
+
+    Attributes:
+        prices: what each round is charged, nano-units of mu^2 per level.
+        compared: everything that has to cover them, in the order in which it is looked at.
+        refusal: why the site does not pay; None where it does.
+    """
+
+    prices: list[dict[Level, int]]
+    compared: list[Compared]
+    refusal: PrivacyRefusal | None
 
 
 class DurableLedger:
@@ -81,7 +92,7 @@ class DurableLedger:
         self._clock = clock
         self._tasks = AnsweredTasks(database)
         self._asked_by = AskedBy(database)
-        self._shares = RequesterShares(database)
+        self._shares = RequesterShares()
         self._opened: Policy | None = None
 
     def check_witnesses(self) -> None:
@@ -143,17 +154,18 @@ class DurableLedger:
         Returns:
             Whether it was charged now, and not before.
         """
-        policy.check_delta(task)  # it may be another one than the task was admitted under
+        paid_by = self._memory.paid_by(round_digest, connection=connection)
         answered = self._memory.queries_of(task.digest, connection=connection)
         amounts = _amounts(policy, due(task, charges, answered=answered))
-        paid_by = self._memory.paid_by(round_digest, connection=connection)
+        policy.check_delta(task)  # it may be another one than the task was admitted under
         promised = None
         if paid_by is None:
             promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
             if promised is None:
                 # What was promised was counted at the yes. For whom the rest is nobody has said.
-                self._check_day(policy, num_queries, connection)
-                self._check_covered(self._compared(policy, task, "", [amounts], connection), "", connection)
+                payment = self.may_pay(connection, policy, task, [(num_queries, charges)])
+                if payment.refusal is not None:
+                    raise payment.refusal
         is_new = self._memory.charge(
             round_digest=round_digest,
             shard_version=shard_version,
@@ -171,6 +183,43 @@ class DurableLedger:
         if is_new:
             self._tasks.note(task, self._clock(), connection=connection)
         return is_new
+
+    def may_pay(
+        self,
+        connection: Connection,
+        policy: Policy,
+        task: Task,
+        rounds: Sequence[tuple[int, Mapping[Level, int]]],
+        *,
+        requester: str = "",
+    ) -> Payment:
+        """Say whether the site pays for rounds of a task: its policy, its budget, and what others were promised of it.
+
+        In this order: the policy's delta; a finite price at every level that is limited; the queries of the task, and
+        of the day, of which what was promised and not asked yet is a part; what a day's answers may still tell of the
+        budget for nothing; the requester's share of the budget and of the votes for life; the account of each level,
+        of which votes for life have had their part set aside.
+
+        Args:
+            rounds: queries of each round, and its price for who was never charged for the task, in nano-units of mu^2.
+            requester: for whom, as the coordinator says.
+        """
+        prices: list[dict[Level, int]] = []
+        compared: list[Compared] = []
+        asked = before = self._memory.queries_of(task.digest, connection=connection)
+        try:
+            policy.check_delta(task)
+            for size, charges in rounds:
+                prices.append(_amounts(policy, due(task, charges, answered=asked)))
+                asked += size
+            if asked > task.max_queries:
+                raise PrivacyRefusal(beyond_task(asked, task))
+            self._check_day(policy, asked - before, connection)
+            compared = self._compared(policy, task, requester, prices, connection)
+            self._check_covered(compared, requester, connection)
+        except PrivacyRefusal as refusal:
+            return Payment(prices, compared, refusal)
+        return Payment(prices, compared, None)
 
     @property
     def head(self) -> Head:
@@ -220,18 +269,14 @@ class DurableLedger:
                 f"the proposal's deadline is {days} days away, and a site "
                 f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
             )
-        prices = self._prices(policy, proposal, connection)
-        answered = self._memory.queries_of(proposal.task.digest, connection=connection) + proposal.num_queries
-        if answered > proposal.task.max_queries:
-            raise PrivacyRefusal(beyond_task(answered, proposal.task))
-        self._check_day(policy, proposal.num_queries, connection)
-        compared = self._compared(policy, proposal.task, proposal.requester, prices, connection)
-        self._check_covered(compared, proposal.requester, connection)
+        payment = self._may_pay_for(connection, policy, proposal)
+        if payment.refusal is not None:
+            raise payment.refusal
         about = self._about(proposal)
-        self._promises.told.note(about.digest, compared, proposal.requester, now, connection)
-        rounds = list(zip(proposal.sizes, prices, strict=True))
+        self._promises.told.note(about.digest, payment.compared, proposal.requester, now, connection)
+        rounds = list(zip(proposal.sizes, payment.prices, strict=True))
         self._promises.keep(about, rounds, account=self._account, connection=connection)
-        kept = [(promise_name(about.digest, number), amounts) for number, amounts in enumerate(prices)]
+        kept = [(promise_name(about.digest, number), amounts) for number, amounts in enumerate(payment.prices)]
         life_nano = _life_nano(proposal.task)
         self._shares.note(proposal.requester, kept, life_nano=life_nano, connection=connection)
         self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)
@@ -243,33 +288,32 @@ class DurableLedger:
         Args:
             error: as `promise_in` raised it; what it had written is undone.
         """
-        prices = self._prices(policy, proposal, connection)
-        compared = self._compared(policy, proposal.task, proposal.requester, prices, connection)
         about = self._about(proposal)
+        compared = self._may_pay_for(connection, policy, proposal).compared
         self._promises.told.note(about.digest, compared, proposal.requester, about.at, connection)
         if not isinstance(error, ShareUsedUp):  # a share is given back with others' jobs; then it is considered anew
             self._promises.decline(about, connection=connection)
 
     def decline_ask(
-        self, connection: Connection, policy: Policy, round_digest: str, task: Task, charges: Mapping[Level, int]
+        self,
+        connection: Connection,
+        policy: Policy,
+        round_digest: str,
+        task: Task,
+        num_queries: int,
+        charges: Mapping[Level, int],
     ) -> None:
         """Remember what it tells that a round was not covered which had not been proposed."""
-        answered = self._memory.queries_of(task.digest, connection=connection)
-        amounts = _amounts(policy, due(task, charges, answered=answered))
-        compared = self._compared(policy, task, "", [amounts], connection)
+        compared = self.may_pay(connection, policy, task, [(num_queries, charges)]).compared
         self._promises.told.note(round_digest, compared, "", self._clock(), connection)
 
     def _about(self, proposal: Proposal) -> Proposed:
         until = datetime.fromtimestamp(proposal.expires_at, UTC)
         return Proposed(proposal.digest, proposal.job_id, proposal.task.digest, until, self._clock())
 
-    def _prices(self, policy: Policy, proposal: Proposal, connection: Connection) -> list[dict[Level, int]]:
-        """What each round of a proposal is charged."""
-        prices, asked = [], self._memory.queries_of(proposal.task.digest, connection=connection)
-        for size in proposal.sizes:
-            prices.append(_amounts(policy, round_charges(proposal.task, size, answered=asked)))
-            asked += size
-        return prices
+    def _may_pay_for(self, connection: Connection, policy: Policy, proposal: Proposal) -> Payment:
+        rounds = [(size, round_charges(proposal.task, size)) for size in proposal.sizes]
+        return self.may_pay(connection, policy, proposal.task, rounds, requester=proposal.requester)
 
     def _compared(
         self,

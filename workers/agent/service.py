@@ -19,21 +19,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store.clock import Clock, now_utc
-from feature_store.declared import check_served
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_models import forget_models
+from feature_store.journal.agent_memory import AgentMemory, AskedBy
 from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.asked_by import AskedBy
+from feature_store.journal.database import open_database
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import LifetimeSpends
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.promises import PromiseStore
 from feature_store.keys import PartyKeys
 from feature_store.manifest import MANIFEST_NAME
-from feature_store.shard import Shard
-from feature_store.shard_mark import MARK_NAME, claim
+from feature_store.shard import MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
@@ -86,7 +82,7 @@ def run_agent(
     policy_file = PolicyFile(home / POLICY_FILE)
     policy = policy_file.read()
     with ExitStack() as owned:
-        database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock, elsewhere=witness_of(home, config))
         keys = KeyFolder(home / ERASABLE_FOLDER)
@@ -111,8 +107,6 @@ def run_agent(
         except (BudgetExceeded, PolicyRefusal) as error:
             log.warning("the policy promises less than what was spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
-        # What older versions kept for life: the rounds they answered are settled by it.
-        forget_models(database)
         retire_noise_secret(home)
         rounds.sweep()
         records = _Records(home, config, spends, journal=ledger.journal_id())

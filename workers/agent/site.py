@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from feature_store.clock import now_utc
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.answer_history import AnsweredRound, answered, check_delta
-from feature_store.journal.asked_by import requesters
+from feature_store.journal.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import all_set_aside
-from feature_store.journal.promises import PromiseStore
-from feature_store.journal.requester_shares import RequesterShares
+from feature_store.journal.promises import PromiseStore, RequesterShares
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import InvalidSetting, LabelerError, NotReady
@@ -84,10 +81,7 @@ def shares_taken(home: Path) -> list[tuple[str, float]]:
     if limits.per_requester is None:
         return []
     with closing(_look(home)) as database:
-        try:
-            shares = RequesterShares(database)
-        except InvalidSetting:
-            return []  # it was last run by a version that did not know names
+        shares = RequesterShares()
         with database.read() as connection:
             who = shares.requesters(connection=connection)
             taken = {name: shares.taken(name, connection=connection) for name in who}

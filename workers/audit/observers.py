@@ -4,29 +4,59 @@
 that collude. Of a noisy sum the likelihood ratio is a projection on the difference; of winners, a product over
 questions of the winner's probabilities. No test is better (Neyman, Pearson), so what it does not find nobody finds.
 
-Soft labels of heads that carry an agent's own noise are read back into these heads: `workers.audit.heads`.
+Soft labels of heads that carry an agent's own noise are read back into these heads (`HeardHeads`).
 
 **Learnt.** Where a student lies between, it looks at runs of its own making
 first, and projects on the difference of their means, each number in units of its spread. Those runs are not counted.
+
+**Heads.** The soft labels of one agent, read back into the two noisy heads that they were made with.
+
+aux-distill protects an agent by noise in its two heads and by nothing else: whoever knows what all others answered, or
+colludes with them, has the agent's own soft labels. They are certainty times probability of each class, so a row's sum
+gives the certainty head's score, and its logarithms the head's scores, up to what they have in common and to rounding
+down. Both are linear in the heads, whose noise is Gaussian: the observations are a Gaussian vector of known covariance
+around one of two known means, and the likelihood ratio is the projection on their whitened difference. It is exact up
+to the rounding, whose variance is added.
+
+**Steps.** Training in steps over secret samples, attacked by one clipped gradient.
+
+The adversary knows the public model that each step begins from, so the canary's clipped gradient d at it; whether the
+canary was drawn it does not know. What a step opens is, along d, noise alone, or with chance q noise around d: where
+the others' gradients are orthogonal to it (`workers.audit.poison`), the likelihood ratio of the step is
+1 - q + q exp(<v, d>/sigma^2 - |d|^2/(2 sigma^2)), whoever else was drawn. Steps follow from what was opened before, so
+their ratios multiply: no test of all steps is better.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from feature_store.quantize import FEATURE_SCALE
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
+from labeler.batch import QueryBatch
+from labeler.linear_model import axes_of, model_before
+from labeler.methods.aux_distill import head_terms
+from labeler.methods.federated import step_terms
+from labeler.randomness import seeded_source
 from labeler.release import Release
-from labeler.task import Task
+from labeler.task import NEGATIVES_EVERY, Task
 from labeler.winner import ABSTAINED
-from workers.audit.pipeline import Seen
+from workers.audit.pipeline import Records, Seen
+from workers.learning.blocks import Rows
+from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_rows, public_maps
+from workers.learning.sampled_steps import rows_on_grid, sampled_gradients
+from workers.voting.aux_distill import HEAD_SHARPNESS, SCORE_SHARPNESS
+from workers.voting.records import Records as VotingRecords
+from workers.voting.records import most_trained
 
 _REACH: Final = 6.0
 _POINTS: Final = 121
@@ -184,3 +214,128 @@ def learn(numbers: Numbers, without: Sequence[Seen], with_it: Sequence[Seen]) ->
     direction = (after.mean(axis=0) - before.mean(axis=0)) / np.maximum(spread, 1e-9 + 1e-6 * spread.max(initial=0.0))
     means = [float(side.mean(axis=0) @ direction) for side in (before, after)]
     return Learnt(numbers, direction, sum(means) / 2)
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class HeardHeads:
+    """See the module; made by `heard_heads`.
+
+    Attributes:
+        scale: grid units of a soft vote of one.
+        directions: by which each observation is weighed: rows of head scores by class, then one of certainty scores.
+        middle: of both worlds' scores, weighed.
+        moved_mu: how far apart they are, in deviations of what is observed: no test of these soft labels proves more.
+    """
+
+    scale: int
+    directions: Floats = field(repr=False)
+    middle: float
+    moved_mu: float
+
+    def score(self, seen: Seen) -> float:
+        """Logarithm of the likelihood ratio."""
+        votes = seen.releases[0].noisy_votes
+        if votes is None:
+            return 0.0
+        return float((_observed(votes - seen.known_noise[0], self.scale) * self.directions).sum()) - self.middle
+
+
+def heard_heads(task: Task, batch: QueryBatch, without: VotingRecords, with_it: VotingRecords) -> HeardHeads:
+    """An observer of the first agent.
+
+    Args:
+        without, with_it: the agent's records in both worlds.
+    """
+    terms = head_terms(task)
+    queries = batch.features.astype(np.float32) / FEATURE_SCALE
+    negatives = queries[::NEGATIVES_EVERY]
+    maps = public_maps(negatives, terms=terms)
+    rows = [one(queries) for one in maps]
+    fitted = [
+        fit_rows(records.trainable(most_trained(task)), negatives, terms=terms, maps=maps)
+        for records in (without, with_it)
+    ]
+    means = [_scores(one, rows[0], rows[1]) for one in fitted]
+    votes = np.mean([_votes(one, rows[0], rows[1]) for one in fitted], axis=0)
+    rounding = _rounding(votes, task.scale)
+    noises = [HEAD_SHARPNESS * terms.head_noise] * task.num_classes + [SCORE_SHARPNESS * terms.score_noise]
+    difference, directions = means[1] - means[0], np.zeros_like(means[0])
+    for column, noise in enumerate(noises):
+        seen_through = rows[0] if column < task.num_classes else rows[1]
+        covariance = noise**2 * seen_through @ seen_through.T + np.diag(rounding[:, column])
+        directions[:, column] = np.linalg.solve(covariance, difference[:, column])
+    middle = float(((means[0] + means[1]) / 2 * directions).sum())
+    return HeardHeads(task.scale, directions, middle, math.sqrt(float((difference * directions).sum())))
+
+
+def _scores(heads: FittedHeads, head_rows: Floats, score_rows: Floats) -> Floats:
+    """What `_observed` would be without noise and rounding, shape (queries, classes + 1)."""
+    named = HEAD_SHARPNESS * head_rows @ heads.head.T
+    certain = np.zeros(len(head_rows)) if heads.scores is None else SCORE_SHARPNESS * score_rows @ heads.scores
+    return np.column_stack([named - named.mean(axis=1, keepdims=True), certain])
+
+
+def _votes(heads: FittedHeads, head_rows: Floats, score_rows: Floats) -> Floats:
+    public = PrivateHeads(heads.head, heads.scores, heads.head_map, heads.score_map, is_seeded=True)
+    return public.votes_of_rows(head_rows, score_rows, head_sharpness=HEAD_SHARPNESS, score_sharpness=SCORE_SHARPNESS)
+
+
+def _observed(votes: Floats, scale: int) -> Floats:
+    """Logarithms of each row without their mean, and the logit of its sum; half a unit is what rounding down took."""
+    half = 0.5 / scale
+    logs = np.log(np.maximum(votes, 0.0) + half)
+    whole = np.clip(votes.sum(axis=1) + votes.shape[1] * half, half, 1 - half)
+    return np.column_stack([logs - logs.mean(axis=1, keepdims=True), np.log(whole) - np.log1p(-whole)])
+
+
+def _rounding(votes: Floats, scale: int) -> Floats:
+    """Variance that rounding down adds to each observation, to first order."""
+    unit = 1 / (12 * scale**2)
+    whole = np.clip(votes.sum(axis=1), 1 / scale, 1 - 1 / scale)
+    each = unit / np.maximum(votes, 0.5 / scale) ** 2
+    return np.column_stack(
+        [each + each.mean(axis=1, keepdims=True), votes.shape[1] * unit / (whole * (1 - whole)) ** 2]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StepVotes:
+    """See the module.
+
+    Attributes:
+        task: of method federated, with records as the unit.
+        batch: the rows of each step.
+    """
+
+    task: Task
+    canary: Records = field(repr=False)
+    batch: QueryBatch
+    moved_mu: None = None
+
+    def score(self, seen: Seen) -> float:
+        """Logarithm of the likelihood ratio of all steps."""
+        terms, total = step_terms(self.task), 0.0
+        rows = Rows.of(self.canary.features.astype(np.float32) / np.float32(FEATURE_SCALE), self.canary.labels)
+        axes, certain = axes_of(self.task, self.batch.features), replace(terms, rate=Fraction(1))
+        nobody = seeded_source(b"no coin is tossed where everybody takes part")
+        for step, (release, known) in enumerate(zip(seen.releases, seen.known_noise, strict=True)):
+            if release.noisy_votes is None:
+                continue
+            model = model_before(self.task, seen.releases[:step])
+            gradient = (
+                sampled_gradients(
+                    rows_on_grid(rows, axes, num_classes=terms.num_classes),
+                    rows.count,
+                    model,
+                    terms=certain,
+                    source=nobody,
+                )
+                / terms.sensitivity
+            )
+            ratio = float(((release.noisy_votes - known - gradient / 2) * gradient).sum()) / self.task.sigma_votes**2
+            rate = float(terms.rate)
+            total += ratio if rate == 1 else float(np.logaddexp(math.log1p(-rate), math.log(rate) + ratio))
+        return total

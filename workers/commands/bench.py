@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, print_json
-from workers.commands.places import check_file, check_folder
+from workers.commands.console import Json, check_file, check_folder, print_json
 
 BENCHES: Final = (
     "office-caltech",

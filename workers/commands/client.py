@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from feature_store.exports import EXPORT_FORMATS, FOLDER_FORMATS
-from labeler.errors import InvalidSetting
-from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
-from workers.commands.following import wait_for
-from workers.commands.places import check_file, check_folder
+from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
+from workers.commands.console import Json, check_file, check_folder, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from api.client import Client
     from api.schema import JobView, Selection
+
 
 Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
 FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
@@ -147,7 +147,7 @@ def budget(
     if as_json:
         print_json(document)
         return
-    from workers.commands.bars import budget_table
+    from workers.commands.console import budget_table
 
     console = Console(highlight=False)
     console.print(budget_table(document["accounts"]))
@@ -282,7 +282,7 @@ def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
 
 def _unreadable(images: Path) -> dict[str, str]:
     from api.client import images_in
-    from workers.commands.unreadable import unreadable_images
+    from workers.commands.client import unreadable_images
 
     return unreadable_images(images, images_in(images))
 
@@ -387,3 +387,100 @@ _WAITING = {
 
 def _say(epsilon: float | None) -> str:
     return "without a finite bound" if epsilon is None else f"{epsilon:.3g}"
+
+
+class Job(Protocol):
+    """A job as a service tells it."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def stage(self) -> str: ...
+    @property
+    def queries(self) -> int: ...
+    @property
+    def queries_done(self) -> int: ...
+
+
+J = TypeVar("J", bound=Job)
+J_co = TypeVar("J_co", bound=Job, covariant=True)
+
+
+class Waits(Protocol[J_co]):
+    """The client of a service, as far as it waits."""
+
+    def wait(self, job_id: str, on_change: Callable[[J_co], Any] | None = None) -> J_co: ...
+
+
+def wait_for(service: Waits[J], job: J, *, quiet: bool) -> J:
+    """Wait until a job has ended, and tell on standard error how far it is.
+
+    Raises:
+        Interrupted: the user pressed Ctrl-C; the job goes on.
+    """
+    try:
+        if quiet:
+            return service.wait(job.job_id)
+        console = Console(stderr=True, highlight=False)
+        with _bar(console, job) if console.is_terminal else _lines(console) as show:
+            return service.wait(job.job_id, on_change=show)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"the job goes on without you. Look at it with `labeler status {job.job_id}`, fetch its labels with "
+            f"`labeler export {job.job_id} --out labels.parquet`"
+        ) from None
+
+
+def standing(job: Job) -> str:
+    """Where a job stands, in words."""
+    return job.stage or job.state
+
+
+@contextmanager
+def _bar(console: Console, job: Job) -> Iterator[Callable[[Job], None]]:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        bar = bars.add_task(escaped(standing(job)), total=job.queries)
+        yield lambda now: bars.update(bar, completed=now.queries_done, description=escaped(standing(now)))
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Callable[[Job], None]]:
+    """For logs and pipes, in which a bar would be thousands of lines or none."""
+    said = ""
+
+    def show(now: Job) -> None:
+        nonlocal said
+        line = f"{now.state}: {standing(now)}" if standing(now) != now.state else now.state
+        if line != said:
+            said = line
+            done = f" ({now.queries_done} of {now.queries} questions answered)"
+            console.print(escaped(line + done), markup=False, emoji=False, soft_wrap=True)
+
+    yield show
+
+
+def unreadable_images(folder: Path, names: list[str]) -> dict[str, str]:
+    """Which images of a folder cannot be read, and why: judged as the embedder judges them.
+
+    Raises:
+        InvalidSetting: it is no folder, or none of them can be read.
+    """
+    from feature_store.decode import decode_image
+
+    if not folder.is_dir():
+        raise InvalidSetting(
+            f"--skip-unreadable looks into a folder of images, and {folder.name!r} is none; unpack it first"
+        )
+    found = {}
+    for name in names:
+        try:
+            decode_image(folder / name).close()
+        except UnreadableImage as error:
+            found[name] = str(error)
+    if names and len(found) == len(names):
+        first = found[names[0]]
+        raise InvalidSetting(f"none of the {len(names)} images in {folder.name!r} can be read; of the first: {first}")
+    return found

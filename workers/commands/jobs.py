@@ -11,8 +11,7 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS
-from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
-from workers.commands.places import check_file
+from workers.commands.console import Json, check_file, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
@@ -55,11 +54,14 @@ def demo(
 def run(
     task: Annotated[Path, typer.Argument(help="Task file (TOML); every field is in docs/task-file.md.")],
     shard: Annotated[list[Path], typer.Option(help="An agent's shard; repeat for each agent.")],
-    queries: Annotated[Path, typer.Option(help="Public shard, or public images (then name --backbone).")],
+    images: Annotated[
+        Path,
+        typer.Option("--images", "--queries", help="Public shard, or public images to label (then name --backbone)."),
+    ],
     out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")],
     test: Annotated[Path | None, typer.Option(help="Labelled public shard on which to score the student.")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Backbone for --queries when it is a folder of images rather than a shard.")
+        str | None, typer.Option(help="Backbone for --images when it is a folder of images rather than a shard.")
     ] = None,
     allow_small_shards: Annotated[
         bool, typer.Option("--allow-small-shards", help="Let an agent with fewer than k records vote with what it has.")
@@ -77,7 +79,7 @@ def run(
 ) -> None:
     """Label public images with private shards: a batch labelling job in one process.
 
-    Example: `labeler run task.toml --shard a.shard --shard b.shard --queries public.shard --out job`
+    Example: `labeler run task.toml --shard a.shard --shard b.shard --images public.shard --out job`
     """
     from workers.jobs.labelling import run_job
     from workers.jobs.preparation import LabellingJob
@@ -87,7 +89,7 @@ def run(
     job = LabellingJob(
         file=read_task_file(task),
         shards=tuple(shard),
-        queries=queries,
+        queries=images,
         out=out,
         test=test,
         backbone=backbone,
@@ -95,7 +97,7 @@ def run(
         seed=seed,
         engine=engine,
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
-        winner=one_of("winner", winner, ("plain", "secure", "mpyc")),
+        winner=one_of("winner", winner, ("plain", "secure")),
     )
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:

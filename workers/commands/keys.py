@@ -1,4 +1,4 @@
-"""Commands about keys and tokens: `keys make | show | rotate | enrol | revoke | token`."""
+"""Commands of who may take part: `keys make | show | rotate | enrol | revoke | token`, and `invite`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from labeler.errors import InvalidSetting
 from workers.commands import service
-from workers.commands.console import Json, one_of, tell
+from workers.commands.console import Json, check_file, escaped, one_of, print_json, tell, wrapped
 from workers.commands.service import CaFile, MaybeUrl
 
 Home = Annotated[Path, typer.Option(help="Home folder of the party.")]
@@ -140,3 +140,57 @@ def _tell(document: dict[str, Any], home: Path, *, as_json: bool) -> None:
         f"Both keys are in {home / 'keys.public.json'}, to be sent to others.",
         as_json=as_json,
     )
+
+
+def invite(
+    name: Annotated[str, typer.Argument(help="Name the site is to be enrolled under, for example hospital-a.")],
+    url: service.Url,
+    token: service.Token,
+    role: Annotated[str, typer.Option(help="agent (a hospital) or tallier.")] = "agent",
+    number: Annotated[
+        int | None, typer.Option(min=0, max=2, help="Which tallier; the lowest that is free otherwise.")
+    ] = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="It is enrolled: new keys for it, and the talliers as they are now.")
+    ] = False,
+    days: Annotated[int, typer.Option(min=1, max=30, help="How long the invitation can be used.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="File to write; NAME.invitation.json otherwise.")] = None,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Let an invitation of this name that was not used open nothing.")
+    ] = False,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Invite a site: one signed file with all it needs, and a phrase to compare by telephone.
+
+    The certificate of your own authority (--ca-file) goes along. Invite the talliers first: a hospital pins all of
+    them when it joins.
+
+    Example: `labeler invite hospital-a --url https://labels.example.org`
+    """
+    from workers.homes.joining import write_invitation
+
+    if withdraw:
+        with service.connect(url, token, ca_file) as client:
+            gone = client.withdraw_invitation(name)
+        said = f"{gone.withdrawn} invitations of {escaped(name)} were withdrawn."
+        tell(gone.model_dump(mode="json"), said, as_json=as_json)
+        return
+    chosen = one_of("role", role, ("agent", "tallier"))
+    fields = {"party_id": name, "role": chosen, "tallier": number, "rotate": rotate, "valid_days": days}
+    path = out or Path(f"{name}.invitation.json")
+    check_file(path)
+    made = service.make_invitation(url, token, fields, ca_file=ca_file)
+    write_invitation(path, made["document"])
+    if as_json:
+        print_json(
+            {key: made[key] for key in ("invitation_id", "party_id", "role", "expires_at", "phrase")}
+            | {"file": str(path)}
+        )
+        return
+    what = "--shard SHARD --home HOME" if chosen == "agent" else "--home HOME"
+    wrapped(f"Send {path} to {escaped(name)}, and to nobody else. Its people run")
+    typer.echo(f"  labeler {chosen} join {path.name} {what}")
+    typer.echo("and ask you by telephone for the phrase that they are shown:")
+    typer.echo(f"  {made['phrase']}")
+    typer.echo(f"It can be used once, until {made['expires_at'][:16].replace('T', ' ')} UTC.")

@@ -42,13 +42,6 @@ def embed(
         int | None,
         typer.Option(min=1, max=1024, help="Threads that read and decode images. Default: one for each core."),
     ] = None,
-    decoder: Annotated[
-        str | None,
-        typer.Option(
-            help="turbo (default), or pillow: several times slower, to go with shards that were made with it. Each "
-            "makes fingerprints of its own."
-        ),
-    ] = None,
     person_level: Annotated[
         int | None,
         typer.Option(help="Whose image it is says the folder so many levels deep: 2 for CLASS/PERSON/IMAGE."),
@@ -116,16 +109,14 @@ def embed(
 
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
-    from feature_store.backbones import Decoder
     from feature_store.embedding import Duplicates
-    from feature_store.persons import PersonColumn
+    from feature_store.sources import PersonColumn
     from workers.embedder.shards import embed_images, told
     from workers.progress import progress_bars
 
     policy = None if duplicates is None else one_of("duplicates", duplicates, get_args(Duplicates))
     is_told = (person_level, persons, person_column) != (None, None, None)
     people = PersonColumn(person_level, persons, person_column) if is_told else None
-    by = None if decoder is None else one_of("decoder", decoder, get_args(Decoder))
     names = tuple(name.strip() for name in classes.split(",")) if classes is not None else None
     try:
         with progress_bars(quiet=as_json) as progress:
@@ -139,7 +130,6 @@ def embed(
                 device=device,
                 batch_size=batch_size,
                 threads=threads,
-                decoder=by,
                 persons=people,
                 duplicates=policy,
                 key=site_key,
@@ -198,7 +188,7 @@ def declare(
 
     Example: `labeler declare hospital-a.shard --max-records 10000`
     """
-    from feature_store.declared import declare_most
+    from feature_store.shard import declare_most
 
     is_new = declare_most(shard, max_records)
     said = f"{shard} declares at most {max_records} records" + ("" if is_new else ", as before")
@@ -225,7 +215,7 @@ def delete(
 
     Example: `labeler delete hospital-a.shard --persons leaving.txt`
     """
-    from workers.embedder.deletions import delete_records, lines_of
+    from workers.embedder.shards import delete_records, lines_of
 
     result = delete_records(
         shard,

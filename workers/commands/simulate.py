@@ -11,8 +11,7 @@ from rich.table import Table
 
 from labeler.errors import InvalidSetting
 from labeler.methods import Method
-from workers.commands.console import Json, one_of, print_json
-from workers.commands.places import check_file
+from workers.commands.console import Json, check_file, one_of, print_json
 
 METHODS: Final[tuple[Method, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
 

@@ -1,2 +1,1 @@
-"""Whether this machine is ready, and right: every step in a process of its own, so that what crashes or hangs becomes a
-sentence. `steps` lists them, `alone` runs one, `checkup` all."""
+"""Whether this machine is ready, and right: `checkup` runs steps, each in a process; the other modules hold them."""

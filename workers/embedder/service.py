@@ -275,7 +275,7 @@ class Embedder:
                 "instead of images, or ask the operator to add the backbone"
             )
         if fingerprint not in self._loaded:
-            backbone = load_backbone(self._backbones[fingerprint], fingerprint=fingerprint)
+            backbone = load_backbone(self._backbones[fingerprint])
             if backbone.fingerprint != fingerprint:
                 raise MixedShards(
                     f"the backbone configured as {fingerprint[:16]} has fingerprint {backbone.fingerprint[:16]}; the "

@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from feature_store.backbone_names import packaged_name
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
-from feature_store.declared import check_served
 from feature_store.durable import replace_file
 from feature_store.embedding import embed_source
-from feature_store.shard import Shard
+from feature_store.shard import Shard, check_served
 from labeler.errors import InvalidSetting, MixedShards
 from workers.agent.policy import toml_value
 
@@ -103,7 +102,7 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
         if (shard.fingerprint, shard.classes) != (shards[0].fingerprint, shards[0].classes):
             raise MixedShards(f"{path} and {paths[0]} differ in backbone or class list; embed them alike")
     spec = _named_in(shards[0].backbone) if backbone is None else read_spec(backbone)
-    fingerprint = load_backbone(spec, fingerprint=shards[0].fingerprint).fingerprint
+    fingerprint = load_backbone(spec).fingerprint
     if fingerprint != shards[0].fingerprint:
         raise MixedShards(
             f"the shards were made by backbone {shards[0].fingerprint[:16]}, and the one named is {fingerprint[:16]}"

@@ -32,8 +32,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feature_store.durable import replace_file
-from feature_store.journal.database import Database
-from feature_store.journal.migrations.opening import open_upgraded
+from feature_store.journal.database import Database, open_database
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys, PublicKeys
@@ -444,7 +443,7 @@ def _journal(home: Path) -> Database:
     until = time.monotonic() + _ENDING_S
     while True:
         try:
-            return open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
+            return open_database(journal_of(home), anchor=home / ANCHOR_FILE)
         except JournalInUse:
             if time.monotonic() > until:
                 raise

@@ -279,7 +279,7 @@ WARMED: Final = (
     "httpcore2",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
-    "api.quick_protocol",
+    "uvicorn.protocols.http.httptools_impl",
 )
 """What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
 

@@ -19,18 +19,13 @@ from typing import Any, Final
 from feature_store.clock import now_utc
 from feature_store.durable import replace_file, sync_folder
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.anchor import Anchor, check_not_behind
-from feature_store.journal.backup import backup
+from feature_store.journal.anchor import Anchor
+from feature_store.journal.backup import accept_restored, backup
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.erasable_home import renew_home
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.ledger_tables import LEDGER_TABLES
-from feature_store.journal.lifetimes import LIFE_TABLES, LifetimeSpends
-from feature_store.journal.migrations.opening import open_upgraded
-from feature_store.journal.migrations.runner import Upgraded
-from feature_store.journal.recovery import accept_restored
-from feature_store.journal.verification import verify_if_there
+from feature_store.journal.lifetimes import LifetimeSpends
 from labeler.errors import InvalidSetting, JournalBehind
 from labeler.task import Level
 from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
@@ -72,27 +67,9 @@ def verify_journal(home: Path) -> dict[str, Any]:
         JournalBehind: it is older than what its anchor remembers.
     """
     with _opened(home, read_only=True) as database:
-        if not database.has(*LEDGER_TABLES):
-            return _said(_verified_before_its_ledger(database, Anchor(home / ANCHOR_FILE)))
         head = Ledger(database, clock=now_utc).verify()
-        if database.has(*LIFE_TABLES):
-            LifetimeSpends(database).verify()
-        return _said(head)
-
-
-def _verified_before_its_ledger(database: Database, anchor: Anchor) -> Head:
-    """The end of a journal whose owner has not started yet: tokens came first. Or its tables were dropped."""
-    with database.read() as connection:
-        head = verify_if_there(connection)
-    remembered = anchor.read()
-    if remembered is not None:
-        found = head.hash if remembered.seq == head.seq else None
-        check_not_behind(remembered, end=head, found=found, what=database.what, witness=anchor.path.name)
-    return head
-
-
-def _said(head: Head) -> dict[str, Any]:
-    return {"entries": head.seq, "hash": head.hash}
+        LifetimeSpends(database).verify()
+        return {"entries": head.seq, "hash": head.hash}
 
 
 def backup_home(home: Path, out: Path) -> dict[str, Any]:
@@ -130,35 +107,6 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
         raise
     sync_folder(out)
     return {"out": str(out), "files": [*found, JOURNAL_FILE, ANCHOR_FILE], "entries": head.seq, "hash": head.hash}
-
-
-def upgrade_journal(home: Path, *, dump: Path | None) -> dict[str, Any]:
-    """Bring the journal of a home to this program's version, after a backup; its owner must not run.
-
-    Args:
-        dump: what pg_dump wrote, where the journal is in PostgreSQL.
-
-    Raises:
-        JournalInUse: the owner of the home runs.
-        JournalBroken, JournalBehind: the journal cannot be trusted as it is; nothing was changed.
-        InvalidSetting: it was made by a newer program, or the dump is missing or not of this journal.
-    """
-    target = existing_journal(home)
-    if dump is not None and isinstance(target, Path):
-        raise InvalidSetting("this journal is a file, of which a copy is made by itself; leave --dump out")
-    done: list[Upgraded] = []
-    with closing(open_upgraded(target, anchor=home / ANCHOR_FILE, dump=dump, tell=done.append)) as database:
-        version = database.about().version
-    if not done:
-        return {"from": version, "to": version, "backup": None}
-    [one] = done
-    return {
-        "from": one.source,
-        "to": one.target,
-        "backup": one.backup,
-        "entries": one.head.seq,
-        "hash": one.head.hash,
-    }
 
 
 def write_off_account(home: Path, account: str, level: Level, *, reason: str) -> dict[str, Any]:

@@ -1,7 +1,13 @@
-"""Keys of a home: make them, show the public ones, replace them; and access tokens of a coordinator that is stopped."""
+"""Keys of a home: make them, show the public ones, replace them; and access tokens of a coordinator that is stopped.
+
+A tallier names the hospitals that it sums, `[agents]` of tallier.toml, from the files of public keys that they have
+sent. No invitation fills this table: it is what bounds a coordinator that invents agents, so it is the tallier's own
+word, given after comparing fingerprints with each hospital.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +15,6 @@ from typing import Any, Literal
 
 from feature_store.durable import replace_file
 from feature_store.journal.database import open_database
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.journal.tokens import TokenStore
 from feature_store.keys import PartyKeys
 from labeler.errors import InvalidSetting, JournalInUse
@@ -23,6 +28,7 @@ from workers.party.home import (
     TALLIER_FILE,
     read_agent_config,
     read_tallier_config,
+    settings_toml,
 )
 
 
@@ -74,7 +80,7 @@ def make_token_offline(home: Path, *, name: str, role: Literal["admin", "request
     if not (home / COORDINATOR_FILE).exists():
         raise InvalidSetting(f"{home} is no coordinator's home: it has no {COORDINATOR_FILE}")
     try:
-        database = open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)
+        database = open_database(journal_of(home), anchor=home / ANCHOR_FILE)
     except JournalInUse:
         raise JournalInUse(
             "the coordinator of this home is running; make the token through it (--url and --token), or stop it first"
@@ -127,3 +133,27 @@ def _number(home: Path) -> int | None:
     path = home / PUBLIC_FILE
     number = read_public(path).get("tallier") if path.exists() else None
     return number if isinstance(number, int) else None
+
+
+def name_agents(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Add agents to those a tallier sums, or give those that are named their new keys; restart it afterwards.
+
+    Returns:
+        All that are named now, with their public signing keys.
+
+    Raises:
+        InvalidSetting: a file is not an agent's, or two agents have one key.
+    """
+    config = read_tallier_config(home)
+    named = dict(config.agents or {})
+    for document in documents:
+        if document["role"] != "agent":
+            raise InvalidSetting(
+                f"the file of {document['party_id']!r} is that of a {document['role']}, not an agent's"
+            )
+        named[document["party_id"]] = document["verify_key"]
+    if len(set(named.values())) != len(named):
+        raise InvalidSetting("two agents have one key, so one party would be counted twice")
+    changed = config.model_copy(update={"agents": dict(sorted(named.items()))})
+    replace_file(home / TALLIER_FILE, settings_toml(changed), mode=0o600)
+    return dict(sorted(named.items()))

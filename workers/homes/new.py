@@ -11,10 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from feature_store.declared import check_served
 from feature_store.durable import replace_file
 from feature_store.keys import PartyKeys, PublicKeys
-from feature_store.shard import Shard
+from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, InvalidSetting, ProtocolViolation
 from labeler.untrusted import ENROLLED_NAME, check_party_id
 from workers.agent.policy import toml_value

@@ -2,8 +2,7 @@
 
     coordinator    ended jobs older than an age: their folders, and what the journal needs no more of their rounds
     tallier        sums and shares of rounds that expired before
-    each           older copies of `coordinator.head`; copies of the journal from before an upgrade, which hold what was
-                   erased since; pages that the journal's file keeps of what was deleted
+    each           older copies of `coordinator.head`; pages that the journal's file keeps of what was deleted
 
 The owner of the home must not run: it would find things gone under its hands. A running coordinator is pruned over
 HTTP instead (workers.commands.service), which is the same but for the journal's file.
@@ -11,7 +10,6 @@ HTTP instead (workers.commands.service), which is the same but for the journal's
 
 from __future__ import annotations
 
-import glob
 import re
 import shutil
 from contextlib import closing
@@ -21,10 +19,9 @@ from typing import Any
 
 from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.database import Database
-from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.database import Database, open_database
+from feature_store.journal.jobs import ForgottenJobs
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import COPY_NAME, COPY_TIME, open_upgraded
 from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting
 from workers.homes.keys import journal_of
@@ -75,10 +72,8 @@ def prune_home(
         raise InvalidSetting(f"{home} is no home of a coordinator, an agent or a tallier; is it the right folder?")
     before, size = clock() - age, _bytes_of(home)
     files = _old_heads(home, before)
-    with closing(open_upgraded(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
-        # From here on a copy made before an upgrade is no way back any more: the journal opens and holds.
+    with closing(open_database(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
         Ledger(database, clock=clock).verify()
-        files += _copies_before_upgrades(database.path, before)
         jobs = _jobs(home, database, before, clock, dry_run, progress) if (home / COORDINATOR_FILE).exists() else []
         rounds = _rounds(home, database, before, dry_run) if (home / TALLIER_FILE).exists() else 0
         if not dry_run:
@@ -135,18 +130,6 @@ def _old_heads(home: Path, before: datetime) -> list[Path]:
     return sorted(
         path for path in home.glob(f"{SEEN_FILE}.*Z") if datetime.fromtimestamp(path.stat().st_mtime, UTC) < before
     )
-
-
-def _copies_before_upgrades(journal: Path | None, before: datetime) -> list[Path]:
-    """The copies that upgrades made beside a SQLite journal, and the anchor of each; by the time in their names."""
-    if journal is None:
-        return []
-    found = []
-    for path in sorted(journal.parent.glob(f"{glob.escape(journal.name)}.v*")):
-        name = COPY_NAME.fullmatch(path.name.removeprefix(journal.name))
-        if name is not None and datetime.strptime(name[1], COPY_TIME).replace(tzinfo=UTC) < before:
-            found.append(path)
-    return found
 
 
 def _bytes_of(home: Path) -> int:

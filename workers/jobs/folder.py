@@ -1,19 +1,18 @@
 """The output folder of a job: one owner at a time, every step durable, nothing half-written.
 
     OUT/
-      .job/lock          held by the process that works here
-      .job/plan.json     what this folder is for: task digest, shard versions, batches
-      .job/journal.db    what was charged and opened (workers.jobs.run_journal)
-      .job/keys/         a key of each agent for each batch that is not released yet; erased when it is
-      .job/answers/      what the agents answered, encrypted under those keys; erased with them
+      .job/lock            held by the process that works here
+      .job/plan.json       what this folder is for: task digest, shard versions, batches
+      .job/journal.db      what was charged and opened (workers.jobs.run_journal)
+      .job/keys/           a key of each agent for each round that is not released yet; of each tallier, too, where
+                           talliers add the noise (labeler.tallier_noise); many rounds are drawn at once
+      .job/answers/ROUND   what each agent answered, encrypted under its key; written once, when all have answered
       pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
 
-A resumed run replays what was stored, bit for bit. The keys are made before anything is opened, and a batch that was
-charged and whose keys are gone is refused. When a batch is released its keys are erased: whoever holds one can subtract
-that agent's noise.
-
-A folder of the version before had charges in its plan and a file for each release; they are taken over into the
-journal, in one transaction, and only then forgotten here (`earlier`, `forget_earlier`).
+The rules are those of `labeler.answered`: keys are durable before anything is computed with them, the answers of a
+round before anything of it is summed, and both are erased once its release is stored: whoever holds a key can subtract
+that agent's noise. A kill in between costs computing: what was not stored whole is computed again, under the same keys
+and from the records that the plan names. A batch that was charged and whose keys are gone is refused.
 """
 
 from __future__ import annotations
@@ -23,25 +22,22 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from feature_store.durable import exclusive, replace_file
-from feature_store.erasable import KeyFolder, erase_file
-from feature_store.job_files.releases import release_from_bytes, release_from_npz
-from labeler.batch import QueryBatch
+from feature_store.erasable import KeyFolder, lock_away, take_out
 from labeler.errors import BadData, LabelerError, TryAgain
-from labeler.release import Release
-from workers.jobs.kept_rounds import ANSWERS_FOLDER, EARLIER_FOLDER, KEYS_FOLDER
-from workers.jobs.run_journal import EarlierRound
 
-PLAN_FORMAT = "labeler-job/2"
-EARLIER_FORMAT = "labeler-job/1"
-"""Of the version that kept charges in the plan; a program of that version refuses a plan of this one."""
+PLAN_FORMAT: Final = "labeler-job/2"
+KEYS_FOLDER, ANSWERS_FOLDER = "keys", "answers"
 
-RELEASES_FOLDER = "releases"
-_FOR_PEOPLE = "task"
-"""In a plan, the task field by field. Its digest, beside it, stands for it: fields that a later version added do not
-change the digest of a task that does not use them, and so do not make another job of it."""
+_FOR_PEOPLE: Final = "task"
+"""In a plan, the task field by field; its digest, beside it, stands for it."""
+
+_KEYS_AT_ONCE: Final = 4096
+_LENGTH_BYTES: Final = 8
+
+Bodies = tuple[bytes, ...]
 
 
 class JobFolder:
@@ -50,6 +46,7 @@ class JobFolder:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.state = out / ".job"
+        self._plan = self.state / "plan.json"
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Record what this folder is for, or check that it is for the same.
@@ -57,102 +54,58 @@ class JobFolder:
         Raises:
             BadData: the folder belongs to a job with another plan.
         """
-        if self.check_same(plan):
-            return
-        self._write_state({"format": PLAN_FORMAT, "plan": plan})
+        if not self.check_same(plan):
+            replace_file(self._plan, json.dumps({"format": PLAN_FORMAT, "plan": plan}, indent=1).encode())
 
     def check_same(self, plan: Mapping[str, Any]) -> bool:
-        """Check that what is known of a plan so far is what this folder is for; whether it is for anything.
+        """Check that what is known of a plan so far is what this folder is for.
+
+        Returns:
+            Whether it is for anything.
 
         Raises:
             BadData: the folder belongs to a job with another plan.
         """
-        if not (self.state / "plan.json").exists():
+        if not self._plan.exists():
             return False
-        found = self._read_state()
-        known = found.get("plan", {})
+        found, known = self._read_plan()
         differing = sorted(key for key in plan.keys() - {_FOR_PEOPLE} if known.get(key) != plan[key])
-        if found.get("format") not in (PLAN_FORMAT, EARLIER_FORMAT) or differing:
+        if found != PLAN_FORMAT or differing:
             raise BadData(
                 f"output folder {self.out} holds another job (differs in: {', '.join(differing) or 'format'}); "
                 "choose an empty folder, or repeat that job's exact settings to continue it"
             )
         return True
 
-    def agreed(self, field: Literal["max_queries", "colluding_agents"]) -> int | None:
+    def agreed(self, field: Literal["max_queries"]) -> int | None:
         """What the task of the job that was begun here says; None where none was.
-
-        The default of colluding_agents changed once, and an interrupted job goes on with what all parties agreed on.
 
         Raises:
             BadData: the plan is damaged.
         """
-        if not (self.state / "plan.json").exists():
+        if not self._plan.exists():
             return None
         try:
-            return int(self._read_state()["plan"]["task"][field])
+            return int(self._read_plan()[1]["task"][field])
         except (KeyError, TypeError, ValueError):
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 
     def destroy_secrets(self) -> None:
-        """Erase every key there is, and what older versions kept: their noise secrets and models."""
+        """Erase every key there is, and remove the answers."""
         if (self.state / KEYS_FOLDER).is_dir():
             keys = KeyFolder(self.state / KEYS_FOLDER)
             keys.erase_all(keys.names())
-        for path in sorted((self.state / EARLIER_FOLDER).rglob("*")):
-            if path.is_file():
-                erase_file(path)
-        for folder in (KEYS_FOLDER, EARLIER_FOLDER, "models", ANSWERS_FOLDER):
+        for folder in (KEYS_FOLDER, ANSWERS_FOLDER):
             shutil.rmtree(self.state / folder, ignore_errors=True)
 
-    def earlier(self, batches: Sequence[QueryBatch]) -> dict[int, EarlierRound]:
-        """Rounds that the version before charged in this folder, by number; none where it did not work here.
-
-        Args:
-            batches: of the job, whose plan this folder has.
-
-        Raises:
-            BadData: the plan or a release is damaged.
-        """
-        state = self._read_state()
-        if state["format"] != EARLIER_FORMAT:
-            return {}
-        charged = {entry["id"]: entry for entry in state["ledger"]}
-        return {
-            number: EarlierRound(
-                charges=charged[batch.digest]["charge_nano"],
-                contributors=tuple(charged[batch.digest]["contributors"]),
-                release=self._earlier_release(number),
-            )
-            for number, batch in enumerate(batches)
-            if batch.digest in charged
-        }
-
-    def forget_earlier(self) -> None:
-        """What `earlier` told is in the journal, durably."""
-        state = self._read_state()
-        if state["format"] == EARLIER_FORMAT:
-            self._write_state({"format": PLAN_FORMAT, "plan": state["plan"]})
-        shutil.rmtree(self.state / RELEASES_FOLDER, ignore_errors=True)
-
-    def _earlier_release(self, batch: int) -> Release | None:
-        path = self.state / RELEASES_FOLDER / f"{batch:06d}.safetensors"
-        if path.exists():
-            return release_from_bytes(path.read_bytes())
-        earlier = path.with_suffix(".npz")
-        return release_from_npz(earlier.read_bytes()) if earlier.exists() else None
-
-    def _write_state(self, state: Mapping[str, Any]) -> None:
-        replace_file(self.state / "plan.json", json.dumps(state, indent=1).encode())
-
-    def _read_state(self) -> dict[str, Any]:
+    def _read_plan(self) -> tuple[str, dict[str, Any]]:
         try:
-            state: dict[str, Any] = json.loads((self.state / "plan.json").read_bytes())
-        except ValueError:
-            state = {}
-        if not isinstance(state, dict) or not {"format", "plan"} <= state.keys():
-            raise BadData(f"the plan of {self.out} is damaged; start again in an empty folder, which is charged anew")
-        return state
+            state = json.loads(self._plan.read_bytes())
+            return str(state["format"]), dict(state["plan"])
+        except (ValueError, KeyError, TypeError):
+            raise BadData(
+                f"the plan of {self.out} is damaged; start again in an empty folder, which is charged anew"
+            ) from None
 
 
 @contextmanager
@@ -170,8 +123,6 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
     missing = [folder for folder in (out / ".job", out, *out.parents) if not folder.exists()]
     try:
         (out / ".job").mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Models and secrets lie below; a folder of an earlier version was open to everybody on the machine.
-        (out / ".job").chmod(0o700)
         with exclusive(out / ".job" / "lock", f"output folder {out}"):
             try:
                 yield JobFolder(out)
@@ -192,3 +143,104 @@ def _remove_unused(out: Path, made: list[Path]) -> None:
             folder.rmdir()
         except OSError:
             return
+
+
+class RoundStore:
+    """Keys and answers of one job: of all its parties together, in few syncs. See the module.
+
+    Args:
+        state: folder of the job's state; private to its owner.
+        talliers: names of those that draw noise; none where the agents add it.
+        secrets: the key of every round, by agent and by tallier that draws noise, of a job that is seeded.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        agents: Sequence[str],
+        *,
+        talliers: Sequence[str] = (),
+        secrets: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._agents = tuple(sorted(agents))
+        self._parties = (*self._agents, *talliers)
+        self._keys = KeyFolder(state / KEYS_FOLDER)
+        self._answers = state / ANSWERS_FOLDER
+        self._secrets = dict(secrets or {})
+
+    def __repr__(self) -> str:
+        return f"RoundStore(agents={len(self._agents)}, <secret>)"
+
+    def begin(self, rounds: Sequence[str]) -> None:
+        """Draw the keys of rounds, as many of the first ones as are drawn at once, durably before this returns."""
+        at_once = rounds[: max(1, _KEYS_AT_ONCE // len(self._agents))]
+        drawn = [name for name in self._parties if name not in self._secrets]
+        if wanted := [_name(party, one) for one in at_once for party in drawn]:
+            self._keys.draw_all(wanted)
+
+    def keys(self, round_digest: str) -> dict[str, bytes]:
+        """The key of each agent that has one."""
+        found = {agent: self._key(agent, round_digest) for agent in self._agents}
+        return {agent: key for agent, key in found.items() if key is not None}
+
+    def tallier_key(self, tallier: str, round_digest: str) -> bytes:
+        """The key from which a tallier draws its noise of a round.
+
+        Raises:
+            BadData: it is gone. Other noise around the same votes would be a second answer.
+        """
+        key = self._key(tallier, round_digest)
+        if key is None:
+            raise BadData(
+                f"the key of {tallier} for a batch that was charged is gone, so its noise cannot be replayed; start "
+                "again in an empty folder, which is charged anew"
+            )
+        return key
+
+    def answers(self, round_digest: str) -> dict[str, Bodies] | None:
+        """What each agent had answered: one body per tallier; None where the answers were not stored.
+
+        Raises:
+            BadData: they were changed, or their keys are gone.
+        """
+        try:
+            data = (self._answers / round_digest).read_bytes()
+        except FileNotFoundError:
+            return None
+        locked = []
+        while data:
+            end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+            locked.append(data[_LENGTH_BYTES:end])
+            data = data[end:]
+        if len(locked) != len(self._agents):
+            raise BadData(f"the answers of {len(self._agents)} agents are damaged; start again in an empty folder")
+        return {agent: self._open(agent, round_digest, one) for agent, one in zip(self._agents, locked, strict=True)}
+
+    def store(self, round_digest: str, answers: Mapping[str, Bodies]) -> None:
+        """Keep the answers of all agents, durably; what was stored first stands."""
+        if (self._answers / round_digest).exists():
+            return
+        keys = self.keys(round_digest)
+        locked = [lock_away(keys[agent], round_digest, answers[agent]) for agent in self._agents]
+        self._answers.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = b"".join(len(one).to_bytes(_LENGTH_BYTES, "big") + one for one in locked)
+        replace_file(self._answers / round_digest, data, mode=0o600)
+
+    def erase(self, rounds: Sequence[str]) -> None:
+        """Forget keys and answers of rounds whose releases are stored; what is left of the answers opens nowhere."""
+        self._keys.erase_all([_name(party, one) for one in rounds for party in self._parties])
+        for one in rounds:
+            (self._answers / one).unlink(missing_ok=True)
+
+    def _key(self, party: str, round_digest: str) -> bytes | None:
+        return self._secrets.get(party) or self._keys.read(_name(party, round_digest))
+
+    def _open(self, agent: str, round_digest: str, locked: bytes) -> Bodies:
+        key = self._key(agent, round_digest)
+        if key is None:
+            raise BadData(f"the key of {agent} for an answer that was stored is gone; start again in an empty folder")
+        return take_out(key, round_digest, locked)
+
+
+def _name(party: str, round_digest: str) -> str:
+    return f"{party}.{round_digest}"

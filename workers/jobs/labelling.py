@@ -11,11 +11,10 @@ continues, replays the same noise, and charges nothing twice.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from feature_store.job_files.pseudo_labels import AnsweredRound
-from labeler.batching import round_charges
 from labeler.budget import Account, budget_for
 from labeler.expectation import expect
 from labeler.randomness import KEY_BYTES, seeded_source
@@ -24,14 +23,11 @@ from labeler.rounds.job_state import JobRun
 from labeler.task import Level, Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.first_look import look_first
-from workers.jobs.folder import JobFolder, open_job_folder
-from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.folder import JobFolder, RoundStore, open_job_folder
 from workers.jobs.parties import RunParties, tallier_names
 from workers.jobs.preparation import LabellingJob, PreparedJob, job_charges, prepare
 from workers.jobs.publishing import publish
-from workers.jobs.rounds import run_rounds
-from workers.jobs.run_journal import EarlierRound, Order, RunJournal, open_run_journal
+from workers.jobs.run_journal import Order, RunJournal, open_run_journal, run_rounds
 from workers.progress import ProgressCallback, StageClock, silent
 
 
@@ -68,7 +64,6 @@ def run_in_folder(
 ) -> dict[str, Any]:
     """`run_job` for a caller that owns the output folder already and has a clock running."""
     with clock.stage("read and check"):
-        look_first(job, folder)
         prepared = prepare(job, folder, progress=progress)
         # From public facts: how many records there are must not be told by a warning.
         expected = expect(prepared.task)
@@ -85,13 +80,14 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
     with open_run_journal(folder.state) as journal:
         names = agent_ids(prepared.task)
         noisy = tallier_names(prepared.task) if prepared.task.noise_by == "talliers" else []
-        kept = KeptRounds(folder.state, names, talliers=noisy, secrets=_secrets(prepared, [*names, *noisy]))
+        store = RoundStore(folder.state, names, talliers=noisy, secrets=_secrets(prepared, [*names, *noisy]))
         is_seeded = prepared.job.seed is not None
+        caps = _caps(prepared)
         agents = [
             Agent(
                 agent_id,
                 shard,
-                ledger=InMemoryLedger(_accounts(prepared, agent_id)),
+                ledger=InMemoryLedger({level: Account(agent_id, level, cap) for level, cap in caps.items()}),
                 is_seeded=is_seeded,
                 engine=prepared.job.engine,
                 memory_limit_bytes=prepared.job.memory_limit_bytes,
@@ -103,17 +99,27 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             prepared.task,
             prepared.batches,
             agents,
-            kept,
+            store,
             is_seeded=is_seeded,
             winner_engine=engine,
             progress=progress,
         )
-        earlier = folder.earlier(prepared.batches)
-        job = journal.begin(_order(prepared, names, earlier), parties.agent_keys, earlier)
-        folder.forget_earlier()
+        selection = prepared.job.file.queries
+        order = Order(
+            job_id=prepared.job_id,
+            task=prepared.task,
+            agents=tuple(names),
+            batches=prepared.batches,
+            caps=caps,
+            images=len(prepared.public),
+            strategy=selection.strategy,
+            count=selection.count,
+            seed=selection.seed,
+        )
+        job = journal.begin(order)
         rounds = journal.rounds(job.job_id)
         # Released: nobody misses an answer any more, and whoever steals this folder finds none.
-        kept.erase([one.round_digest for one in rounds if one.state == "opened"])
+        store.erase([one.round_digest for one in rounds if one.state == "opened"])
 
         def count(run: JobRun) -> None:
             opened = sum(one.state == "opened" for one in run.rounds)
@@ -134,21 +140,6 @@ def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
         )
         for one in rounds
     ]
-
-
-def _order(prepared: PreparedJob, agents: Sequence[str], earlier: Mapping[int, EarlierRound]) -> Order:
-    selection = prepared.job.file.queries
-    return Order(
-        job_id=prepared.job_id,
-        task=prepared.task,
-        agents=tuple(agents),
-        batches=prepared.batches,
-        caps=_caps(prepared, earlier),
-        images=len(prepared.public),
-        strategy=selection.strategy,
-        count=selection.count,
-        seed=selection.seed,
-    )
 
 
 def agent_ids(task: Task) -> list[str]:
@@ -172,24 +163,11 @@ def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
     return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}
 
 
-def _caps(prepared: PreparedJob, earlier: Mapping[int, EarlierRound] | None = None) -> dict[Level, int]:
-    """What each agent may spend: the caps of the task file, else exactly what this job costs.
-
-    Rounds that the version before charged cost what was charged, be it more than their price by now.
-    """
+def _caps(prepared: PreparedJob) -> dict[Level, int]:
+    """What each agent may spend: the caps of the task file, else exactly what this job costs."""
     budget = prepared.job.file.budget
     caps = job_charges(prepared.task, prepared.batches)
-    for number, charged in (earlier or {}).items():
-        batch = prepared.batches[number]
-        price = round_charges(prepared.task, len(batch), answered=batch.first_query)
-        for priced in {*price, *charged.charges}:
-            caps[priced] = caps.get(priced, 0) + charged.charges.get(priced, 0) - price.get(priced, 0)
     for level, epsilon in (("instance", budget.instance_epsilon), ("agent", budget.agent_epsilon)):
         if epsilon is not None:
             caps[cast(Level, level)] = budget_for(epsilon, prepared.task.delta)
     return caps
-
-
-def _accounts(prepared: PreparedJob, agent_id: str) -> dict[Level, Account]:
-    """An agent's own accounts."""
-    return {level: Account(agent_id, level, cap) for level, cap in _caps(prepared).items()}

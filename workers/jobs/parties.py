@@ -6,7 +6,7 @@ Nothing is written, sealed or signed, because nothing leaves the process. Everyb
 is raised reaches the caller as it is.
 
     agents      labeler.rounds.agent: charged, then computed, then stored, all agents of a round together
-                (workers.jobs.kept_rounds), then handed to the talliers (workers.jobs.talliers)
+                (workers.jobs.folder), then handed to the talliers (workers.jobs.talliers)
 
 Agents and talliers meet only through input shares: nothing here reads a ballot.
 """
@@ -32,7 +32,7 @@ from labeler.rounds.effects import AskForSums, Event, OpenAt, Send, SendAsks, Te
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is, shares_of
-from workers.jobs.kept_rounds import Bodies, KeptRounds
+from workers.jobs.folder import Bodies, RoundStore
 from workers.jobs.talliers import RunTalliers
 from workers.progress import ProgressCallback
 
@@ -58,7 +58,7 @@ class RunParties:
         task: Task,
         batches: Sequence[QueryBatch],
         agents: Sequence[Agent],
-        kept: KeptRounds,
+        kept: RoundStore,
         *,
         is_seeded: bool,
         winner_engine: WinnerEngine | None,

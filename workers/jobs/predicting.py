@@ -23,7 +23,7 @@ from feature_store.job_files.models import ATTRIBUTES, StoredModel
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, MixedShards
 from labeler.privacy_card import guarantee_of
-from workers.jobs.public_images import PublicImages
+from workers.jobs.preparation import PublicImages
 from workers.progress import ProgressCallback, silent
 
 
@@ -76,7 +76,7 @@ def predict_images(
             "the model's file does not name a backbone that can be loaded by a name; give it with --backbone (the file "
             f"of weights or the backbone file that made fingerprint {model.fingerprint[:16]})"
         )
-    loaded = load_backbone(name, architecture=architecture, fingerprint=model.fingerprint)
+    loaded = load_backbone(name, architecture=architecture)
     _check_fingerprint(model, loaded.fingerprint, f"backbone {name!r}")
     with tempfile.TemporaryDirectory(prefix="labeler-predict-") as folder:
         out = Path(folder) / "images"

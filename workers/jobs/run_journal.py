@@ -1,4 +1,10 @@
-"""The coordinator's journal of one run: the service's own stores, in a SQLite file of the job's folder.
+"""The coordinator of a run: the service's own driver (feature_store.driving), over its own stores in the job's folder.
+
+    turn of the driver: machine steps, one commit, what leaves  ->  parties answer  ->  the next turn takes it
+
+Every rule of a round is the machine's and every durable step the journal's, the same as in the service. Nobody is
+waited for: each send is answered before the next turn. So a run that cannot go on is over, and says why; the same
+command goes on from what is in the journal.
 
     .job/journal.db    the task, the job and its rounds, what was charged and what was opened
 
@@ -9,12 +15,15 @@ and pay the same, so one account stands for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from feature_store.clock import now_utc
 from feature_store.driving.coordinator import CoordinatorDriver
@@ -23,34 +32,28 @@ from feature_store.driving.sending import Writer
 from feature_store.driving.stepping import Questions
 from feature_store.job_files.questions import named_error
 from feature_store.job_files.releases import release_from_bytes, release_to_bytes
-from feature_store.journal import rounds as steps
-from feature_store.journal.aggregates import AggregateStore
-from feature_store.journal.blank import lay_blank
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database, open_database
-from feature_store.journal.job_tables import JOB_TABLES
 from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.returned_queries import returned_queries
-from feature_store.journal.sequences import Sequences, sequences_sent, sequences_taken
-from feature_store.journal.tasks import TaskRecord, TaskStore, task_shares
-from feature_store.journal.willingness import job_answers, job_asked
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.rounds import AggregateStore
+from feature_store.journal.sequences import Sequences
+from feature_store.journal.tasks import TaskRecord, TaskStore
 from feature_store.mailbox.memory import MemoryMailbox
 from labeler.batch import QueryBatch
 from labeler.batching import round_charges
 from labeler.budget import NothingLeft
-from labeler.errors import LabelerError
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.release import Release
 from labeler.rounds.effects import UNFINISHED, Patience
-from labeler.tally import round_of
+from labeler.rounds.job_state import JobRun
 from labeler.task import Level, Task
+from workers.jobs.parties import RunParties
 
 JOURNAL_FILE: Final = "journal.db"
 ACCOUNT: Final = "each agent"
 NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
 """A job in one process waits for nobody."""
 
-_TABLES = (*JOB_TABLES, job_answers, job_asked, task_shares, returned_queries, sequences_sent, sequences_taken)
 _BY = "run"
 
 
@@ -75,20 +78,6 @@ class Order:
     seed: int
 
 
-@dataclass(frozen=True)
-class EarlierRound:
-    """A round as the version before kept it: one that was charged.
-
-    Attributes:
-        charges: of each agent, by level.
-        release: what was opened; None where it was charged and not opened.
-    """
-
-    charges: Mapping[Level, int]
-    contributors: tuple[str, ...]
-    release: Release | None
-
-
 class RunJournal:
     """See the module; made by `open_run_journal`."""
 
@@ -98,22 +87,11 @@ class RunJournal:
         self.tasks, self.jobs = TaskStore(database), JobStore(database)
         self._aggregates, self._sequences = AggregateStore(database), Sequences(database)
 
-    def begin(self, order: Order, keys: Mapping[str, str], earlier: Mapping[int, EarlierRound]) -> JobRecord:
-        """Write a job down, or find it as it was left.
-
-        Args:
-            keys: of the agents, as rounds note them.
-            earlier: rounds of it that a version without this journal has charged, by number; they are taken over.
-
-        Returns:
-            The job as it is now.
-        """
+    def begin(self, order: Order) -> JobRecord:
+        """Write a job down, or find it as it was left."""
         with self._database.write() as connection:
-            known = self.jobs.many([order.job_id], connection=connection).get(order.job_id)
-            if known is None:
-                job = self._add(order, connection)
-                if earlier:
-                    self._take_over(job, order, keys, earlier, connection)
+            if order.job_id not in self.jobs.many([order.job_id], connection=connection):
+                self._add(order, connection)
             return self.jobs.get(order.job_id, connection=connection)
 
     def rounds(self, job_id: str) -> list[RoundRecord]:
@@ -159,7 +137,7 @@ class RunJournal:
             is_simulated=is_simulated,
         )
 
-    def _add(self, order: Order, connection: Connection) -> JobRecord:
+    def _add(self, order: Order, connection: Connection) -> None:
         now = now_utc()
         task = self.tasks.add(TaskRecord(order.task, order.agents, now, _BY), connection=connection)
         for level, cap in order.caps.items():
@@ -184,41 +162,9 @@ class RunJournal:
         rounds = [
             RoundRecord(job.job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(order.batches)
         ]
-        return self.jobs.add(job, rounds, connection=connection)
-
-    def _take_over(
-        self,
-        job: JobRecord,
-        order: Order,
-        keys: Mapping[str, str],
-        earlier: Mapping[int, EarlierRound],
-        connection: Connection,
-    ) -> None:
-        """Bring a job to where the version before left it, by the steps that would have brought it there."""
-        jobs, job_id = self.jobs, job.job_id
-        digests = [
-            (number, batch.digest, round_of(order.task, batch).digest) for number, batch in enumerate(order.batches)
-        ]
-        steps.set_batches(connection, job_id, digests)
-        jobs.willingness.fix_asked(job_id, order.agents, connection=connection)
-        jobs.move(job_id, "collecting", connection=connection)
-        for number, batch in enumerate(order.batches):
-            known = earlier.get(number)
-            price = round_charges(order.task, len(batch), answered=batch.first_query)
-            charges = price if known is None else known.charges
-            self.reserve(job_id, number, charges, connection)
-            if known is None:
-                continue
-            steps.fix_participants(connection, job_id, number, keys)
-            steps.set_asked(connection, job_id, number)
-            steps.fix_contributors(connection, job_id, number, known.contributors)
-            jobs.move(job_id, "tallying", connection=connection)
-            detail = {"job": job_id, "queries": len(batch), "contributors": list(known.contributors)}
-            seq = self.ledger.post(reservation_id(job_id, number), detail=detail, connection=connection)
-            steps.set_posted(connection, job_id, number, seq)
-            if known.release is not None:
-                steps.store_release(connection, job_id, number, release_to_bytes(known.release))
-                jobs.move(job_id, "collecting", connection=connection)
+        self.jobs.add(job, rounds, connection=connection)
+        # Nobody is asked whether they will: whoever names a shard has said so.
+        self.jobs.willingness.fix_asked(job.job_id, order.agents, connection=connection)
 
     def reserve(self, job_id: str, number: int, charges: Mapping[Level, int], connection: Connection) -> None:
         """Set the price of a round aside."""
@@ -293,9 +239,86 @@ def open_run_journal(state: Path) -> Iterator[RunJournal]:
     Raises:
         JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
     """
-    is_new = lay_blank(state / JOURNAL_FILE, _TABLES)
     # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
-    with open_database(state / JOURNAL_FILE, allow_unsynced=True, one_connection=True) as database:
-        if is_new:
-            database.laid_out_with(*_TABLES)
+    with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
         yield RunJournal(database)
+
+
+class GivenQuestions:
+    """Questions that were there before the job; a `feature_store.driving.stepping.Questions`."""
+
+    def __init__(self, features: NDArray[np.int16]) -> None:
+        self._features = features
+
+    def has_features(self, job: JobRecord, task: Task) -> bool:  # noqa: ARG002  # of the only job
+        """They were given."""
+        return True
+
+    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16]:  # noqa: ARG002  # of the only job
+        """See Questions."""
+        return self._features
+
+    def read(self, job_id: str) -> NDArray[np.int16]:  # noqa: ARG002  # as above
+        """See Questions."""
+        return self._features
+
+
+def run_rounds(
+    journal: RunJournal,
+    job: JobRecord,
+    features: NDArray[np.int16],
+    parties: RunParties,
+    *,
+    is_seeded: bool,
+    on_step: Callable[[JobRun], None] = lambda _: None,
+) -> None:
+    """Bring a job to its end.
+
+    Args:
+        features: its questions, int16, shape (queries, dimension).
+        is_seeded: noise from a known seed is expected.
+        on_step: told of the job after each step that is durable.
+
+    Raises:
+        LabelerError: a party refuses, or the job cannot go on; what was charged stays charged.
+    """
+    if job.state not in UNFINISHED:
+        if job.state != "completed":
+            raise ended_because(job)
+        return
+    settlement = RunSettlement(journal)
+    driver = journal.driver(parties, parties, GivenQuestions(features), settlement, is_simulated=is_seeded)
+    last: list[JobRun] = []
+
+    def observe(_: JobRun, after: JobRun) -> None:
+        last[:] = [after]
+        on_step(after)
+
+    driver.observe = observe
+    while not (last and last[0].state not in UNFINISHED):
+        _turns(driver, job.job_id)
+        events = parties.answer()
+        if not (events or (last and last[0].state not in UNFINISHED)):
+            raise (
+                ProtocolViolation(f"a job in one process stopped at {last[0].state}; this is a defect of this program")
+                if last
+                else Unavailable("the journal in the job's folder cannot be read now; run the same command again")
+            )
+        for event in events:
+            driver.tell(job.job_id, event)
+    if settlement.error is not None:
+        raise settlement.error
+
+
+def _turns(driver: CoordinatorDriver, job_id: str) -> None:
+    """As many turns as follow from what was said.
+
+    Raises:
+        Exception: why the job could not go on; a service would try again, and a run is told.
+    """
+    is_more = True
+    while is_more:
+        is_more = driver.turn()
+        trouble = driver.trouble(job_id)
+        if trouble is not None:
+            raise trouble

@@ -24,7 +24,7 @@ from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.task import Task
-from workers.jobs.public_images import PublicImages
+from workers.jobs.preparation import PublicImages
 from workers.progress import ProgressCallback, silent
 from workers.students.ranks import Ranks, joined_ranks
 
@@ -198,7 +198,7 @@ def _fine_tune(
     from feature_store.sources import open_source
     from workers.students.finetune import FineTuning, fine_tune
 
-    network = load_backbone(backbone, device=ranks.device, fingerprint=job.public.shard.fingerprint)
+    network = load_backbone(backbone, device=ranks.device)
     if not isinstance(network, NetworkBackbone):
         raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
     source = open_source(images)

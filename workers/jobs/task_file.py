@@ -67,7 +67,7 @@ class StudentTable(_Table):
     """`[student]`: what is trained on the answers. Costs no privacy.
 
     Attributes:
-        kind: which student; see feature_store.students.student. "planned" when absent.
+        kind: which student; see feature_store.students.student. When absent "planned".
         seed: public seed of its training.
     """
 
@@ -123,13 +123,11 @@ class TaskFile(_Table):
         num_queries: int,
         fingerprint: str,
         nonce: str,
-        agreed_colluding_agents: int | None = None,
         has_attributes: bool = False,
     ) -> Task:
         """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
 
         Args:
-            agreed_colluding_agents: what an interrupted job was begun with; it counts where the file does not say.
             has_attributes: whether the shards hold attributes, any number per record.
 
         Raises:
@@ -153,7 +151,7 @@ class TaskFile(_Table):
         }
         if has_attributes and self.task.attributes_per_record is None:
             decided["attributes_per_record"] = len(decided["classes"])
-        return self.task.settled(decided, agents=agents, colluding_agents=agreed_colluding_agents)
+        return self.task.settled(decided, agents=agents)
 
 
 def read_task_file(path: Path) -> TaskFile:

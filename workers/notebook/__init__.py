@@ -12,12 +12,9 @@ Importing this loads no learning library; each call loads what it needs.
 
 from __future__ import annotations
 
-from workers.notebook.embedding import EmbeddedImages, embed
-from workers.notebook.job import LabelledJob, open_job
-from workers.notebook.planning import Plan, plan
-from workers.notebook.running import run
+from workers.notebook.job import LabelledJob, TrainedStudent, load_student, open_job
+from workers.notebook.local import EmbeddedImages, Plan, embed, plan, run
 from workers.notebook.service import Service, connect
-from workers.notebook.student import TrainedStudent, load_student
 
 __all__ = [
     "EmbeddedImages",

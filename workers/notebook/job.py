@@ -1,24 +1,26 @@
-"""A finished job, from a notebook: labels as a frame, the student, the report, images sorted into folders."""
+"""A finished job and its student, from a notebook: labels as a frame, the report, images sorted into folders."""
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from feature_store.exports.pictures import picture
 from feature_store.named_files import named_path
 from labeler.errors import InvalidSetting, NotReady
 
 if TYPE_CHECKING:
     from feature_store.exports import ExportFormat
+    from feature_store.job_files.models import StoredModel
     from feature_store.students import Student
-    from workers.notebook.images import ImageDataset
 
 Frame = Literal["pandas", "polars", "arrow"]
 
@@ -119,7 +121,6 @@ class LabelledJob:
 
     def dataset(self, images: str | PathLike[str]) -> ImageDataset:
         """The labelled images as a torch data set of (image, label); `images` is the folder that was embedded."""
-        from workers.notebook.images import ImageDataset
 
         return ImageDataset(named_path(images, "images"), tuple(self._pairs()), self.classes)
 
@@ -204,3 +205,103 @@ def framed(table: Any, frame: Frame) -> Any:
     except ModuleNotFoundError:
         raise InvalidSetting(f"{frame} is not installed: pip install {frame}, or ask for an arrow table") from None
     raise InvalidSetting(f"a frame is pandas, polars or arrow, found {frame!r}")
+
+
+class TrainedStudent:
+    """A model that labels images of its backbone; see `load_student`.
+
+    Attributes:
+        stored: everything in its file.
+    """
+
+    def __init__(self, stored: StoredModel) -> None:
+        self.stored = stored
+
+    def __repr__(self) -> str:
+        return f"TrainedStudent({self.stored.kind}, {len(self.classes)} classes, job {self.stored.job_id or 'unknown'})"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in label order."""
+        return self.stored.classes
+
+    @property
+    def privacy_card(self) -> dict[str, Any]:
+        """What it may have learnt of one private image, at most."""
+        return dict(self.stored.card)
+
+    def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
+        """How sure it is of each class, shape (n, num_classes), for features of its backbone as shards have them."""
+        return self.stored.predict_proba(features)
+
+    def label(
+        self,
+        images: PathLike[str] | str,
+        frame: Frame = "pandas",
+        *,
+        backbone: str | None = None,
+        quiet: bool = False,
+    ) -> Any:
+        """Label images: source, label, its name, and a confidence (docs/labels.md).
+
+        Args:
+            images: a folder of images or another source (then they are embedded), or a shard.
+            frame: "pandas", "polars" or "arrow".
+            backbone: what loads the backbone, where the file names none.
+            quiet: no progress bar.
+
+        Raises:
+            MixedShards: another backbone than the student's.
+        """
+        from feature_store.named_files import named_path
+        from workers.jobs.predicting import predict_images
+        from workers.progress import progress_bars
+
+        named_path(images, "images")
+        with progress_bars(quiet=quiet) as progress:
+            found = predict_images(self.stored, str(images), backbone=backbone, progress=progress)
+        return framed(found.table, frame)
+
+
+def load_student(path: PathLike[str] | str) -> TrainedStudent:
+    """The student or released model in a safetensors file of `labeler run`, `labeler student` or a service.
+
+    Raises:
+        BadData: it is no such file.
+    """
+    from feature_store.job_files.models import read_model
+    from feature_store.named_files import named_path
+
+    return TrainedStudent(read_model(named_path(path, "a student's file")))
+
+
+class ImageDataset:
+    """Images with their labels; a torch data set by its shape (`__len__`, `__getitem__`), without needing torch.
+
+    Args:
+        root: the folder that was embedded.
+        pairs: (name within it, label).
+        classes: names in label order, as torchvision's data sets have them.
+
+    Attributes:
+        samples: (file, label) of each image.
+        classes: see above.
+        transform: applied to each image; none at first, and to be set as on torchvision's data sets.
+
+    Raises:
+        BadData: a file is not there.
+    """
+
+    def __init__(self, root: Path, pairs: Sequence[tuple[str, int]], classes: Sequence[str]) -> None:
+        self.samples = [(picture(root, name), label) for name, label in pairs]
+        self.classes = tuple(classes)
+        self.transform: Callable[[Image.Image], Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        path, label = self.samples[number]
+        with Image.open(path) as image:
+            picture = image.convert("RGB")
+        return (picture if self.transform is None else self.transform(picture)), label

@@ -13,8 +13,7 @@ from api.schema import LabelsOf, Selection, TaskRequest
 from feature_store.named_files import named_path
 from labeler.errors import JobNotCompleted
 from labeler.rounds.effects import AskedStrategy
-from workers.notebook.job import Frame, framed
-from workers.notebook.student import TrainedStudent, load_student
+from workers.notebook.job import Frame, TrainedStudent, framed, load_student
 
 
 class Service:

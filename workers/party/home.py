@@ -6,7 +6,7 @@
     tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
                     winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers)
     both            keys.json          its own keys
-                    coordinator-ca.pem what the coordinator's certificate is checked against (workers.homes.invitations)
+                    coordinator-ca.pem what the coordinator's certificate is checked against (workers.homes.joining)
                     journal.db         what it has charged, answered or summed; journal.head beside it
                     coordinator.head   the newest state of the coordinator's journal it has seen
                     coordinator.proof  the coordinator's own signed word for it

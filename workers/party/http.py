@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import ssl
+import os
+import socket
 import threading
-from http.client import HTTPException
-from typing import Protocol
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
 
 import httpx2
 
-from feature_store.certificates import certificates_for
+from feature_store.certificates import http_client, is_loopback
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -26,7 +27,6 @@ from labeler.errors import (
     WrongVersion,
 )
 from labeler.messages import MAX_MESSAGE_BYTES
-from workers.party.connection import Answer, Connection
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
 """Largest answer that is read: one of the largest messages or many that are no larger together, and the coordinator's
@@ -79,22 +79,26 @@ class CoordinatorHttp:
     """
 
     def __init__(self, url: str, *, ca_file: str | None, read_timeout_s: float, stop: threading.Event) -> None:
-        address = check_url(url)
         self._stop = stop
         self._is_closed = threading.Event()
-        self._connection = Connection(
-            address,
-            certificates=_certificates(httpx2.URL(address).scheme, ca_file),
-            read_timeout_s=read_timeout_s,
-            # A proxy of the environment is for the network, never for this machine.
-            is_near=_is_loopback(httpx2.URL(address).host),
-        )
+        try:
+            self._http = http_client(check_url(url), ca_file=ca_file, read_s=read_timeout_s)
+        except OSError:  # of TLS, too
+            raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
+        except (ImportError, ValueError):
+            raise InvalidSetting(
+                "HTTPS_PROXY or ALL_PROXY names a proxy of a kind that is not spoken to; name one by http://, or the "
+                "coordinator's host in NO_PROXY"
+            ) from None
+        self._guard = threading.Lock()
+        self._handle: socket.socket | None = None
         threading.Thread(target=self._watch, name="end of a request", daemon=True).start()
 
     def close(self) -> None:
         """Close every connection."""
         self._is_closed.set()
-        self._connection.close()
+        self._http.close()
+        self._hold(None)
 
     def post(self, path: str, data: bytes, *, media_type: str = "application/octet-stream") -> bytes:
         """Send bytes once; the body of an answer that accepts them.
@@ -105,25 +109,56 @@ class CoordinatorHttp:
             JournalBehind: its journal, or this party's, is older than what the other has seen of it.
             Interrupted: told to stop.
         """
+        headers = {"Content-Type": media_type, "Accept-Encoding": "identity"}
         try:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator")
-            answer = self._connection.post(
-                path, data, media_type=media_type, most=MAX_ANSWER_BYTES, most_of_refusal=_MAX_PROBLEM_BYTES
-            )
-        except (OSError, HTTPException) as error:
+            with self._http.stream(
+                "POST", path, content=data, headers=headers, extensions={"trace": self._traced}
+            ) as response:
+                is_accepted = response.status_code in (200, 202)
+                body = _bounded(response, MAX_ANSWER_BYTES if is_accepted else _MAX_PROBLEM_BYTES)
+        except (httpx2.RequestError, OSError) as error:
             if self._stop.is_set():
                 raise Interrupted("stopped while talking to the coordinator") from None
             raise Unreachable(f"{type(error).__name__}: {str(error)[:300]}") from None
-        if answer.status in (200, 202):
-            return answer.body
-        raise _problem(answer)
+        if is_accepted:
+            return body
+        raise _problem(response.status_code, response.headers.get("Retry-After", ""), body)
+
+    def _traced(self, name: str, info: Mapping[str, Any]) -> None:
+        """Keep a second handle of every connection that is made, for the end."""
+        if name == "connection.connect_tcp.complete":
+            connection = info["return_value"].get_extra_info("socket")
+            self._hold(socket.socket(fileno=os.dup(connection.fileno())))
+            if self._stop.is_set():  # else it would be waited on, made as the watcher had ended the one before
+                self._end()
+
+    def _hold(self, handle: socket.socket | None) -> None:
+        with self._guard:
+            before, self._handle = self._handle, handle
+        if before is not None:
+            before.close()
+
+    def _end(self) -> None:
+        with self._guard, suppress(OSError):  # it was closed by the other side
+            if self._handle is not None:
+                self._handle.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S):
             if self._is_closed.is_set():
                 return
-        self._connection.end()
+        self._end()
+
+
+def _bounded(response: httpx2.Response, most: int) -> bytes:
+    parts: list[bytes] = []
+    for part in response.iter_raw():
+        parts.append(part)
+        if sum(map(len, parts)) > most:
+            raise TooLarge(f"the coordinator's answer has more than {most} bytes; is the URL right?")
+    return b"".join(parts)
 
 
 def check_url(url: str) -> str:
@@ -138,7 +173,7 @@ def check_url(url: str) -> str:
         raise InvalidSetting("the coordinator's URL cannot be read; it looks like https://labels.example.org") from None
     if parsed.scheme not in ("https", "http") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
         raise InvalidSetting("the coordinator's URL is https://HOST or https://HOST:PORT, with a path at most")
-    if parsed.scheme == "http" and not _is_loopback(parsed.host):
+    if parsed.scheme == "http" and not is_loopback(parsed.host):
         raise InvalidSetting(
             f"the coordinator's URL sends messages to {parsed.host!r} in clear; use https:// (plain http:// is for "
             "127.0.0.1 only)"
@@ -146,25 +181,10 @@ def check_url(url: str) -> str:
     return str(parsed)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _certificates(scheme: str, ca_file: str | None) -> ssl.SSLContext:
-    try:
-        return certificates_for(scheme, ca_file)
-    except (OSError, ssl.SSLError):
-        raise InvalidSetting("ca_file cannot be read, or holds no certificates (PEM)") from None
-
-
-def _problem(answer: Answer) -> LabelerError:
+def _problem(status: int, retry_after: str, body: bytes) -> LabelerError:
     """The error that a refusal of the coordinator stands for; its words are shown only as far as they print."""
-    status = answer.status
     try:
-        document = json.loads(answer.body)
+        document = json.loads(body)
         kind, detail = str(document["type"]).removeprefix(_PROBLEM), str(document["detail"])
     except (ValueError, KeyError, TypeError, RecursionError):
         kind, detail = "", ""
@@ -173,7 +193,7 @@ def _problem(answer: Answer) -> LabelerError:
     if kind == JournalBehind.problem_type:
         return JournalBehind(sentence)
     if status == 429 or status >= 500:
-        return Unreachable(sentence, retry_after_s=_retry_after(answer.retry_after))
+        return Unreachable(sentence, retry_after_s=_retry_after(retry_after))
     for known in (NotEnrolled, Forged, Replayed, TooLarge, WrongVersion):
         if kind == known.problem_type:
             return known(sentence)

@@ -42,7 +42,6 @@ from labeler.errors import (
 )
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
-from labeler.wire_versions import DIALECT, knows
 from workers.party.home import SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail
@@ -52,8 +51,8 @@ from workers.service_process import tell_ready
 log = logging.getLogger("labeler.party")
 
 MAX_MAIL = 256
-VERSION = DIALECT
-"""Told at every poll: from 0.2 on an agent says whether it will before it is asked (labeler.messages.rounds)."""
+VERSION = "labeler/0.5"
+"""Of the program, told at every poll for people to see."""
 
 MAX_POST = 256
 MAX_POST_BYTES = 16 * 1024 * 1024
@@ -130,7 +129,7 @@ class PartyLink:
         self.wait_s = wait_s
         self._ticks = ticks
         self.polled_at = ticks()
-        self._after = self._next_after = self._coordinator = ""
+        self._after = self._next_after = ""
         self._came = b""
         self._last_answer = 0
         self._failures = 0
@@ -175,7 +174,7 @@ class PartyLink:
         self._last_answer = first.header.sequence
         note = Mail.decode(self.mail.open_sealed(first))
         self._compare(note, first)
-        self._next_after, self._coordinator = note.after, note.program
+        self._next_after = note.after
         self.mail.drop()
         if not self._is_known:
             self._is_known = True
@@ -189,8 +188,8 @@ class PartyLink:
     def answer(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
         """Send what the mail of the last poll has come to, which is done with then; see `post_all`.
 
-        Where the coordinator takes it so, the next poll travels with the letters, and the next `poll` finds what it
-        brought. Where it refuses that, everything is sent as if there were no such way.
+        The next poll travels with the letters where they fit into one request, and the next `poll` finds what it
+        brought. Where the coordinator refuses that, every letter is sent by itself, so that one takes no other with it.
         """
         errors = self._answered_with_poll(letters)
         if errors is None:
@@ -201,7 +200,7 @@ class PartyLink:
     def _answered_with_poll(self, letters: Sequence[Letter]) -> list[LabelerError | None] | None:
         """All letters were taken, and with them the poll; or None: they are to be sent without."""
         is_one = len(list(parcels(letters))) == 1 and sum(map(_size_of, letters)) <= MAX_POST_BYTES
-        if not (is_one and knows(self._coordinator, "posts-that-poll")):
+        if not is_one:
             return None
         asking = self._asking(self._next_after, min(self.wait_s, _HELD_BEHIND_LETTERS_S))
         drafts = [*(draft for letter in letters for draft in letter), asking]
@@ -224,16 +223,9 @@ class PartyLink:
             coordinator_seq=seen.seq,
             coordinator_hash=seen.hash if seen.seq else "",
             version=VERSION,
-            facts=self._facts_it_reads(),
+            facts=self._facts(),
         ).encode()
         return Draft("poll", COORDINATOR, body)
-
-    def _facts_it_reads(self) -> Mapping[str, Any]:
-        """Without what an older coordinator refuses a poll for; the first poll learns what it is."""
-        facts = self._facts()
-        if knows(self._coordinator, "dimensions"):
-            return facts
-        return {name: fact for name, fact in facts.items() if name != "dimension"}
 
     def post(self, drafts: Sequence[Draft]) -> None:
         """Send messages, in this order and in one request, until the coordinator has taken them all.

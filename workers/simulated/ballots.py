@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import build_index
-from feature_store.index.keys import NO_KEY, pack, ranks_of
+from feature_store.index.definition import NO_KEY, pack, ranks_of
 from labeler.ballots import knn_ballots, one_hot_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.errors import InvalidSetting
@@ -78,7 +78,7 @@ def _knn(task: Task, batch: QueryBatch, agents: Federation, _: str) -> Ballots:
     labels = agents.record_labels()
     count, most = labels.shape
     features = agents.record_features().reshape(count * most, -1).astype(np.float32)
-    scores = batch.features.astype(np.float32) @ features.T  # exact: see feature_store.index.geometry
+    scores = batch.features.astype(np.float32) @ features.T  # exact: see feature_store.index.definition
     # A place in an agent's row is the rank of the record's id, which is all that ties ask for.
     keys = pack(scores.reshape(len(batch), count, most), np.arange(most, dtype=np.int64))
     keys[:, labels == NOBODY] = NO_KEY

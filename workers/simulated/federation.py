@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.geometry import check_features
+from feature_store.index.definition import check_features
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting
 

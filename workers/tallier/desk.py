@@ -167,7 +167,6 @@ class TallierDesk:
         for digest, is_summed in over:
             self._known.drop(digest)
             log.info("round expired", extra={"round_digest": digest, "summed": is_summed})
-        self._journal.forget_log()
 
     # One turn.
 
@@ -326,7 +325,6 @@ class TallierDesk:
             fault_point("tallier.stored")
         if turn.summed:
             fault_point("tallier.fixed")
-            self._journal.forget_log()
 
     # What is said.
 

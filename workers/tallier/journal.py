@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from feature_store.erasable import ErasableKeys
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Connection, Database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tallier_memory import TallierMemory
 
 SUMS = "rounds-summed"
@@ -33,16 +32,6 @@ class TallierJournal:
         lost = self.memory.sweep()
         self.database.forget_log()
         return lost
-
-    def forget_log(self) -> None:
-        """Leave nothing of single shares that were deleted in any file of the journal.
-
-        What is encrypted may stay in the write-ahead log until that is written over: its key is erased
-        (feature_store.erasable), so there it is noise, as in every backup. What a version without keys left in clear
-        may not.
-        """
-        if self.memory.holds_clear:
-            self.database.forget_log()
 
     def fix(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection

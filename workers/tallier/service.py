@@ -19,9 +19,9 @@ from pathlib import Path
 
 from feature_store.clock import Clock, now_utc
 from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
+from feature_store.journal.database import open_database
 from feature_store.journal.erasable_home import check_home, mark_home
 from feature_store.journal.ledger import Ledger
-from feature_store.journal.migrations.opening import open_upgraded
 from feature_store.keys import PartyKeys
 from workers.party.conversation import converse
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
@@ -48,7 +48,7 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
     clock = clock or now_utc
     config = read_tallier_config(home)
     with ExitStack() as owned:
-        database = open_upgraded(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
+        database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
         ledger = Ledger(database, clock=clock)
         erasable = KeyFolder(home / ERASABLE_FOLDER)

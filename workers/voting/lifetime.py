@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import build_index
 from feature_store.index.build import here
-from feature_store.index.memory import UNDECLARED_RECORDS
+from feature_store.index.exact_index import UNDECLARED_RECORDS
 from feature_store.journal.lifetimes import NO_DIGESTS, CastVotes, Spent
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, build_index
 from feature_store.index.build import here, is_cluster, load_engine
-from feature_store.index.memory import UNDECLARED_RECORDS, check_memory_limit
+from feature_store.index.exact_index import UNDECLARED_RECORDS, check_memory_limit
 from labeler.ballots import attribute_ballots, knn_ballots, reverse_knn_ballots
 from labeler.batch import QueryBatch
 from labeler.task import Task

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.memory import UNDECLARED_RECORDS
+from feature_store.index.exact_index import UNDECLARED_RECORDS
 from feature_store.shard import Shard
 from labeler.descent import MOST_RECORDS
 from labeler.errors import MixedShards, PrivacyRefusal

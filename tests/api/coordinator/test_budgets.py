@@ -16,7 +16,7 @@ from api.coordinator.budgets import (
     open_accounts,
 )
 from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
-from feature_store.journal.charges import Charge
+from feature_store.journal.ledger import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent

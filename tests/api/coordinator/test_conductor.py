@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from labeler.errors import WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
-from labeler.rounds.effects import Patience
+from labeler.rounds.effects import Patience, Said
 from labeler.tally import round_of
 from tests.api.conftest import House
 from tests.job_steps import take_step
@@ -67,6 +68,7 @@ class Desk:
     patience_s: float = 0.0
     sequence: int = 0
     opened: int = 0
+    all_agree: bool = True
 
     def conductor(self) -> Turns:
         """One that remembers nothing, as after a restart."""
@@ -91,12 +93,15 @@ class Desk:
         self.opened = len(self.openings("t0"))
 
     def job(self, *, max_dropouts: int = 0) -> JobView:
-        """A job whose questions are prepared."""
+        """A job whose questions are prepared, and to which every agent has said yes unless a test lets them speak."""
         task = self.house.task(max_dropouts=max_dropouts)
         job = self.house.submit(task, 2)
         vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)])
         folder = self.house.config.home / "jobs" / job.job_id
         (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+        for agent in AGENTS if self.all_agree else ():
+            until_s = (self.house.clock() + timedelta(days=30)).timestamp()
+            self.house.jobs.willingness.report(job.job_id, agent, Said("willing", until_s=until_s))
         return job
 
     def problem(self, job: JobView) -> str:
@@ -294,7 +299,7 @@ def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
     assert "ask fewer queries at once" in ended.problem["detail"]
     assert desk.house.ledger.state(f"{job.job_id}/0") == "void"
     assert desk.house.ledger.balance("federation", "instance").spent == 0
-    assert all(not desk.mail(party) for party in (*AGENTS, *TALLIERS))
+    assert {one.header.kind for party in (*AGENTS, *TALLIERS) for one in desk.mail(party)} == {"withdrawn"}
 
 
 def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(desk: Desk) -> None:

@@ -26,7 +26,7 @@ from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyStore
 from feature_store.journal.sequences import Sequences
-from feature_store.journal.task_shares import TaskShares
+from feature_store.journal.tasks import TaskShares
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize

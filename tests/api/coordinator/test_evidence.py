@@ -14,7 +14,7 @@ from feature_store.evidence_file import SignedEvidence, read_signed
 from feature_store.journal.chain import Head, time_of
 from feature_store.journal.database import open_database
 from feature_store.journal.evidence import Wanted, coordinator_facts, forgotten
-from feature_store.journal.forgotten import ForgottenJobs
+from feature_store.journal.jobs import ForgottenJobs
 from feature_store.journal.tasks import TaskRecord
 from feature_store.keys import PartyKeys
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation

@@ -22,8 +22,7 @@ from feature_store.job_files.models import read_model
 from feature_store.job_files.naming import QuestionNames
 from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table
 from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobRecord
+from feature_store.journal.jobs import ForgottenJobs, JobRecord
 from feature_store.quantize import quantize
 from feature_store.students import NoisyAnswers
 from feature_store.students.labelling import label_images

@@ -24,8 +24,7 @@ from feature_store.durable import replace_file
 from feature_store.embed_board import EmbedBoard, EmbedRequest
 from feature_store.job_files.image_labelling import LabellingOrder
 from feature_store.job_files.questions import IMAGE_LABELS, LABELS
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.jobs import JobRecord
+from feature_store.journal.jobs import ForgottenJobs, JobRecord
 from feature_store.journal.verification import verify_ledger
 from labeler.errors import BadData, Gone, NotReady, StorageFull, Unavailable
 from tests.api.conftest import House

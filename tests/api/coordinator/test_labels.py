@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from api.coordinator.labels import job_label_table, label_rows, read_names
 from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.job_files.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
-from feature_store.job_files.releases import release_from_bytes, release_from_npz, release_to_bytes
+from feature_store.job_files.releases import release_from_bytes, release_to_bytes
 from feature_store.journal.tasks import TaskRecord
 from labeler.batching import BATCH_QUERIES
 from labeler.errors import BadData, NotReady
@@ -102,17 +101,6 @@ def test_a_release_comes_back_as_it_was_and_equal_ones_are_equal_bytes() -> None
 def test_a_damaged_release_is_refused(data: bytes) -> None:
     with pytest.raises(BadData, match="stored release is damaged"):
         release_from_bytes(data)
-
-
-def test_a_release_that_an_earlier_version_of_run_stored_is_read() -> None:
-    for one in (release(5), Release("winner", release(5).labels, None, frozenset({"a"}), True)):
-        arrays = {} if one.noisy_votes is None else {"noisy_votes": one.noisy_votes}
-        stored = io.BytesIO()
-        contributors = json.dumps(sorted(one.contributors))
-        np.savez(stored, labels=one.labels, contributors=contributors, is_seeded=one.is_seeded, **arrays)
-        assert release_to_bytes(release_from_npz(stored.getvalue())) == release_to_bytes(one)
-        with pytest.raises(BadData, match="start again in an empty folder"):
-            release_from_npz(stored.getvalue()[:-40])
 
 
 @pytest.mark.usefixtures("small_rounds")

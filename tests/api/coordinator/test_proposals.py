@@ -36,9 +36,10 @@ NO = Declined("job", Refusal("policy-refusal", "allow.methods: not this one", Tr
 
 @pytest.fixture
 def speaking(desk: Desk) -> Desk:  # noqa: F811
-    """Agents whose programs take proposals."""
+    """Agents that a test answers for."""
     for agent in AGENTS:
         contact(desk.house, agent, "labeler/0.2")
+    desk.all_agree = False
     return desk
 
 
@@ -258,40 +259,16 @@ def test_a_coordinator_that_forgot_everything_in_memory_goes_on_where_it_was(spe
     assert Ask.decode(speaking.mail("west")[-1].body).task.digest == job.task_id
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [("labeler/0.1", "collecting"), ("", "collecting"), ("labeler/0.2", "queued"), ("labeler/1.0-test", "queued")],
-)
-def test_an_agent_whose_program_takes_no_proposals_gets_none_and_counts_as_willing(
-    desk: Desk,  # noqa: F811
-    version: str,
-    expected: str,
-) -> None:
-    for agent in AGENTS:
-        contact(desk.house, agent, version)
-    job = desk.job()
-    desk.conductor().advance(job.job_id)
-    assert seen(desk, job).state == expected
-    assert ("proposal" in kinds(desk, "east")) == (expected == "queued")
+def test_sites_are_told_who_submitted_a_job(speaking: Desk) -> None:
+    job = speaking.job()
+    speaking.conductor().advance(job.job_id)
+    found = {Proposal.decode(speaking.mail(agent)[-1].body).requester for agent in AGENTS}
+    assert found == {f"named {seen(speaking, job).created_by}"}
 
 
-def test_sites_are_told_who_submitted_a_job_where_their_programs_read_it(desk: Desk) -> None:  # noqa: F811
-    told = dict(zip(AGENTS, ("labeler/0.2", "labeler/0.3", "labeler/1.0"), strict=True))
-    for agent, version in told.items():
-        contact(desk.house, agent, version)
-    job = desk.job()
-    desk.conductor().advance(job.job_id)
-    found = {agent: Proposal.decode(desk.mail(agent)[-1].body) for agent in AGENTS}
-    named = f"named {seen(desk, job).created_by}"
-    assert [found[agent].requester for agent in AGENTS] == ["", named, named]
-    assert b"requester" not in desk.mail(AGENTS[0])[-1].body
-    assert len({one.digest for one in found.values()}) == 1
-
-
-def test_an_agent_that_was_never_heard_of_is_waited_for_and_gets_no_mail_it_might_not_read(desk: Desk) -> None:  # noqa: F811
-    desk.house.parties.enrol("south", "agent", "1" * 64, "2" * 64)
-    south = parties_of(desk.house.parties.list())["south"]
-    assert (south.is_presumed, south.takes_proposals) == (False, False)
+def test_an_agent_that_was_never_heard_of_is_waited_for_and_gets_no_mail(speaking: Desk) -> None:
+    speaking.house.parties.enrol("south", "agent", "1" * 64, "2" * 64)
+    assert not parties_of(speaking.house.parties.list())["south"].is_heard
 
 
 def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(speaking: Desk) -> None:

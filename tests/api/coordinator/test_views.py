@@ -6,7 +6,7 @@ from typing import Literal
 
 from api.coordinator.views import ledger_in_words, ledger_seq, read_view, refusals
 from api.schema import JobView, RoundView
-from feature_store.journal.job_records import RoundCharge, RoundRecord
+from feature_store.journal.jobs import RoundCharge, RoundRecord
 from labeler.errors import LabelerError, QuorumNotReached
 from labeler.rounds.coordinator import MAX_REASON_CHARACTERS, printable
 from tests.api.conftest import House

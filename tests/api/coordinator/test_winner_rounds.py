@@ -13,8 +13,8 @@ from safetensors.numpy import save
 from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.chain import Head
+from feature_store.journal.rounds import AggregateStore
 from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from labeler.errors import Unavailable

@@ -16,8 +16,7 @@ import pytest
 
 from api import dashboard
 from api.desk import SHARED, STATIC
-from api.desk.guard import is_loopback
-from api.desk.server import serve_desk
+from api.desk.server import is_loopback, serve_desk
 from labeler.errors import InvalidSetting, NotFound, Unavailable
 
 FOLDER = Path(str(STATIC))

@@ -17,10 +17,8 @@ import uvicorn
 from api.coordinator.config import CapsTable, CoordinatorConfig, LimitsTable
 from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
-from api.guarded_protocol import Times
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
-from api.server import open_door, serve_at
-from api.wire import Wire
+from api.server import listen, serve_at
 from feature_store.certificates import certificates_for
 from feature_store.keys import PartyKeys
 from labeler.rounds.effects import Said
@@ -32,15 +30,6 @@ AGENTS = ("agent-a", "agent-b", "agent-c")
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 DIMENSION = 8
 NOBODY = certificates_for("http", None)
-WIRES = [
-    pytest.param(Wire("asyncio", "h11"), id="plain"),
-    pytest.param(
-        Wire("uvloop", "httptools"),
-        id="quick",
-        marks=pytest.mark.skipif(Wire.present() != Wire("uvloop", "httptools"), reason="uvloop, httptools are absent"),
-    ),
-]
-"""Whatever is promised about connections holds with each."""
 ROLES: tuple[Role, ...] = ("viewer", "requester", "admin")
 
 
@@ -93,6 +82,14 @@ class Service:
         )
 
 
+def eventually(holds: Callable[[], bool], *, seconds: float = 60.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold"
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
@@ -104,8 +101,6 @@ def running(
     config: CoordinatorConfig,
     *,
     tls: tuple[Path, Path] | None = None,
-    times: Times | None = None,
-    wire: Wire | None = None,
     is_filled: bool = True,
     port: int = 0,
 ) -> Iterator[Service]:
@@ -134,10 +129,8 @@ def running(
 
     def run() -> None:
         cert, key = tls or (None, None)
-        with open_door(
-            coordinator.config, host="127.0.0.1", port=port, tls_cert=cert, tls_key=key, times=times, wire=wire
-        ) as door:
-            serve_at(door, coordinator, on_ready=on_ready, on_server=servers.append)
+        with listen("127.0.0.1", port) as listening:
+            serve_at(listening, coordinator, tls_cert=cert, tls_key=key, on_ready=on_ready, on_server=servers.append)
 
     thread = threading.Thread(target=run, name="server")
     thread.start()

@@ -16,8 +16,8 @@ from fastapi.routing import iter_route_contexts
 from api import examples
 from api.access import ACCESS, Need, reaches
 from api.app import create_app
+from api.limits import RateLimits, TooManyRequests
 from api.logs import LogFormatter
-from api.rate_limit import RateLimits, TooManyRequests
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.repeated import CountRepeats
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
@@ -250,7 +250,7 @@ def test_a_minute_is_counted_from_any_moment_and_what_is_idle_is_forgotten() -> 
         limits.failed(f"192.0.2.{number}")
     now_s[0] += 61.0
     limits.failed("198.51.100.1")
-    assert len(limits._failures._windows) == 1
+    assert len(limits._failures._times) == 1
 
 
 def test_logs_hold_no_token_no_body_and_no_query(service: Service, caplog: pytest.LogCaptureFixture) -> None:

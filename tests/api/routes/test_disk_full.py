@@ -148,16 +148,15 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
 def test_what_was_found_is_told_again_for_a_moment_so_that_asking_often_is_no_work(
     tmp_path: Path, service: Service
 ) -> None:
-    from feature_store.journal.write_probe import WriteProbe
 
     now = [0.0]
-    journal = WriteProbe(service.coordinator.stores.database)
-    before = journal.writes
+    journal = service.coordinator.stores.database
+    before = journal.probe()
     probe = room.RoomProbe(tmp_path, journal, now=lambda: now[0])
     for _ in range(50):
         probe.check()
-    assert journal.writes == before + 1
+    assert journal.probe() == before + 2
     now[0] = room.TOLD_AGAIN_S
     probe.check()
-    assert journal.writes == before + 2
+    assert journal.probe() == before + 4
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from feature_store.keys import PartyKeys, verify_statement
 from labeler.errors import NotAuthenticated
 from labeler.invitation import Invitation, enrolment_statement, read_document, token_digest
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service
-from workers.homes.invitations import write_invitation
+from workers.homes.joining import write_invitation
 
 JsonObject = dict[str, Any]
 

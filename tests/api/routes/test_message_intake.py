@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from fastapi import Request
 
-from api import message_intake
-from api.message_intake import MessageIntake
+from api.routes.messages import MessageIntake
 from feature_store.keys import PartyKeys
 from labeler.errors import NotEnrolled, ProtocolViolation, TooLarge, Unavailable
 from labeler.messages import MAX_MESSAGE_BYTES, Header, frame
@@ -22,7 +21,7 @@ def framed(sender: str, *, size: int, sequence: int = 1) -> bytes:
     return frame([message])
 
 
-def request_of(data: bytes, *, chunk: int = 100, stalls: bool = False) -> tuple[Request, list[int]]:
+def request_of(data: bytes, *, chunk: int = 100) -> tuple[Request, list[int]]:
     """A request whose body comes in pieces, and how many bytes of it were taken."""
     taken: list[int] = []
 
@@ -31,8 +30,6 @@ def request_of(data: bytes, *, chunk: int = 100, stalls: bool = False) -> tuple[
             piece = data[start : start + chunk]
             taken.append(len(piece))
             yield {"type": "http.request", "body": piece, "more_body": True}
-        if stalls:
-            await asyncio.sleep(60)
         yield {"type": "http.request", "body": b"", "more_body": False}
 
     source = pieces()
@@ -49,9 +46,9 @@ def known(header: Header, signature: bytes) -> None:
         raise NotEnrolled("no such party")
 
 
-async def take(intake: MessageIntake, data: bytes, *, stalls: bool = False) -> bytes:
-    request, _ = request_of(data, stalls=stalls)
-    async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES) as received:
+async def take(intake: MessageIntake, data: bytes) -> bytes:
+    request, _ = request_of(data)
+    async with intake.receive(request) as received:
         return received
 
 
@@ -61,7 +58,7 @@ def test_frames_arrive_as_they_were_sent_however_they_are_cut(chunk: int) -> Non
 
     async def run() -> bytes:
         request, _ = request_of(data, chunk=chunk)
-        async with MessageIntake(known).receive(request, max_bytes=MAX_MESSAGE_BYTES) as received:
+        async with MessageIntake(known).receive(request) as received:
             return received
 
     assert asyncio.run(run()) == data
@@ -72,7 +69,7 @@ def test_a_strangers_body_is_not_read() -> None:
     intake = MessageIntake(known)
 
     async def run() -> None:
-        async with intake.receive(request, max_bytes=MAX_MESSAGE_BYTES):
+        async with intake.receive(request):
             pass
 
     with pytest.raises(NotEnrolled):
@@ -98,7 +95,7 @@ def test_bytes_under_way_are_bounded_for_all_parties_together_and_for_each() -> 
     async def run() -> None:
         intake = MessageIntake(known, max_bytes_in_flight=1000)
         first, _ = request_of(framed("east", size=600))
-        async with intake.receive(first, max_bytes=MAX_MESSAGE_BYTES):
+        async with intake.receive(first):
             assert intake.bytes_in_flight == 600
             with pytest.raises(Unavailable, match="of all parties") as caught:
                 await take(intake, framed("west", size=600))
@@ -110,18 +107,9 @@ def test_bytes_under_way_are_bounded_for_all_parties_together_and_for_each() -> 
         wide = MessageIntake(known)
         large = framed("east", size=MAX_MESSAGE_BYTES - 1000)
         request, _ = request_of(large, chunk=2**20)
-        async with wide.receive(request, max_bytes=MAX_MESSAGE_BYTES):
+        async with wide.receive(request):
             with pytest.raises(Unavailable, match="of 'east'"):
                 await take(wide, framed("east", size=2000, sequence=2))
             await take(wide, framed("west", size=2000))
 
     asyncio.run(run())
-
-
-def test_whoever_sends_too_slowly_holds_its_place_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_intake, "HEADER_S", 0.1)
-    monkeypatch.setattr(message_intake, "LEAST_BYTES_PER_S", 10**6)
-    intake = MessageIntake(known)
-    with pytest.raises(Unavailable, match="not whole"):
-        asyncio.run(take(intake, framed("east", size=500)[:-1], stalls=True))
-    assert intake.bytes_in_flight == 0

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api import dashboard
 from api.client import Client, ServiceBusy
 from api.coordinator.service import Coordinator
-from api.server import open_door, serve_at
+from api.server import listen, serve_at
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable
@@ -244,11 +244,11 @@ def test_whoever_comes_while_the_coordinator_is_being_opened_waits_and_is_answer
 ) -> None:
     config = config_of(tmp_path / "home")
     servers: list[uvicorn.Server] = []
-    with open_door(config, host="127.0.0.1", port=0) as door:
-        with socket.create_connection(("127.0.0.1", door.port), timeout=30) as early:
+    with listen("127.0.0.1", 0) as listening:
+        with socket.create_connection(listening.getsockname(), timeout=30) as early:
             early.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             coordinator = Coordinator.open(config)
-            thread = threading.Thread(target=lambda: serve_at(door, coordinator, on_server=servers.append))
+            thread = threading.Thread(target=lambda: serve_at(listening, coordinator, on_server=servers.append))
             thread.start()
             try:
                 assert early.recv(100).startswith(b"HTTP/1.1 200")
@@ -265,11 +265,11 @@ def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf
         "from api.coordinator.config import CoordinatorConfig\n"
         "from api.coordinator.service import Coordinator\n"
         "from api.logs import configure_logging\n"
-        "from api.server import open_door, serve_at\n"
+        "from api.server import listen, serve_at\n"
         "configure_logging()\n"
         "config = CoordinatorConfig.model_validate_json(sys.stdin.read())\n"
-        "with open_door(config, host='127.0.0.1', port=0) as door:\n"
-        "    serve_at(door, Coordinator.open(config), on_ready=lambda url: print(url, flush=True))\n"
+        "with listen('127.0.0.1', 0) as listening:\n"
+        "    serve_at(listening, Coordinator.open(config), on_ready=lambda url: print(url, flush=True))\n"
         "print('stopped', flush=True)\n"
     )
     process = subprocess.Popen(
@@ -342,15 +342,15 @@ def test_https_is_served_with_a_certificate_and_the_client_checks_it(
 def test_settings_that_cannot_be_served_are_refused_before_anything_starts(config_of: ConfigOf, tmp_path: Path) -> None:
     coordinator = Coordinator.open(config_of(tmp_path / "home"))
     try:
-        with pytest.raises(InvalidSetting, match="both"):
-            open_door(coordinator.config, host="127.0.0.1", port=0, tls_cert=tmp_path / "c.pem")
+        with listen("127.0.0.1", 0) as listening, pytest.raises(InvalidSetting, match="both"):
+            serve_at(listening, coordinator, tls_cert=tmp_path / "c.pem")
         nowhere = {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}
         with (
-            open_door(coordinator.config, host="127.0.0.1", port=0, **nowhere) as door,
+            listen("127.0.0.1", 0) as listening,
             pytest.raises(InvalidSetting, match="TLS"),
         ):
-            serve_at(door, coordinator)
+            serve_at(listening, coordinator, **nowhere)
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
-            open_door(coordinator.config, host="127.0.0.1", port=taken.getsockname()[1])
+            listen("127.0.0.1", taken.getsockname()[1])
     finally:
         coordinator.stop()

@@ -15,7 +15,6 @@ from feature_store.mailbox import Letter
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
 from labeler.messages.rounds import Willing
-from labeler.wire_versions import DIALECT
 from tests.api.routes.conftest import AGENTS, ConfigOf, ServeIn, Service
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
 
@@ -30,7 +29,7 @@ def polling(keys: PartyKeys, number: int, *, who: str = AGENT, **changes: Any) -
         "journal_hash": "",
         "coordinator_seq": 0,
         "coordinator_hash": "",
-        "version": DIALECT,
+        "version": "labeler/0.5",
         "facts": {},
     }
     body = Poll(**fields | changes).encode()
@@ -62,7 +61,6 @@ def test_what_is_posted_is_taken_and_the_mail_comes_with_the_answer(own: Service
     first = post(own, polling(own.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
     assert kinds(first) == ["poll", "proposal"]
     note = Mail.decode(read_frames(first.content, max_messages=9)[0].body)
-    assert note.program == DIALECT
     # Nothing has come since, so the answer is empty after its time; what is posted has had its effect.
     empty = post(own, willing(own, job, 2), polling(own.keys[AGENT], 3, after=note.after))
     assert (empty.status_code, empty.content, has_answered(own, job)) == (200, b"", True)
@@ -72,13 +70,6 @@ def test_what_is_posted_is_taken_and_the_mail_comes_with_the_answer(own: Service
     # An answer that was lost comes again.
     again = post(own, polling(own.keys[AGENT], 6, after=note.after), path="/v1/messages:poll")
     assert kinds(again) == ["poll", "willing"]
-
-
-def test_a_party_of_an_earlier_dialect_is_told_nothing_new(own: Service) -> None:
-    answer = post(own, polling(own.keys[AGENT], 1, version="labeler/0.3"), path="/v1/messages:poll")
-    body = read_frames(answer.content, max_messages=9)[0].body
-    assert b"program" not in body
-    assert Mail.decode(body).program == ""
 
 
 def test_a_party_is_told_how_far_its_journal_was_and_one_behind_is_refused_at_once(own: Service) -> None:

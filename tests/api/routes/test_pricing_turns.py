@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from api.coordinator.long_prices import TOTAL, LongPrices, PricesWait
-from api.rate_limit import TooManyRequests
+from api.limits import TooManyRequests
 from feature_store.journal.chain import Head
 from tests.api.routes.conftest import CLASSES, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from api.reference import kind_of, reference_text
+from api.documentation import kind_of, reference_text
 from tests.api.routes.conftest import Service
 
 

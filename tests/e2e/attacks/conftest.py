@@ -14,8 +14,8 @@ from workers.homes.settings_file import COORDINATOR_FILE
 
 __all__ = ["digit_features"]
 
-PER_ADDRESS = 40
-"""Connections of one address, so that a few hundred are an attack."""
+MOST_IDLE = 80
+"""Connections without a request under way, so that a few hundred are an attack."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def attacked(federations: SharedFederations, tmp_path_factory: pytest.TempPathFa
         settings = make_federation(home, Plan(agents=2)).coordinator / COORDINATOR_FILE
         text = settings.read_text()
         assert "[limits]" not in text
-        settings.write_text(f"{text}\n[limits]\nmax_connections_per_address = {PER_ADDRESS}\n")
+        settings.write_text(f"{text}\n[limits]\nmax_connections = {MOST_IDLE}\n")
         return running(home, agents=2)
 
     return federations.get("attacked", start)

@@ -11,7 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from tests.e2e.attacks.conftest import PER_ADDRESS
+from tests.e2e.attacks.conftest import MOST_IDLE
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import new_task, submit
 
@@ -60,16 +60,12 @@ def test_connections_that_never_finish_their_headers_hold_nobody_up(
             if number % 50 == 0:
                 assert client.readiness().ready
         assert held_open(attacked, pid) > 0
-        # One that is turned away is closed a moment after its successor was taken.
-        wait_until(
-            lambda: held_open(attacked, pid) <= ADDRESSES * PER_ADDRESS, what="connections over the limit to close"
-        )
+        wait_until(lambda: held_open(attacked, pid) <= MOST_IDLE, what="connections over the limit to close")
         with httpx2.Client(trust_env=False, transport=httpx2.HTTPTransport(local_address="127.0.0.2")) as neighbour:
             assert neighbour.get(f"{attacked.url}/healthz").status_code == 200, "from the attacker's own address"
         assert client.wait(job.job_id).state == "completed"
     quiet = [line for line in log.read_bytes()[written:].splitlines() if b'"INFO"' not in line]
     assert sum(map(len, quiet)) < MOST_LOG_BYTES
-    assert sum(b"to make room" in line and b"more times" not in line for line in quiet) <= 10
 
 
 def test_claiming_ever_other_addresses_does_not_lift_the_limit_on_wrong_tokens(attacked: Service) -> None:

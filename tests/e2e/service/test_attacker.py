@@ -39,7 +39,6 @@ class Attacker:
         self.keys = PartyKeys.generate()
         self.http = httpx2.Client(base_url=url, headers={"Content-Type": "application/octet-stream"}, timeout=60)
         self.facts = {"backbone_fingerprint": fingerprint, "classes": list(classes)}
-        self.version = "labeler/0.1"  # which takes no proposals, and is asked all the same
         self.ask: Ask | None = None
         self._number = 0
         self._after = ""
@@ -61,7 +60,7 @@ class Attacker:
             journal_hash="a" * 64,
             coordinator_seq=0,
             coordinator_hash="",
-            version=self.version,
+            version="labeler/0.5",
             facts=self.facts,
         ).encode()
         asking = self.message("poll", body, task_digest="", round_digest="")
@@ -75,6 +74,8 @@ class Attacker:
         """Poll until a question comes, as an honest agent does."""
         for _ in range(20):
             for message in self.poll(wait_s=5.0):
+                if message.header.kind == "proposal":
+                    self.agree(Proposal.decode(self.keys.open(message)))
                 if message.header.kind == "ask":
                     self.ask = Ask.decode(self.keys.open(message))
                     return self.ask
@@ -144,8 +145,6 @@ def test_attacks_of_an_enrolled_agent_are_refused_by_name_and_the_round_goes_on(
 ) -> None:
     with harmed.client() as client:
         before = posted(client)
-        attacker.version = "labeler/0.2"
-        attacker.poll()
         job = submit(client, new_task(client, "attacked", max_dropouts=1), digit_features)
         proposal = attacker.await_proposal()
         awaited = lambda: [one.agent_id for one in client.job(job.job_id).waiting_for]  # noqa: E731

@@ -14,7 +14,7 @@ import pytest
 
 from api.client import Client
 from api.schema import PartyRequest
-from feature_store.shard_mark import MARK_NAME
+from feature_store.shard import MARK_NAME
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import (
     new_task,

@@ -95,7 +95,7 @@ def test_it_goes_on_where_it_stopped_in_one_process_or_in_two(two_workers: Drive
 
 def _kill_workers(parent: int) -> set[int]:
     """Every process of Ray that embeds now."""
-    found = {one for one, words in processes_below(parent).items() if "MapWorker" in words}
+    found = {one for one, words in processes_below(parent).items() if "ray::_Worker" in words}
     for process in found:
         os.kill(process, signal.SIGKILL)
     return found

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.answering import AnsweringAgent
 from feature_store.cluster.driver import Driver
-from feature_store.cluster.rows import part_edges, rows_of
-from feature_store.cluster.search import ClusterIndex
+from feature_store.cluster.search import ClusterIndex, rows_of
 from feature_store.index import Neighbors, nearest_by_definition
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
@@ -192,14 +191,6 @@ def test_once_charged_the_answer_comes_whatever_is_killed(
 
 def _no_other() -> None:
     raise Unavailable("no cluster")
-
-
-def test_files_of_features_make_the_parts_where_there_are_enough_of_them(tmp_path: Path) -> None:
-    shard = shard_at(tmp_path / "shard", part_records=512)
-    assert part_edges(shard.features, 2) == [0, 1536, ROWS]
-    assert part_edges(shard.features, 6) == [0, 512, 1024, 1536, 2048, 2560, ROWS]
-    assert part_edges(shard.features, 8) == [ROWS * number // 8 for number in range(9)]
-    assert part_edges(np.zeros((3, 4), dtype=np.int16), 8) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("part_records", [None, 256])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import feature_store.cluster.door as door
+import feature_store.cluster.driver as door
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.search import ClusterIndex
 from feature_store.index import build_index

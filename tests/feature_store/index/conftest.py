@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from feature_store.index.engine import DeviceFault
-from feature_store.index.stored import StoredIndex
+from feature_store.index.exact_index import ExactIndex
 from tests.feature_store.index.fake_devices import fakes_have_names
 
 
@@ -15,10 +15,10 @@ from tests.feature_store.index.fake_devices import fakes_have_names
 def _fake_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     """No index may leave its device for the processor, whose neighbours are right: but where that is what is tested."""
 
-    def left(_: StoredIndex, fault: DeviceFault) -> None:
+    def left(_: ExactIndex, fault: DeviceFault) -> None:
         pytest.fail(f"the index left its device: {fault}")
 
     with fakes_have_names(), pytest.MonkeyPatch.context() as patch:
         if request.path.stem != "test_devices":
-            patch.setattr(StoredIndex, "_leave_device", left)
+            patch.setattr(ExactIndex, "_leave_device", left)
         yield

@@ -12,14 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build
-from feature_store.index.engine import Block, DeviceFault, Engine
-from feature_store.index.engine_numpy import NumpyBlock, NumpyEngine
+from feature_store.index.engine import Block, DeviceFault, Engine, NumpyBlock, NumpyEngine
 from feature_store.index.engine_torch import TorchEngine
-from feature_store.index.gathered import GatheredRows
+from feature_store.index.rows import GatheredRows
 
 
 @dataclass(eq=False)
-class FakeDevice:
+class FakeDevice(Engine):
     """A device that computes as numpy does. Attributes: what it has room for, and what was asked of it."""
 
     room: int = 1 << 30
@@ -36,11 +35,11 @@ class FakeDevice:
     def room_rows(self, dimension: int) -> int:  # noqa: ARG002, of the protocol
         return self.promised or self.room
 
-    def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> NumpyBlock:
+    def load(self, rows: GatheredRows, most_rows: int) -> NumpyBlock:
         if len(rows) > self.room:
             raise DeviceFault("no room")
-        plain = NumpyEngine().load(rows, ranks, most_rows)
-        block = _Losing(plain._rows, ranks) if self.loses_best else plain
+        plain = NumpyEngine().load(rows, most_rows)
+        block = _Losing(plain._rows) if self.loses_best else plain
         self.made += 1
         self.events.append("index")
         self.alive.add(id(block))

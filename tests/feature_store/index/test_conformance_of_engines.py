@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import NO_RECORD, NO_SIMILARITY, Neighbors, build_index, nearest_by_definition
-from feature_store.index.stored import StoredIndex
+from feature_store.index.exact_index import ExactIndex
 
 ENGINES = [
     "numpy",
@@ -98,15 +98,10 @@ def test_a_memory_limit_changes_nothing_but_memory(case: Case, engine: str, k: i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_blocks_of_a_few_records_give_the_same_neighbors(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES["many ties"]
-    index = build_index(
-        case.features, case.record_ids, engine=engine, memory_limit_bytes=560_000, max_records=len(case.features)
-    )
-    monkeypatch.setattr("feature_store.index.memory.GATHER_BYTES", 380_000)
-    assert isinstance(index, StoredIndex)
-    monkeypatch.setattr(index, "_resident", None)
-    plan = index._budget.plan(index._engine, found=20, resident=False)
-    assert plan.block_rows is not None
-    assert plan.block_rows < 150
+    monkeypatch.setattr("feature_store.index.exact_index.rows_at_once", lambda *_: 70)
+    index = build_index(case.features, case.record_ids, engine=engine)
+    assert isinstance(index, ExactIndex)
+    assert not index.is_kept
     _assert_equal(
         index.search(case.queries, 20), nearest_by_definition(case.features, case.record_ids, case.queries, 20)
     )

@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feature_store.index import Neighbors, build, build_index, device_probe, engine_torch, nearest_by_definition
-from feature_store.index.device_probe import Contact, probe
-from feature_store.index.engine_numpy import NumpyBlock, NumpyEngine
-from feature_store.index.engine_torch import TorchBlock, TorchEngine
-from feature_store.index.exact_product import Product, exact_sums, product_of, single_product
-from feature_store.index.gathered import GatheredRows
-from feature_store.index.memory import check_memory_limit
-from feature_store.index.split import SplitIndex
-from feature_store.index.stored import StoredIndex
+from feature_store.index.device_probe import probe
+from feature_store.index.engine import NumpyBlock, NumpyEngine
+from feature_store.index.engine_torch import Product, TorchBlock, TorchEngine, exact_sums, product_of, single_product
+from feature_store.index.exact_index import ExactIndex, check_memory_limit
+from feature_store.index.rows import GatheredRows
 from labeler.errors import InvalidSetting, UnsafeIndex
 from tests.feature_store.index.fake_devices import FAKES, FakeDevice
 
@@ -43,7 +40,7 @@ def assert_equal(found: Neighbors, k: int, kept: slice = slice(None)) -> None:
 @pytest.mark.parametrize("k", [1, 50, 3000, 4000])
 def test_a_shard_larger_than_the_device_is_searched_with_one_block_alive_at_a_time(k: int) -> None:
     device = FakeDevice(room=500)
-    index = StoredIndex(FEATURES, IDS, device)
+    index = ExactIndex(FEATURES, IDS, device)
     assert_equal(index.search(QUERIES, k), k)
     assert index.engine is device
     assert index.fault is None
@@ -58,14 +55,14 @@ def test_torch_reads_block_by_block_what_its_device_has_no_room_for(room: int, m
     engine = TorchEngine(devices=("cpu", "cpu"), tile_rows=100)
     assert engine.room_rows(8) in (room, max(1, room - 1))
     some = slice(0, 300 if room == 1 else None)
-    index = StoredIndex(FEATURES[some], IDS[some], engine)
+    index = ExactIndex(FEATURES[some], IDS[some], engine)
     assert_equal(index.search(QUERIES, 60), 60, some)
     assert index.engine is engine
 
 
 def test_deletions_on_a_device_load_again_without_a_second_copy() -> None:
     device = FakeDevice()
-    index = StoredIndex(FEATURES, IDS, device)
+    index = ExactIndex(FEATURES, IDS, device)
     index.remove(IDS[:1000])
     assert_equal(index.search(QUERIES, 30), 30, slice(1000, None))
     assert device.made == 2
@@ -84,8 +81,8 @@ def test_a_device_that_fails_is_left_and_the_processor_gives_the_same_answer(
     class Failing(TorchEngine):
         searches = 0
 
-        def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> TorchBlock:
-            block = super().load(rows, ranks, most_rows)
+        def load(self, rows: GatheredRows, most_rows: int) -> TorchBlock:
+            block = super().load(rows, most_rows)
             whole = block.first_keys
 
             def fails(queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
@@ -98,7 +95,7 @@ def test_a_device_that_fails_is_left_and_the_processor_gives_the_same_answer(
             return block
 
     with caplog.at_level(logging.ERROR):
-        index = StoredIndex(FEATURES, IDS, Failing(devices=("cpu", "cpu")))
+        index = ExactIndex(FEATURES, IDS, Failing(devices=("cpu", "cpu")))
         for k in (7, 2500, 40, 1):
             assert_equal(index.search(QUERIES, k), k)
     assert isinstance(index.engine, NumpyEngine)
@@ -113,7 +110,7 @@ def _broken(_: Tensor, __: Tensor) -> Tensor:
 
 
 def test_a_device_without_the_room_it_promised_is_left() -> None:
-    index = StoredIndex(FEATURES, IDS, FakeDevice(room=100, promised=4000))
+    index = ExactIndex(FEATURES, IDS, FakeDevice(room=100, promised=4000))
     assert isinstance(index.engine, NumpyEngine)
     assert_equal(index.search(QUERIES, 5), 5)
 
@@ -128,7 +125,8 @@ def test_a_device_that_does_not_tell_its_memory_is_left(limit: int | None, monke
     monkeypatch.setattr(engine_torch, "_room_bytes", silent)
     check_memory_limit(limit, 8, TorchEngine())
     index = build_index(FEATURES, IDS, engine="torch", memory_limit_bytes=limit)
-    assert isinstance(index, SplitIndex) == (limit is not None)
+    assert isinstance(index, ExactIndex)
+    assert index.is_kept == (limit is None)
     assert_equal(index.search(QUERIES, 70), 70)
 
 
@@ -138,7 +136,7 @@ def test_a_device_that_does_not_tell_its_memory_is_left(limit: int | None, monke
 def test_a_record_that_a_device_never_returns_is_noticed_when_the_index_is_loaded() -> None:
     """What it returns is exact, so recomputing that saw nothing wrong."""
     device = FakeDevice(loses_best=True)
-    index = StoredIndex(FEATURES, IDS, device)
+    index = ExactIndex(FEATURES, IDS, device)
     assert device.made == 1
     assert not device.alive
     assert isinstance(index.engine, NumpyEngine)
@@ -148,8 +146,8 @@ def test_a_record_that_a_device_never_returns_is_noticed_when_the_index_is_loade
 @pytest.mark.parametrize("limit", [None, 1_200_000])
 def test_an_engine_for_the_processor_that_misses_a_record_is_refused(limit: int | None) -> None:
     class Forgetful(NumpyEngine):
-        def load(self, rows: GatheredRows, ranks: NDArray[np.int64], most_rows: int) -> NumpyBlock:
-            return _Forgetful(super().load(rows, ranks, most_rows)._rows, ranks)
+        def load(self, rows: GatheredRows, most_rows: int) -> NumpyBlock:
+            return _Forgetful(super().load(rows, most_rows)._rows)
 
     class _Forgetful(NumpyBlock):
         def scores(self, queries: NDArray[np.float32], tile: slice) -> NDArray[np.float32]:
@@ -160,14 +158,14 @@ def test_an_engine_for_the_processor_that_misses_a_record_is_refused(limit: int 
     rng = np.random.default_rng(3)
     features = rng.normal(0, 40, (90, 2000)).astype(np.int16)
     with pytest.raises(UnsafeIndex, match="records are missed"):
-        StoredIndex(features, IDS[:90], Forgetful(), memory_limit_bytes=limit).search(features[:3], 2)
+        ExactIndex(features, IDS[:90], Forgetful(), memory_limit_bytes=limit).search(features[:3], 2)
 
 
 def test_every_load_is_checked_and_every_search_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[int] = []
-    check = StoredIndex._check_found
-    monkeypatch.setattr(StoredIndex, "_check_found", lambda *given: (checks.append(1), check(*given))[1])
-    index = StoredIndex(FEATURES, IDS, NumpyEngine())
+    check = ExactIndex._check_found
+    monkeypatch.setattr(ExactIndex, "_check_found", lambda *given: (checks.append(1), check(*given))[1])
+    index = ExactIndex(FEATURES, IDS, NumpyEngine())
     for _ in range(3):
         index.search(QUERIES, 4)
     assert len(checks) == 1
@@ -314,7 +312,7 @@ def test_auto_uses_the_processor_where_the_device_does_not_work_and_says_why_onc
     driver.setattr(build, "WORTH_A_DEVICE", 0)
     for _ in range(3):
         index = build_index(FEATURES, IDS)
-        assert isinstance(index, StoredIndex)
+        assert isinstance(index, ExactIndex)
         assert isinstance(index.engine, NumpyEngine)
     assert [record.getMessage() for record in caplog.records] == ["no device is used"]
 
@@ -333,20 +331,20 @@ def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) ->
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(InvalidSetting, match="sees no CUDA device"):
-        device_probe.contact("torch-gpu")
+        device_probe.contact()
 
 
 def test_auto_takes_all_devices_for_a_large_bound_and_none_for_a_small_one(driver: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def met(name: str) -> Contact:
-        asked.append(name)
-        return Contact(devices=3, is_half_exact=True)
+    def met() -> int:
+        asked.append("torch-gpu")
+        return 3
 
     driver.setattr(build, "found_or_none", met)
     driver.setattr(torch.cuda, "device_count", lambda: 3)
     index = build_index(FEATURES, IDS)
-    assert isinstance(index, StoredIndex)
+    assert isinstance(index, ExactIndex)
     assert isinstance(index.engine, NumpyEngine)
     assert not asked
     assert not build.goes_to_device(build.products_of(8, max_records=None), "auto")
@@ -373,7 +371,7 @@ def test_a_real_device_is_exact_and_is_not_left_for_the_processor() -> None:
     loaded = build.load_engine("torch-gpu")
     assert probe(loaded) is None
     index = build_index(FEATURES, IDS, engine="torch-gpu")
-    assert isinstance(index, StoredIndex)
+    assert isinstance(index, ExactIndex)
     for k in (1, 50, 3000):
         assert_equal(index.search(QUERIES, k), k)
     assert isinstance(index.engine, type(loaded))
@@ -381,7 +379,7 @@ def test_a_real_device_is_exact_and_is_not_left_for_the_processor() -> None:
 
 @pytest.mark.gpu
 def test_half_precision_products_are_exact_on_every_real_device() -> None:
-    met = device_probe.contact("torch-gpu")
+    met = device_probe.contact()
     assert met.devices == torch.cuda.device_count()
     assert met.is_half_exact
 
@@ -389,8 +387,8 @@ def test_half_precision_products_are_exact_on_every_real_device() -> None:
 @pytest.mark.gpu
 def test_a_hundred_indexes_leave_a_real_device_as_it_was() -> None:
     engine = build.load_engine("torch-gpu")
-    StoredIndex(FEATURES, IDS, engine)
+    ExactIndex(FEATURES, IDS, engine)
     before = torch.cuda.memory_allocated()
     for _ in range(100):
-        StoredIndex(FEATURES, IDS, engine).search(QUERIES, 5)
+        ExactIndex(FEATURES, IDS, engine).search(QUERIES, 5)
     assert torch.cuda.memory_allocated() == before

@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build, build_index, engine_int16, nearest_by_definition
+from feature_store.index.definition import RANK_BITS
 from feature_store.index.engine_int16 import Int16Block, Int16Engine, num_threads, probed_kernel
-from feature_store.index.gathered import GatheredRows
-from feature_store.index.keys import RANK_BITS
-from feature_store.index.stored import StoredIndex
+from feature_store.index.exact_index import ExactIndex
+from feature_store.index.rows import GatheredRows
 from labeler.errors import InvalidSetting
 
 pair_kernel = pytest.importorskip("feature_store.index.pair_kernel", reason="llvmlite is not installed")
@@ -55,7 +55,7 @@ def definition(features: NDArray[np.int16], queries: NDArray[np.int16], k: int) 
 
 def block_of(kernel: Any, features: NDArray[np.int16]) -> Int16Block:
     rows = np.arange(len(features))
-    return Int16Block(kernel, GatheredRows(features, rows, 1 << 18), rows, len(rows))
+    return Int16Block(kernel, GatheredRows(features, rows, 1 << 18), len(rows))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -116,11 +116,11 @@ def test_threads_change_nothing(threads: str, monkeypatch: pytest.MonkeyPatch) -
 def test_records_are_not_copied() -> None:
     features = vectors(np.random.default_rng(5), 500, 24)
     index = build_index(features, np.arange(500), engine="int16")
-    assert isinstance(index, StoredIndex)
-    assert index._resident is not None
-    (piece,) = index._resident
-    assert isinstance(piece.block, Int16Block)
-    assert piece.block._rows.source()[0] is features
+    assert isinstance(index, ExactIndex)
+    assert index._kept is not None
+    (part,) = index._kept
+    assert isinstance(part.block, Int16Block)
+    assert part.block._rows.source()[0] is features
 
 
 # Where it cannot be used
@@ -131,7 +131,7 @@ def test_auto_takes_it_where_there_is_enough_to_do(monkeypatch: pytest.MonkeyPat
     assert build.engine_of_processor(build.WORTH_A_KERNEL - 1) == "numpy"
     monkeypatch.setattr(build, "WORTH_A_KERNEL", 0)
     index = build_index(np.ones((3, 4), np.int16), np.arange(3))
-    assert isinstance(index, StoredIndex)
+    assert isinstance(index, ExactIndex)
     assert isinstance(index.engine, Int16Engine)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from feature_store.index.definition import pack
 from feature_store.index.engine_torch import _GROUP, first_of_tile, interleaved
-from feature_store.index.keys import pack
 
 
 @given(

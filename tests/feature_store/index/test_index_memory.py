@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks.search_memory import measure_search_memory
 from feature_store.index import build_index, nearest_by_definition
-from feature_store.index.engine_numpy import NumpyEngine
-from feature_store.index.mapped import unmap_pages
-from feature_store.index.memory import MemoryBudget, check_memory_limit, rows_at_once
-from feature_store.index.split import SplitIndex
+from feature_store.index.engine import NumpyEngine
+from feature_store.index.exact_index import ExactIndex, check_memory_limit, rows_at_once
+from feature_store.index.rows import unmap_pages
 from labeler.errors import InvalidSetting
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
@@ -42,30 +41,16 @@ def test_the_measurement_sees_an_index_that_loads_everything(tmp_path: Path) -> 
 
 
 def test_records_that_fit_twice_stay_in_memory() -> None:
-    engine = NumpyEngine()
-    assert MemoryBudget(None, 10**9, 1280).keeps_records(engine)
-    assert MemoryBudget(40_000_000, 1000, 1280).keeps_records(engine)
-    assert not MemoryBudget(12_800_000, 20_000, 1280).keeps_records(engine)
-
-
-@pytest.mark.parametrize("limit", [1_500_000, 10_000_000, 10**9])
-def test_a_plan_never_exceeds_the_limit(limit: int) -> None:
-    engine = NumpyEngine()
-    budget = MemoryBudget(limit, 10_000, 1280)
-    for found in (1, 50, 200, 2000):
-        try:
-            plan = budget.plan(engine, found=found, resident=False)
-        except InvalidSetting:
-            assert limit < 2_000_000
-            continue
-        assert plan.block_rows is not None
-        queries = plan.query_rows * (4 * 1280 + engine.bytes_per_query(plan.block_rows))
-        assert 48 * 10_000 + 6 * 1280 * plan.block_rows + queries <= limit
+    features, ids = np.ones((1000, 1280), np.int16), np.arange(1000)
+    assert ExactIndex(features, ids, NumpyEngine()).is_kept
+    assert ExactIndex(features, ids, NumpyEngine(), memory_limit_bytes=40_000_000, max_records=1000).is_kept
+    assert not ExactIndex(features, ids, NumpyEngine(), memory_limit_bytes=40_000_000).is_kept
+    assert not ExactIndex(features, ids, NumpyEngine(), memory_limit_bytes=12_800_000, max_records=20_000).is_kept
 
 
 @pytest.mark.parametrize("dimension", [1, 3, 64, 1280])
 def test_a_limit_refuses_a_dimension_and_never_a_number_of_records(dimension: int) -> None:
-    """What passes the check at start-up has a plan for every size and every k; else a refusal would tell."""
+    """What passes the check at start-up has room for every size and every k; else a refusal would tell."""
     engine = NumpyEngine()
     for limit in (1, 1000, 400_000, 560_000, 600_000, 2_000_000, 50_000_000):
         try:
@@ -73,32 +58,29 @@ def test_a_limit_refuses_a_dimension_and_never_a_number_of_records(dimension: in
         except InvalidSetting:
             assert limit < 1_000_000
             continue
-        most = rows_at_once(limit)
-        for records in {1, 2, most // 3 + 1, max(1, most - 1), most}:
-            budget = MemoryBudget(limit, records, dimension)
-            for found in (1, 7, 5000, 10**6):
-                resident = budget.keeps_records(engine)
-                plan = budget.plan(engine, found=found, resident=resident)
-                rows = records if plan.block_rows is None else plan.block_rows
-                assert rows >= 1
-                assert plan.query_rows >= 1
-                assert 48 * records + 4 * dimension * rows + engine.bytes_per_query(rows) <= limit
+        rows = rows_at_once(engine, dimension, limit)
+        assert rows is not None
+        assert rows >= 1
+        # A part, and one query that finds all of it.
+        assert (48 + 6 * dimension) * rows + engine.bytes_per_query(rows) + 72 * rows <= limit
 
 
 @pytest.mark.parametrize("engine", ["numpy", "int16"])
-@pytest.mark.parametrize("removed", [0, 5, 700])
+@pytest.mark.parametrize("removed", [0, 5, 500])
 def test_a_shard_beyond_every_table_is_searched_in_parts_with_equal_neighbors(engine: str, removed: int) -> None:
     """27,290 records under such a limit were answered and 27,291 refused."""
     rng = np.random.default_rng(removed)
     limit = 560_000
-    most = rows_at_once(limit)
+    most = rows_at_once(NumpyEngine(), 4, limit)
+    assert most is not None
     # Small integers, so that equal similarities cross the parts.
     for count in (most, most + 1, 3 * most + 1):
         features = rng.integers(-2, 3, (count, 4)).astype(np.int16)
         ids = rng.permutation(count).astype(np.int64)
         queries = rng.integers(-2, 3, (9, 4)).astype(np.int16)
         index = build_index(features, ids, engine=engine, memory_limit_bytes=limit)
-        assert isinstance(index, SplitIndex)
+        assert isinstance(index, ExactIndex)
+        assert not index.is_kept
         gone = rng.permutation(ids)[:removed]
         assert index.remove(gone) == removed
         assert index.remove(gone, missing_ok=True) == 0
@@ -112,7 +94,7 @@ def test_a_shard_beyond_every_table_is_searched_in_parts_with_equal_neighbors(en
 
 
 def test_an_id_that_a_split_index_never_held_is_refused_and_nothing_is_removed() -> None:
-    count = rows_at_once(560_000) + 1
+    count = 3_000
     index = build_index(np.ones((count, 2), np.int16), np.arange(count), engine="numpy", memory_limit_bytes=560_000)
     with pytest.raises(InvalidSetting, match="nothing was removed"):
         index.remove(np.array([0, count], dtype=np.int64))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feature_store.index import ENGINES, build_index, refuse_unsafe
-from feature_store.index.stored import StoredIndex
+from feature_store.index.exact_index import ExactIndex
 from labeler.errors import BadData, InvalidSetting, UnsafeIndex
 
 FEATURES = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 1777]], dtype=np.int16)
@@ -162,12 +162,12 @@ def test_a_device_that_is_absent_is_a_clear_error() -> None:
 
 def test_rounded_matrix_products_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library told elsewhere to multiply with bfloat16 must not answer."""
-    from feature_store.index.engine_numpy import NumpyBlock, NumpyEngine
+    from feature_store.index.engine import NumpyBlock, NumpyEngine
 
     exact = NumpyBlock.scores
     monkeypatch.setattr(NumpyBlock, "scores", lambda self, queries, tile: exact(self, queries, tile) + np.float32(1))
     with pytest.raises(UnsafeIndex, match="not exact integers"):
-        StoredIndex(FEATURES, IDS, NumpyEngine()).search(FEATURES, 2)
+        ExactIndex(FEATURES, IDS, NumpyEngine()).search(FEATURES, 2)
 
 
 def test_torch_told_to_save_precision_is_exact_all_the_same(rng: np.random.Generator) -> None:
@@ -184,7 +184,7 @@ def test_torch_told_to_save_precision_is_exact_all_the_same(rng: np.random.Gener
         torch.set_float32_matmul_precision("medium")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = index.search(features[:50], 9)
-        assert isinstance(index, StoredIndex)
+        assert isinstance(index, ExactIndex)
         assert isinstance(index.engine, TorchEngine), "it left torch for the processor"
         np.testing.assert_array_equal(found.record_ids, expected.record_ids)
     finally:

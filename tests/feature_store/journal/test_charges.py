@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal.charges import (
+from feature_store.journal.ledger import (
     MAX_AMOUNT,
     MAX_CHARGES,
     MAX_NAME_LENGTH,

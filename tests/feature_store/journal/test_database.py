@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,9 @@ import psycopg
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, insert, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.compiler import SQLCompiler
 
-from feature_store.journal.charges import Charge
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.engines import POSTGRESQL_LOCK, READER_PAGES_KIB
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.sequences import Sequences
+from feature_store.journal.database import POSTGRESQL_LOCK, READER_PAGES_KIB, Database, open_database
+from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.storage import check_synced
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, Unavailable, UnsafeStorage
 from tests.feature_store.journal.conftest import Clock, Place
@@ -439,24 +434,3 @@ def test_a_password_is_neither_in_an_error_nor_in_a_repr(postgres_server: Postgr
         while chain is not None:
             assert "hush" not in str(chain) + repr(chain)
             chain = chain.__cause__ or chain.__context__
-
-
-def test_a_statement_is_compiled_once_for_all_sqlite_journals_of_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def use(name: str) -> None:
-        with open_database(tmp_path / name, allow_unsynced=True) as database:
-            Sequences(database).next("site-1")
-            Ledger(database, clock=lambda: datetime(2026, 3, 1, tzinfo=UTC)).open_account("site", "instance", None)
-
-    compiled: list[str] = []
-    make = SQLCompiler.__init__
-
-    def counting(self: SQLCompiler, *arguments: object, **more: object) -> None:
-        make(self, *arguments, **more)
-        compiled.append(str(self.string))
-
-    use("first.db")
-    monkeypatch.setattr(SQLCompiler, "__init__", counting)
-    use("second.db")
-    assert not [text for text in compiled if text.startswith(("SELECT", "INSERT", "UPDATE"))]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from feature_store.journal.evidence import Wanted, coordinator_facts
-from feature_store.journal.evidence_chain import read_chain
+from feature_store.journal.evidence import Wanted, coordinator_facts, read_chain
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.journal.unpriced import accounts_charged_without
 from labeler.budget import NothingLeft
 from labeler.errors import JournalBroken
 from labeler.evidence.check import differences
@@ -43,7 +41,7 @@ def test_a_task_and_its_accounts_are_read_and_a_charge_without_its_round_is_refu
 
 
 def test_an_account_that_paid_for_something_of_no_finite_price_has_no_bound(sqlite_place: Place, clock: Clock) -> None:
-    """As earlier versions wrote it, and as a restored journal is whose unlimited accounts were not written off."""
+    """So is a restored journal whose unlimited accounts were not written off."""
     database = sqlite_place.open()
     ledger = Ledger(database, clock=clock)
     accounts = ("whole", "unpriced", "given back", "restored")
@@ -60,9 +58,8 @@ def test_an_account_that_paid_for_something_of_no_finite_price_has_no_bound(sqli
     ledger.write_off("restored", "instance", "lost")
     with database.read() as connection:
         found = read_chain(connection, read_at=clock()).accounts
-        known = {level: accounts_charged_without(level, connection) for level in LEVELS}
     assert {(one.account, one.level) for one in found if one.is_unpriced} == {
         ("unpriced", "agent"),
         ("restored", "agent"),
     }
-    assert known == {"instance": set(), "agent": {"unpriced", "restored"}}
+    assert ledger.charged_without() == {"instance": set(), "agent": {"unpriced", "restored"}}

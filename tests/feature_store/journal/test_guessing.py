@@ -12,8 +12,8 @@ from sqlalchemy import select
 from feature_store.journal.chain import Head, canonical, entry_hash
 from feature_store.journal.database import Database
 from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.ledger_tables import ledger_entries
 from feature_store.journal.lifetimes import set_aside
+from feature_store.journal.schema import ledger_entries
 from labeler.budget import NothingLeft, budget_for
 from tests.feature_store.journal.conftest import Clock, Place
 

@@ -9,7 +9,8 @@ from sqlalchemy import delete, update
 from sqlalchemy.exc import DatabaseError
 
 from feature_store.journal.database import Database
-from feature_store.journal.invitations import InvitationStore, invitations
+from feature_store.journal.invitations import InvitationStore
+from feature_store.journal.schema import invitations
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 KEYS = ("a1" * 32, "a2" * 32)

@@ -13,13 +13,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import Database
-from feature_store.journal.forgotten import ForgottenJobs
-from feature_store.journal.job_reading import look_at
-from feature_store.journal.job_records import RoundCharge
-from feature_store.journal.jobs import FINISHED, Idempotency, JobRecord, JobState, JobStore, RoundRecord
+from feature_store.journal.jobs import FINISHED, Idempotency, JobRecord, JobState, JobStore, RoundCharge, RoundRecord
 from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.rounds import AggregateStore
 from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
 from labeler.errors import (
@@ -32,7 +29,6 @@ from labeler.errors import (
     ProtocolViolation,
     TryAgain,
 )
-from labeler.rounds.effects import Said
 from labeler.task import Task
 from tests.feature_store.journal.conftest import Clock, Place, refuses
 from tests.job_steps import take_step
@@ -526,38 +522,6 @@ def test_the_latest_report_of_a_tallier_counts(store: JobStore, job: JobRecord) 
     assert store.get("job").version == version + 3
     with pytest.raises(ProtocolViolation):
         take_step(store, "report_holdings", "job", 0, "t0", {"alice": "short"})
-
-
-def test_jobs_looked_at_together_are_what_each_store_shows_of_them(
-    store: JobStore, job: JobRecord, database: Database, ledger: Ledger
-) -> None:
-    forgotten = ForgottenJobs(database)
-    refused = replace(a_job("refused"), state="refused", problem={"detail": 'a "quoted"\nreason, ä'}, num_queries=0)
-    store.add(refused, [], idempotency=None)
-    forgotten.forget("refused", "asked")
-    take_step(store, "fix_participants", "job", 0, {"alice": "11" * 32, "bob": "22" * 32})
-    take_step(store, "set_asked", "job", 0)
-    take_step(store, "note_share", "job", 0)
-    take_step(store, "report_holdings", "job", 0, "tallier-1", {"alice": ALICE})
-    take_step(store, "report_refusal", "job", 0, "bob", 'no, because "β"', True)
-    take_step(store, "fix_contributors", "job", 0, ["alice"])
-    post(store, ledger, database)
-    with database.write() as connection:
-        said = Said("declined", "budget", "nothing left")
-        store.willingness.report("job", "bob", said, connection=connection)
-        store.willingness.report("job", "alice", Said("willing", "", "", NOW.timestamp()), connection=connection)
-    asked = ["job", "refused", "nobody"]
-    with database.read() as connection:
-        found = {job_id: rows.looked() for job_id, rows in look_at(connection, asked).items()}
-        assert set(found) == {"job", "refused"}
-        for job_id, one in found.items():
-            assert one.job == store.get(job_id, connection=connection)
-            assert one.rounds == store.rounds(job_id, connection=connection)
-            assert one.answers == store.willingness.answers(job_id, connection=connection)
-            assert one.forgotten_at == forgotten.at([job_id], connection=connection).get(job_id)
-        assert found["refused"].forgotten_at is not None
-        assert found["job"].rounds[0].holdings == {"tallier-1": {"alice": ALICE}}
-        assert look_at(connection, ["nobody"]) == {}
 
 
 def test_a_final_refusal_is_not_taken_back_by_one_that_passes(store: JobStore, job: JobRecord) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from feature_store.journal.charges import MAX_AMOUNT
 from feature_store.journal.database import Database
-from feature_store.journal.ledger import Balance, Charge, Ledger
+from feature_store.journal.ledger import MAX_AMOUNT, Balance, Charge, Ledger
 from labeler.budget import NothingLeft
 from labeler.errors import (
     BudgetExceeded,
@@ -371,29 +370,3 @@ def test_a_charge_beyond_what_is_left_is_refused_word_for_word(ledger: Ledger) -
         "account 'federation', instance level: 101 nano-units of mu^2 were asked for and 100 of 100 are left. Last "
         "spenders: nobody yet. Ask fewer queries, raise sigma_votes, or raise the budget."
     )
-
-
-def test_what_is_remembered_counts_an_entry_once_that_was_read_before_it_was_told(
-    ledger: Ledger, database: Database
-) -> None:
-    seen: list[Any] = []
-    with database.write() as connection:
-        # Durable already, and not yet told: who asks at that moment reads what the commit holds.
-        database.after_commit(lambda: seen.extend(ledger.known_balances.all().values()))
-        ledger.reserve("job", [charge(40)], connection=connection)
-        ledger.post("job", connection=connection)
-    assert seen == ledger.balances()
-    assert list(ledger.known_balances.all().values()) == ledger.balances()
-    ledger.reserve("next", [charge(5)])
-    assert list((ledger.known_balances.at_once() or {}).values()) == ledger.balances()
-
-
-def test_what_is_remembered_is_read_again_after_a_commit_of_which_nobody_heard(
-    ledger: Ledger, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger.known_balances.all()
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger.known_balances, "appended", lambda *_: None)
-        ledger.reserve("unheard", [charge(40)])
-    ledger.reserve("job", [charge(5)])
-    assert list(ledger.known_balances.all().values()) == ledger.balances()

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Ledger
+from feature_store.journal.ledger import Charge, Ledger
 
 CAP = 10**12
 

@@ -140,11 +140,6 @@ class LedgerModel(stateful.RuleBasedStateMachine):
             assert states == {self.ledger.state(job)}
 
     @stateful.invariant()
-    def what_is_remembered_is_what_is_written(self) -> None:
-        assert list(self.ledger.known_balances.all().values()) == self.ledger.balances()
-        assert self.ledger.known_balances.at_once() == self.ledger.known_balances.all()
-
-    @stateful.invariant()
     def holds_by_itself(self) -> None:
         head = self.ledger.verify()
         times = [entry.at for entry in self.ledger.entries(limit=1000)]

@@ -21,12 +21,9 @@ from feature_store.journal.lifetimes import (
     LifetimeSpends,
     all_set_aside,
     close_lifetimes,
-    life_aside,
-    life_closed,
-    life_rounds,
-    life_spends,
     set_aside,
 )
+from feature_store.journal.schema import life_aside, life_closed, life_rounds, life_spends
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PrivacyRefusal
 from tests.feature_store.journal.conftest import Place
 

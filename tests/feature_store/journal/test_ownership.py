@@ -9,14 +9,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, event
 
 from feature_store.journal import ownership
-from feature_store.journal.about import VERSION
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.ownership import POSTGRESQL_OWNER
-from feature_store.journal.tasks import TaskStore
 from labeler.errors import JournalInUse, Unavailable
 from tests.feature_store.journal.conftest import Clock, Place
 from tests.postgres_server import PostgresServer
@@ -112,37 +109,6 @@ def test_a_first_process_that_is_killed_leaves_the_journal_to_the_next_at_once(p
         assert process.wait() == -9
         process.close()
     assert Ledger(place.open(with_anchor=False), clock=clock).head().seq == 4
-
-
-def test_a_write_asks_for_the_line_of_writers_the_lock_and_the_owner_and_a_store_looks_for_its_tables_once(
-    url: str, clock: Clock
-) -> None:
-    asked: list[str] = []
-
-    def note(_1: object, _2: object, statement: str, *_3: object) -> None:
-        asked.append(statement)
-
-    with open_database(url) as database:
-        filled(database, clock)
-        event.listen(Engine, "before_cursor_execute", note)
-        try:
-            with database.write():
-                pass
-            assert len(asked) == 3, asked
-            assert ["pg_advisory_xact_lock" in asked[0], "pg_locks" in asked[1], "journal_about" in asked[2]] == [
-                True
-            ] * 3
-            assert not any("pg_catalog" in statement for statement in asked)
-            asked.clear()
-            TaskStore(database)
-            looked = [statement for statement in asked if "pg_catalog" in statement]
-            assert not looked, "what tables there are was known since the ledger was opened"
-            assert any("CREATE TABLE tasks" in statement for statement in asked)
-        finally:
-            event.remove(Engine, "before_cursor_execute", note)
-    with open_database(url) as database:  # and all were kept, with the version
-        TaskStore(database)
-        assert database.about().version == VERSION
 
 
 def test_an_owner_whose_connection_was_cut_takes_the_lock_again_before_it_writes(

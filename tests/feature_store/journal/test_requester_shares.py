@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from feature_store.journal.charges import Charge
 from feature_store.journal.database import Database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.requester_shares import RequesterShares
+from feature_store.journal.ledger import Charge, Ledger
+from feature_store.journal.promises import RequesterShares
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from tests.feature_store.journal.conftest import refuses
 
@@ -17,7 +16,7 @@ def shares(database: Database, ledger: Ledger) -> RequesterShares:
     """Three prices: two of ada's, of which one is given back, and one of grace's that has no bound for the site."""
     for level in ("instance", "agent"):
         ledger.open_account("agent:a", level, None)  # type: ignore[arg-type]
-    made = RequesterShares(database)
+    made = RequesterShares()
     for name, requester, agent in (("r1", "ada", 7), ("r2", "ada", 9), ("r3", "grace", UNBOUNDED_NANO)):
         charges = [Charge("agent:a", "instance", 5), Charge("agent:a", "agent", agent)]
         with database.write() as connection:

@@ -10,8 +10,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 from sqlalchemy.exc import IntegrityError
 
 from feature_store.journal.database import Database
-from feature_store.journal.migrations.rebuild import has_table, rebuild, renew_rules
-from feature_store.journal.rules import add_rule, forbid, remain, rules_of, set_once, stay
+from feature_store.journal.schema import forbid, remain, set_once, stay
 
 
 def a_table() -> Table:
@@ -112,78 +111,3 @@ def test_a_kind_of_change_that_is_forbidden_without_a_condition_never_happens(da
     make(database, table)
     with refused("nothing here changes"):
         do(database, "UPDATE things SET other = 'y'")
-
-
-def test_rules_can_be_asked_for_by_database_in_the_order_they_were_given() -> None:
-    """Statement by statement: what both databases are told, and the names under which a later version finds it."""
-    table = a_table()
-    assert rules_of(table, "sqlite") == rules_of(table, "postgresql") == []
-    stay(table, ("number", "word"))
-    remain(table)
-    add_rule(table, "sqlite", "a third statement")
-    assert rules_of(table, "sqlite") == [
-        "CREATE TRIGGER things_stay BEFORE UPDATE ON things WHEN NEW.number IS NOT OLD.number OR NEW.word IS NOT "
-        "OLD.word BEGIN SELECT RAISE(ABORT, 'what was written to things stays'); END",
-        "CREATE TRIGGER things_remain BEFORE DELETE ON things WHEN 1 "
-        "BEGIN SELECT RAISE(ABORT, 'rows of things are kept for ever'); END",
-        "a third statement",
-    ]
-    code = "USING ERRCODE = 'integrity_constraint_violation';"
-    kept = f"RAISE EXCEPTION 'rows of things are kept for ever' {code}"
-    assert rules_of(table, "postgresql") == [
-        "CREATE OR REPLACE FUNCTION things_stay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.number IS "
-        "DISTINCT FROM OLD.number OR NEW.word IS DISTINCT FROM OLD.word THEN RAISE EXCEPTION 'what was written to "
-        f"things stays' {code} END IF; RETURN NEW; END $$",
-        "CREATE TRIGGER things_stay BEFORE UPDATE ON things FOR EACH ROW EXECUTE FUNCTION things_stay()",
-        "CREATE OR REPLACE FUNCTION things_remain() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF TRUE THEN "
-        f"{kept} END IF; RETURN OLD; END $$",
-        "CREATE TRIGGER things_remain BEFORE DELETE ON things FOR EACH ROW EXECUTE FUNCTION things_remain()",
-        f"CREATE OR REPLACE FUNCTION things_remain_all() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {kept} END $$",
-        "CREATE TRIGGER things_remain_all BEFORE TRUNCATE ON things FOR EACH STATEMENT EXECUTE FUNCTION "
-        "things_remain_all()",
-    ]
-
-
-def test_emptying_a_table_is_forbidden_where_every_deletion_is_and_nowhere_else() -> None:
-    for on, when, count in (("DELETE", "TRUE", 4), ("DELETE", "OLD.number = 1", 2), ("UPDATE", "TRUE", 2)):
-        table = a_table()
-        forbid(table, "one", on=on, when=when, because="why")  # type: ignore[arg-type]  # the three are kinds of change
-        rules = rules_of(table, "postgresql")
-        assert len(rules) == count
-        assert any("TRUNCATE" in rule for rule in rules) == (count == 4)
-
-
-def test_rules_are_renewed_in_place_of_all_that_were_there(database: Database) -> None:
-    old, new = a_table(), a_table()
-    forbid(old, "former", on="UPDATE", because="an old rule")
-    make(database, old)
-    remain(new)
-    with database.write() as connection:
-        renew_rules(connection, new)
-    do(database, "UPDATE things SET other = 'y'")
-    with refused("kept for ever"):
-        do(database, "DELETE FROM things")
-
-
-def test_a_table_made_anew_has_its_new_columns_old_rows_and_rules(database: Database) -> None:
-    if database.dialect != "sqlite":
-        pytest.skip("PostgreSQL alters tables in place")
-    make(database, a_table())
-    new = Table(
-        "things",
-        MetaData(),
-        Column("number", BigInteger, primary_key=True, autoincrement=False),
-        Column("words", Text, nullable=False, unique=True),
-    )
-    stay(new, ("words",))
-    with database.remodel() as connection:
-        with pytest.raises(ValueError, match="do not agree"):
-            rebuild(connection, new, {"number": "number"})
-        rebuild(connection, new, {"number": "number * 10", "words": "coalesce(word, 'none')"})
-        assert has_table(connection, "things")
-        assert not has_table(connection, "things_of_the_next_version")
-    assert rows(database) == [(10, "one"), (20, "none")]
-    with refused("stays"):
-        do(database, "UPDATE things SET words = 'x' WHERE number = 10")
-    with refused("UNIQUE"):
-        do(database, "INSERT INTO things VALUES (30, 'one')")

@@ -22,7 +22,6 @@ from feature_store.journal.backup import backup
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.outages import no_room
 from feature_store.journal.tallier_memory import KeptRound, KeptShare, TallierMemory
-from feature_store.journal.tallier_tables import tallier_shares
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation, StorageFull
 from labeler.messages.rounds import OpenRound
 from labeler.tally import Round
@@ -213,35 +212,6 @@ def test_nothing_of_a_dropped_share_is_left_in_a_file_while_the_journal_is_open(
 
 def test_what_is_deleted_is_overwritten_on_every_writing_connection(sqlite_place: Place) -> None:
     with sqlite_place.open().write() as connection:
-        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
-
-
-@pytest.mark.parametrize("is_swept", [True, False])
-def test_shares_whose_key_is_erased_are_not_written_over_but_what_may_be_in_clear_is(
-    sqlite_place: Place, is_swept: bool
-) -> None:
-    journal = Journal(sqlite_place.open())
-    if is_swept:
-        assert journal.memory.sweep() == []
-    journal.open(opening())
-    for agent in AGENTS:
-        journal.hold(agent, KeptShare(bytes(200_000), b"i" * 16, agent.encode().ljust(32)))
-    log = Path(f"{sqlite_place.target}-wal")
-    before = log.stat().st_size
-    journal.fix(AGENTS, b"the sum")
-    written = log.stat().st_size - before
-    assert written < 100_000 if is_swept else written > 600_000
-    assert journal.keys.names() == [DIGEST + ".sum"]
-    with journal.database.write() as connection:
-        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
-
-
-def test_what_is_deleted_is_overwritten_again_after_a_block_that_failed(sqlite_place: Place) -> None:
-    database = sqlite_place.open()
-    with suppress(KeyError), database.write() as connection, database.dropping_noise(connection):
-        assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 2
-        raise KeyError
-    with database.write() as connection:
         assert connection.exec_driver_sql("PRAGMA secure_delete").scalar() == 1
 
 
@@ -495,24 +465,3 @@ def test_keys_of_what_was_not_kept_are_erased_by_the_process_that_drew_them(data
     memory.tidy()
     assert keys.names() == sorted([DIGEST + ".sum", "home"])
     assert journal.load().aggregate == b"sum"
-
-
-def test_what_an_older_version_kept_in_clear_is_read_summed_and_gone(empty: Journal, database: Database) -> None:
-    with database.write() as connection:
-        connection.execute(
-            tallier_shares.insert(),
-            [
-                {
-                    "round_digest": DIGEST, "agent_id": agent, "state": "held", "share": kept(agent).data,
-                    "sharing_id": kept(agent).sharing_id, "fingerprint": kept(agent).fingerprint,
-                }
-                for agent in ("alice", "bob")
-            ],
-        )  # fmt: skip
-    empty.hold("carol")
-    assert empty.memory.sweep() == []
-    assert dict(empty.load().shares) == {agent: kept(agent) for agent in AGENTS}
-    empty.fix(AGENTS, b"sum")
-    assert empty.load().aggregate == b"sum"
-    with database.read() as connection:
-        assert connection.execute(text("SELECT count(*) FROM tallier_shares WHERE share IS NOT NULL")).scalar() == 0

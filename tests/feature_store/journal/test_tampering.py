@@ -9,14 +9,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from feature_store.journal.anchor import Anchor
+from feature_store.journal.backup import accept_restored
 from feature_store.journal.chain import EMPTY, GENESIS, Head
-from feature_store.journal.database import Database
 from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.recovery import accept_restored
-from feature_store.journal.verification import hash_at, verify_if_there
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, Unavailable
 from tests.feature_store.journal.conftest import Clock, Place
 
@@ -244,12 +241,6 @@ def test_a_copy_that_does_not_hold_by_itself_cannot_be_accepted(filled: Place, c
         accept_restored(without, clock=clock, reason="why not")
 
 
-def test_a_journal_of_another_version_is_refused(filled: Place, clock: Clock) -> None:
-    tamper(filled, "UPDATE journal_about SET value = '99' WHERE name = 'version'")
-    with pytest.raises(InvalidSetting, match="version 99"):
-        Ledger(filled.open(), clock=clock)
-
-
 def test_an_anchor_that_cannot_be_written_is_told_and_the_step_is_kept(ledger: Ledger, place: Place) -> None:
     place.anchor.unlink()
     place.anchor.mkdir()
@@ -259,31 +250,3 @@ def test_an_anchor_that_cannot_be_written_is_told_and_the_step_is_kept(ledger: L
     assert ledger.reserve("job", CHARGES) == 2
     ledger.post("job")
     assert Anchor(place.anchor).read() == ledger.head()
-
-
-def test_the_journal_holds_its_tables_under_their_names(database: Database, ledger: Ledger) -> None:
-    with database.read() as connection:
-        for table in ("ledger_entries", "ledger_accounts", "ledger_reservations", "journal_about"):
-            assert connection.execute(text(f"SELECT count(*) FROM {table}")).scalar() is not None
-
-
-def test_a_journal_without_a_ledger_ends_at_nothing_and_one_with_a_part_of_it_is_broken(
-    database: Database, clock: Clock
-) -> None:
-    with database.read() as connection:
-        assert (verify_if_there(connection), hash_at(connection, 1), hash_at(connection, 0)) == (
-            EMPTY,
-            None,
-            EMPTY.hash,
-        )
-    ledger = Ledger(database, clock=clock)
-    ledger.open_account("federation", "instance", 10)
-    head = ledger.head()
-    with database.read() as connection:
-        assert verify_if_there(connection) == head == Head(1, head.hash)
-        assert [hash_at(connection, seq) for seq in (0, 1, 2)] == [EMPTY.hash, head.hash, None]
-    with database.write() as connection:
-        connection.execute(text("DROP TABLE ledger_reservations"))
-    with database.read() as connection, pytest.raises(JournalBroken) as broken:
-        verify_if_there(connection)
-    assert str(broken.value).startswith("of the ledger's tables only ledger_accounts, ledger_entries are there. ")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from feature_store.index import ENGINES
-from workers.doctor.devices import built_for, devices
-from workers.doctor.steps import steps
+from workers.doctor.checkup import steps
+from workers.doctor.engines import built_for, devices
 
 ROOT = Path(__file__).parents[3]
 

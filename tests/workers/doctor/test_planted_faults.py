@@ -14,16 +14,13 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import InvalidSetting
-from workers.doctor.alone import Step, run_alone
-from workers.doctor.checkup import check_up
-from workers.doctor.finding import Finding, well
-from workers.doctor.steps import steps
+from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, well
 
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np
 from workers.doctor import engines, home
-from workers.doctor.finding import well
+from workers.doctor.checkup import well
 
 
 def well_then_abort():
@@ -49,7 +46,7 @@ def hangs(file):
 
 def misses_one():
     """An engine that loses the nearest record of some batches: the check at an index's load sees others."""
-    from feature_store.index.engine_numpy import NumpyBlock
+    from feature_store.index.engine import NumpyBlock
 
     right = NumpyBlock.scores
 
@@ -65,7 +62,7 @@ def misses_one():
 
 def rounds():
     """An engine whose products keep 22 bits."""
-    from feature_store.index.engine_numpy import NumpyBlock
+    from feature_store.index.engine import NumpyBlock
 
     right = NumpyBlock.scores
     NumpyBlock.scores = lambda self, queries, tile: np.round(right(self, queries, tile) / 4) * 4
@@ -86,13 +83,13 @@ def rounds_on_a_device():
 
 
 def keeps_what_it_takes():
-    from feature_store.index.engine_numpy import NumpyEngine
+    from feature_store.index.engine import NumpyEngine
 
     right, kept = NumpyEngine.load, []
 
-    def load(self, rows, ranks, most_rows):
+    def load(self, rows, most_rows):
         kept.append(np.ones((len(rows), rows.dimension), dtype=np.float32))
-        return right(self, rows, ranks, most_rows)
+        return right(self, rows, most_rows)
 
     NumpyEngine.load = load
     yield from engines.made_and_freed("numpy")
@@ -208,7 +205,7 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
     done = []
-    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.home:disk",
+    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.machine:disk",
                arguments={"home": str(tmp_path / "not" / "there" / "yet")})]  # fmt: skip
     found = check_up(planted, progress=lambda _, at, of: done.append((at, of)))
     assert not found.is_well

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import BadData, InvalidSetting, OutputInUse
-from workers.jobs.folder import open_job_folder
-from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.folder import RoundStore, open_job_folder
 
 PLAN = {"task_digest": "abc", "seed": None}
 
@@ -76,33 +75,11 @@ def test_an_interruption_before_the_plan_keeps_what_was_made(tmp_path: Path) -> 
 DIGEST = "a" * 64
 
 
-@pytest.mark.parametrize("damaged", [bytes(32), b"short"])
-def test_a_damaged_secret_of_an_older_version_is_refused(tmp_path: Path, damaged: bytes) -> None:
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin(PLAN)
-        (tmp_path / "job" / ".job" / "secrets").mkdir()
-        (tmp_path / "job" / ".job" / "secrets" / "agent-1").write_bytes(damaged)
-        with pytest.raises(BadData, match="is damaged"):
-            KeptRounds(folder.state, ["agent-1"])
-
-
-def test_a_folder_that_an_older_version_began_goes_on_with_its_secret(tmp_path: Path) -> None:
-    with open_job_folder(tmp_path / "job") as folder:
-        folder.begin(PLAN)
-        path = tmp_path / "job" / ".job" / "secrets" / "agent-1"
-        path.parent.mkdir()
-        path.write_bytes(b"s" * 32)
-        rounds = KeptRounds(folder.state, ["agent-1"])
-        assert rounds.keys(DIGEST) == {"agent-1": b"s" * 32}
-        folder.destroy_secrets()
-        assert not path.exists()
-
-
 def test_keys_and_answers_are_private_and_destroyed_with_the_job(tmp_path: Path) -> None:
     state = tmp_path / "job" / ".job"
     with open_job_folder(tmp_path / "job") as folder:
         folder.begin(PLAN)
-        rounds = KeptRounds(folder.state, ["agent-1", "agent-2"])
+        rounds = RoundStore(folder.state, ["agent-1", "agent-2"])
         rounds.begin([DIGEST])
         rounds.store(DIGEST, {"agent-1": (b"what it answered",), "agent-2": (b"what the other answered",)})
         found = [path for name in ("keys", "answers") for path in (state / name).rglob("*") if path.is_file()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +12,11 @@ import pytest
 
 import workers.jobs.preparation
 from feature_store.driving.storing import Storer
-from feature_store.durable import replace_file
 from feature_store.faults import listening
 from feature_store.job_files.releases import release_to_bytes
-from feature_store.journal.aggregates import AggregateStore
 from feature_store.journal.database import open_database
 from feature_store.journal.jobs import JobStore
+from feature_store.journal.rounds import AggregateStore
 from feature_store.shard import Shard
 from labeler.batch import QueryBatch
 from labeler.budget import Account
@@ -36,13 +33,11 @@ from tests.simulation.world import World
 from tests.workers.conftest import CLASSES
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.jobs.folder import EARLIER_FORMAT, PLAN_FORMAT, open_job_folder
-from workers.jobs.kept_rounds import KeptRounds
+from workers.jobs.folder import RoundStore, open_job_folder
 from workers.jobs.labelling import label
 from workers.jobs.parties import RunParties
 from workers.jobs.preparation import LabellingJob, job_charges, prepare
-from workers.jobs.rounds import run_rounds
-from workers.jobs.run_journal import ACCOUNT, Order, open_run_journal
+from workers.jobs.run_journal import ACCOUNT, Order, open_run_journal, run_rounds
 from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import silent
 
@@ -77,7 +72,7 @@ def test_a_run_opens_bit_for_bit_what_the_service_opens_of_the_same_task_shards_
             assert not world.run().violation
         opened = opened_by_service(world.folder / "coordinator" / "journal.db")
         assert len(drawn) == len(SIZES) * 3
-        monkeypatch.setattr(KeptRounds, "keys", lambda self, digest: {one: drawn[one, digest] for one in self._agents})
+        monkeypatch.setattr(RoundStore, "keys", lambda self, digest: {one: drawn[one, digest] for one in self._agents})
         assert opened_by_run(tmp_path, template, release) == opened
 
 
@@ -97,10 +92,10 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
     caps = job_charges(task, batches)
     order = Order("job", task, template.agents, batches, caps, len(asked), "all", None, 0)
     state.chmod(0o700)
-    kept = KeptRounds(state, template.agents)
+    kept = RoundStore(state, template.agents)
     parties = RunParties(task, batches, agents, kept, is_seeded=False, winner_engine=None, progress=silent)
     with open_run_journal(state) as journal:
-        job = journal.begin(order, parties.agent_keys, {})
+        job = journal.begin(order)
         run_rounds(journal, job, asked, parties, is_seeded=False)
         found = [journal.release("job", number) for number in range(len(SIZES))]
     assert {one.kind for one in found if one is not None} == {release}
@@ -259,102 +254,3 @@ def test_a_job_of_one_round_that_fits_into_no_tally_is_refused_before_anything_i
     with pytest.raises(InvalidTask, match="use method knn"):
         do(make("job", method="reverse-knn", k=1))
     assert not make("job").out.exists()
-
-
-# A folder of the version before.
-
-
-def as_the_version_before_left_it(one: LabellingJob) -> list[bytes]:
-    """Two rounds of three were charged and the first released, in a plan with a ledger and files; what was opened."""
-
-    count = itertools.count(1)
-
-    def stop(name: str) -> None:
-        if name == "coordinator.posted" and next(count) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), listening(stop):
-        do(one)
-    state = one.out / ".job"
-    with open_job_folder(one.out) as folder:
-        prepared = prepare(one, folder)
-    with open_run_journal(state) as journal:
-        rounds = journal.rounds(prepared.job_id)
-        released = journal.release(prepared.job_id, 0)
-    assert released is not None
-    ledger = [
-        {
-            "id": batch.digest,
-            "queries": len(batch),
-            "charge_nano": job_charges(prepared.task, [batch]),
-            "contributors": list(round_.contributors),
-        }
-        for batch, round_ in zip(prepared.batches, rounds, strict=True)
-        if round_.state in ("posted", "opened")
-    ]
-    assert len(ledger) == 2
-    for path in state.glob("journal.db*"):
-        path.unlink()
-    (state / "releases").mkdir()
-    replace_file(state / "releases" / "000000.safetensors", release_to_bytes(released))
-    plan = {"format": EARLIER_FORMAT, "plan": prepared.plan(), "ledger": ledger}
-    replace_file(state / "plan.json", json.dumps(plan).encode())
-    return [release_to_bytes(released)]
-
-
-def test_a_folder_of_the_version_before_goes_on_wherever_taking_it_over_is_interrupted(make: Make) -> None:
-    for stop_at in itertools.count(1):
-        one = make(f"job-{stop_at}")
-        (first,) = as_the_version_before_left_it(one)
-        moments: list[str] = []
-
-        def die(name: str, moments: list[str] = moments, stop_at: int = stop_at) -> None:
-            moments.append(name)
-            if len(moments) == stop_at:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt), listening(die):
-            do(one)
-        is_over = not (one.out / ".job" / "releases").exists()
-        releases = do(one)
-        assert len(releases) == 3
-        assert release_to_bytes(releases[0]) == first
-        with open_run_journal(one.out / ".job") as journal:
-            charges = [entry["id"] for entry in journal.charges() if entry["level"] == "instance"]
-        assert len(charges) == len(set(charges)) == 3
-        assert json.loads((one.out / ".job" / "plan.json").read_bytes())["format"] == PLAN_FORMAT != EARLIER_FORMAT
-        assert not (one.out / ".job" / "releases").exists()
-        if is_over:
-            break
-    assert stop_at > 6, "a new file, two commits and another file are eight moments"
-
-
-@pytest.mark.parametrize("more", [5, -5])
-def test_a_folder_whose_rounds_cost_another_price_in_the_version_before_goes_on(make: Make, more: int) -> None:
-    """A bound was sharpened since: what was charged stays charged, and is no reason to refuse the rest."""
-    one = make("job")
-    as_the_version_before_left_it(one)
-    path = one.out / ".job" / "plan.json"
-    plan = json.loads(path.read_bytes())
-    for entry in plan["ledger"]:
-        entry["charge_nano"] = {level: nano + more for level, nano in entry["charge_nano"].items()}
-    then = plan["ledger"][0]["charge_nano"]["instance"]
-    replace_file(path, json.dumps(plan).encode())
-    assert len(do(one)) == 3
-    with open_run_journal(one.out / ".job") as journal:
-        charged = [entry["amount"] for entry in journal.charges() if entry["level"] == "instance"]
-        caps = [balance.cap for balance in journal.ledger.balances() if balance.level == "instance"]
-    assert charged[:2] == [then, then]
-    assert caps == [sum(charged)], "no more than the job costs"
-
-
-def test_a_release_of_the_version_before_that_is_damaged_is_refused_and_nothing_is_lost(make: Make) -> None:
-    one = make("job")
-    as_the_version_before_left_it(one)
-    path = one.out / ".job" / "releases" / "000000.safetensors"
-    good = path.read_bytes()
-    path.write_bytes(good[:-9])
-    with pytest.raises(BadData):
-        do(one)
-    path.write_bytes(good)
-    assert release_to_bytes(do(one)[0]) == good

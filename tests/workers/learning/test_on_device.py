@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store.index import build
-from feature_store.index.device_probe import Contact
 from labeler.convex import LinearTerms
 from labeler.local_heads import LocalHeadTerms
 from workers.learning import descent, on_device
@@ -138,14 +137,14 @@ def test_a_device_that_fails_or_emulates_double_precision_is_left_for_the_proces
 
 def test_an_agents_engine_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "has_driver", lambda: True)
-    monkeypatch.setattr(build, "found_or_none", lambda _: Contact(2, is_half_exact=True))
+    monkeypatch.setattr(build, "found_or_none", lambda: 2)
     much, little = build.WORTH_A_DEVICE, build.WORTH_A_DEVICE - 1
     assert build.training_device("auto", products=much) == "cuda:0"
     assert build.training_device("auto", products=little) is None
     assert build.training_device("torch-gpu", products=1) == "cuda:0"
     for engine in ("numpy", "int16", "torch"):
         assert build.training_device(engine, products=much) is None
-    monkeypatch.setattr(build, "found_or_none", lambda _: None)
+    monkeypatch.setattr(build, "found_or_none", lambda: None)
     assert build.training_device("torch-gpu", products=much) is None
     monkeypatch.setattr(build, "has_driver", lambda: False)
     assert build.training_device("auto", products=much) is None

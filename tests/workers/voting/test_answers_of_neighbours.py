@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 import labeler.noise
 from benchmarks.answering import AnsweringAgent
 from feature_store.erasable import KeysInMemory
-from feature_store.index.memory import rows_at_once
+from feature_store.index.engine import NumpyEngine
+from feature_store.index.exact_index import rows_at_once
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.database import open_database
@@ -266,7 +267,7 @@ def test_no_way_to_answer_is_forgotten_here() -> None:
 @pytest.mark.parametrize("way", SETTINGS)
 def test_a_tiny_memory_limit_tells_no_number_of_records(tmp_path: Path, way: str) -> None:
     """27,290 were answered under one limit and 27,291 refused; here around the size at which tables stop fitting."""
-    most, task = rows_at_once(LIMIT), task_of(**SETTINGS[way])
+    most, task = rows_at_once(NumpyEngine(), DIMENSION, LIMIT), task_of(**SETTINGS[way])
     outcomes = set()
     for count in (most, most + 1):
         shard = shard_of(tmp_path / str(count), *records_of("any", count), task)

@@ -1,0 +1,347 @@
+"""Every bound on what a client may send, hold or repeat, on one page.
+
+============================== ======================================= ==================================
+bound                          value                                   beyond it
+============================== ======================================= ==================================
+requests at once, one client   `max_connections_per_address` (settings) 429
+size of a body                 `most_bytes`, by route                  413, before anything is read
+time of a body                 `BODY_S` + 1 s per `LEAST_BYTES_PER_S`  503
+bodies under way, one sender   `BODIES_EACH`                           503
+bodies under way, in all       `BODIES_TOTAL`, by kind of sender       503
+requests a minute, one token   `max_requests_per_minute` (settings)    429
+failures a minute, one client  600                                     429
+enrolments a minute, one client 30                                     429
+what lasts (streams, exports)  `Slots`, beside each route              429
+idle connections               `api.server`                            the longest idle ones are closed
+============================== ======================================= ==================================
+
+A client is an address: the peer's, or what a trusted proxy says it is. Strangers' bodies have room of their own, so
+that those who send slowly shut nobody out who has a token. What no application can bound (slow heads, connections in
+all) the edge bounds (`workers.edge`). None of it is part of the privacy bound, so a restart may forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from labeler.errors import InvalidSetting, LabelerError, RateLimited, TooLarge, Unavailable
+from labeler.messages import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from api.coordinator.config import LimitsTable
+
+HEALTH: Final = ("/healthz", "/readyz")
+
+MAX_JSON_BYTES: Final = 1024 * 1024
+"""Of ordinary requests."""
+MAX_STRANGERS_BYTES: Final = 16 * 1024
+"""Of an enrolment, which has some 600 bytes: parsed JSON takes a hundred times its text in memory."""
+MAX_FEATURES_JSON_BYTES: Final = 16 * 1024 * 1024
+"""Of jobs that carry feature vectors as JSON; more of them come in Parquet, which takes a fraction of the memory."""
+MAX_LABELS_BYTES: Final = 32 * 1024 * 1024
+"""64 vectors of 16,384 numbers, written out."""
+MAX_POLL_BYTES: Final = 1024 * 1024
+FORM_OVERHEAD_BYTES: Final = 64 * 1024 * 1024
+"""What part heads and the request itself may add to the images of a form."""
+SPOOL_BYTES: Final = 256 * 1024
+"""Of the part of a form in hand that is held in memory; the rest goes to disk."""
+
+BODY_S: Final = 30.0
+LEAST_BYTES_PER_S: Final = 16 * 1024
+"""A body has `BODY_S`, and a second more for as many bytes as have come."""
+
+Sender = Literal["token", "party", "stranger"]
+BODIES_EACH: Final[dict[Sender, int]] = {"token": 16, "party": 64, "stranger": 4}
+"""Bodies that one token, or one client without a token, sends at once."""
+BODIES_TOTAL: Final[dict[Sender, int]] = {"token": 128, "party": 512, "stranger": 64}
+
+RETRY_S: Final = 2
+SLOT_WAIT_S: Final = 5
+WINDOW_S: Final = 60.0
+
+BODY_KEY: Final = "labeler.body"
+"""Key of a request's scope, under which the gate finds its `Body`."""
+
+
+class TooManyRequests(RateLimited):
+    """Too many requests came; `retry_after_s` says when the next is taken."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Crowded(Unavailable):
+    """As much as is taken at once is under way; `retry_after_s` says when to send again."""
+
+    retry_after_s = RETRY_S
+
+
+def most_bytes(path: str, *, is_form: bool, limits: LimitsTable) -> int:
+    """Return the size of the largest body that a path takes."""
+    if path == "/v1/jobs":
+        return limits.max_upload_bytes + FORM_OVERHEAD_BYTES if is_form else MAX_FEATURES_JSON_BYTES
+    return {
+        "/v1/enrolments": MAX_STRANGERS_BYTES,
+        "/v1/labels": MAX_LABELS_BYTES,
+        "/v1/messages": MAX_MESSAGE_BYTES,
+        "/v1/messages:poll": MAX_POLL_BYTES,
+    }.get(path, MAX_JSON_BYTES)
+
+
+@lru_cache(maxsize=4096)
+def address_group(host: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 one, all of which one host may use."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host[:64]
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+class Slots:
+    """A bound on how many of something that lasts are under way, for one name and for all together.
+
+    Args:
+        what: in words, singular.
+        each: most of one name.
+        total: most of all.
+        refused: makes the refusal.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        each: int,
+        total: int,
+        refused: Callable[[str], Exception] = lambda said: TooManyRequests(said, retry_after_s=SLOT_WAIT_S),
+    ) -> None:
+        if each < 1 or total < 1:
+            raise InvalidSetting("a bound on what may be under way at once must be at least one")
+        self._what, self._each, self._total, self._refused = what, each, total, refused
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+
+    def take(self, name: str) -> None:
+        """Take one slot.
+
+        Raises:
+            TooManyRequests, or what `refused` makes: none is free for this name, or for anybody.
+        """
+        with self._lock:
+            if self._held[name] >= self._each:
+                raise self._refused(f"one client may have {self._each} {self._what} under way; wait for one to end")
+            if self._held.total() >= self._total:
+                raise self._refused(f"{self._total} {self._what} are under way, which is as many as are served")
+            self._held[name] += 1
+
+    def give_back(self, name: str) -> None:
+        """Give a slot back."""
+        with self._lock:
+            self._held[name] -= 1
+            if not self._held[name]:
+                del self._held[name]
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Hold one slot until the block ends; see `take`."""
+        self.take(name)
+        try:
+            yield
+        finally:
+            self.give_back(name)
+
+
+class RateLimits:
+    """Counts of requests by token, of failures and enrolments by address, within any minute.
+
+    A failure never locks out a neighbour that shows a good token.
+
+    Args:
+        requests_per_minute: of one token.
+        failures_per_minute: requests of one client without a good token or signature.
+        enrolments_per_minute: attempts of one client to use an invitation; a site needs one in its life.
+        steady: seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        *,
+        requests_per_minute: int,
+        failures_per_minute: int = 600,
+        enrolments_per_minute: int = 30,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._requests = _Windows(requests_per_minute, steady, "one token may send")
+        self._enrolments = _Windows(enrolments_per_minute, steady, "one address may try to enrol with")
+        self._failures = _Windows(
+            failures_per_minute, steady, "one address may fail to show a good token or signature for"
+        )
+
+    def spend(self, token_id: str) -> None:
+        """Count one request of a token; raises TooManyRequests."""
+        self._requests.hit(token_id)
+
+    def failed(self, address: str) -> None:
+        """Count one request without a good token or signature; raises TooManyRequests."""
+        self._failures.hit(address)
+
+    def enrol(self, address: str) -> None:
+        """Count one attempt to use an invitation; raises TooManyRequests."""
+        self._enrolments.hit(address)
+
+
+class _Windows:
+    """At most so many requests of one name within any minute; a refused one is not counted."""
+
+    def __init__(self, most: int, steady: Callable[[], float], words: str) -> None:
+        if most < 1:
+            raise InvalidSetting("a rate limit must be at least one request a minute")
+        self._most, self._steady, self._words = most, steady, words
+        self._lock = threading.Lock()
+        self._times: dict[str, deque[float]] = {}
+        self._swept_s = steady()
+
+    def hit(self, name: str) -> None:
+        now_s = self._steady()
+        with self._lock:
+            if now_s - self._swept_s >= WINDOW_S:
+                self._swept_s = now_s
+                self._times = {other: times for other, times in self._times.items() if now_s - times[-1] < WINDOW_S}
+            times = self._times.get(name)
+            if times is None:
+                times = self._times[name] = deque(maxlen=self._most)
+            if len(times) == self._most and now_s < times[0] + WINDOW_S:
+                wait_s = max(1, math.ceil(times[0] + WINDOW_S - now_s))
+                raise TooManyRequests(
+                    f"{self._words} {self._most} requests a minute; send the next in {wait_s} s", retry_after_s=wait_s
+                )
+            times.append(now_s)
+
+
+class Body:
+    """The body of one request as it arrives: bounded in size and time, and counted while it is under way.
+
+    Args:
+        most: bytes.
+        stated: bytes, as the head says; None where it comes in chunks.
+    """
+
+    def __init__(self, receive: Receive, bodies: dict[Sender, Slots], *, most: int, stated: int | None) -> None:
+        self._receive, self._bodies, self._most, self._stated = receive, bodies, most, stated
+        self.is_read = stated == 0
+        self._size = 0
+        self._waited_s = 0.0
+        self._held: tuple[Slots, str] | None = None
+
+    def admit(self, sender: Sender, name: str) -> None:
+        """Count it as a sender's until it is read; the gate calls this before a byte is.
+
+        Raises:
+            TooLarge: the head states more than is taken.
+            Crowded: too many bodies are under way.
+        """
+        if self._stated is not None and self._stated > self._most:
+            raise too_large(self._most, self._stated)
+        if not self.is_read and self._held is None:
+            slots = self._bodies[sender]
+            slots.take(name)
+            self._held = (slots, name)
+
+    async def receive(self) -> Message:
+        """Return the next part.
+
+        Raises:
+            TooLarge: more bytes came than are taken.
+            Unavailable: they come too slowly.
+        """
+        if self.is_read:
+            return await self._receive()  # the end of the connection, which may be long in coming
+        # Our own work between two parts is not the sender's.
+        left_s = BODY_S + self._size / LEAST_BYTES_PER_S - self._waited_s
+        asked_s = time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                message = await self._receive()
+        except TimeoutError:
+            raise Unavailable("the body came too slowly; send it again") from None
+        self._waited_s += time.monotonic() - asked_s
+        self._size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            self.end()
+        if self._size > self._most:
+            raise too_large(self._most)
+        return message
+
+    def end(self) -> None:
+        """Count it no longer."""
+        self.is_read = True
+        if self._held is not None:
+            slots, name = self._held
+            self._held = None
+            slots.give_back(name)
+
+
+def too_large(most: int, found: int | None = None) -> TooLarge:
+    """Return the refusal of a body of more than so many bytes."""
+    said = "more bytes than" if found is None else f"{found} bytes; at most"
+    return TooLarge(f"the body has {said} {most} are taken. Send it in several, and vectors as Parquet")
+
+
+class Limits:
+    """ASGI middleware that bounds requests of one client and bodies of everybody; see the module.
+
+    Args:
+        refuse: answers with a refusal.
+    """
+
+    def __init__(self, app: ASGIApp, *, limits: LimitsTable, refuse: Callable[[LabelerError, str], ASGIApp]) -> None:
+        self._app, self._limits, self._refuse = app, limits, refuse
+        most = limits.max_connections_per_address
+        self._clients = Slots("requests", each=most, total=2**62)
+        self._bodies: dict[Sender, Slots] = {
+            sender: Slots("bodies", each=each, total=BODIES_TOTAL[sender], refused=Crowded)
+            for sender, each in BODIES_EACH.items()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
+        most = most_bytes(scope["path"], is_form=is_form, limits=self._limits)
+        # The server has checked that a length is a number, and that there is only one of the two.
+        stated = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+        # However many requests are under way, the health of the service can be asked.
+        client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
+        body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated)
+        try:
+            if client:
+                self._clients.take(client)
+        except TooManyRequests as error:
+            await self._refuse(error, scope["path"])(scope, receive, send)
+            return
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            body.end()
+            if client:
+                self._clients.give_back(client)

@@ -1,0 +1,433 @@
+"""The index: records searched part by part by an engine, exact under deletions and memory limits.
+
+Where everything fits there is one part, loaded when the index is built and kept. Under a memory limit below the shard's
+size, or on a device with less room, parts are loaded from the features during a search, one at a time, and dropped
+again. So a limit decides how often the shard is read, and never whether it can be answered from.
+
+Removed records are gone at once: what is kept is loaded anew without them when they are removed, so that a search does
+not know of them.
+
+**Sizes follow from public numbers**: the limit, the dimension, the count asked for, and a public number of rows in
+place of how many there are: what the shard's site declared (`max_records`), else UNDECLARED_RECORDS. Under a limit
+nothing is kept of a shard that declared nothing. Only how many parts there are follows from the number of records. No
+limit refuses a number of records, which would tell that number: whether it suffices follows from the dimension alone,
+and `check_memory_limit` says so before there is anything to answer.
+
+**The limit** bounds the anonymous memory that building and searching an index add at any moment beyond: the arrays
+passed in, a mark for every record, the Neighbors returned, and the fixed workspace a matrix library keeps per thread (a
+few MiB, whatever the size of the shard). Pages of a memory-mapped shard are page cache, which the system can take back
+at any time; they are given back all the same. On a CUDA device the same parts bound what lies there; and what it has
+free bounds them, limit or not.
+
+**Checked.** Every record is checked once to be found when the index is built: four random queries over each part, in
+full. Recomputing the similarity of what an engine returned cannot see a record that it did not return: one lost on the
+way to a device, in a tile, or by a selection that is wrong for some shape. Two of the queries are records of the part,
+whose similarity to themselves is the largest there is; two are random vectors of nearly the largest norm, so that 24
+bits are needed. A device that fails, is full or does not compute exactly is left for the processor, at whatever time:
+an answer that is charged is given.
+
+More than 400 lines: what a limit bounds and what is loaded under it must be read together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index.definition import (
+    NO_KEY,
+    NO_RECORD,
+    NO_SIMILARITY,
+    Neighbors,
+    check_count,
+    check_features,
+    check_record_ids,
+    pack,
+    ranks_of,
+    similarities_of,
+)
+from feature_store.index.engine import Block, DeviceFault, Engine, NumpyEngine
+from feature_store.index.rows import GatheredRows, unmap_pages
+from labeler.errors import InvalidSetting, UnsafeIndex
+
+UNDECLARED_RECORDS: Final = 1 << 16
+"""Stands for the number of records wherever nobody declared a bound on it: engines, tiles, threads and devices are
+those that are right for so many."""
+
+NO_IDS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+_SCRATCH_BYTES: Final = 512 << 20
+"""Working memory of one search when no limit is set."""
+
+_PROCESSOR_BYTES: Final = 2 << 30
+"""What a shard that a device was left with may add to memory, where nobody set a limit."""
+
+_USABLE: Final = 0.75
+"""Share of the limit that is planned with; the rest is for the allocator's slack."""
+
+_BYTES_PER_RECORD: Final = 48
+"""Id and row of each record of a part, with what sorting them needs for a moment."""
+
+_BYTES_PER_COORDINATE: Final = 6
+"""float32 beside the int16, or float16, that it is made of."""
+
+_BYTES_PER_FOUND: Final = 72
+"""Similarity, position, and keys while they are sorted, for each query and neighbour of a part."""
+
+_BYTES_PER_MERGED: Final = 96
+"""Similarity, id and row of each neighbour, twice, with the order of them."""
+
+_GATHER_BYTES: Final = 1 << 18
+_GATHER_FREELY_BYTES: Final = 1 << 23
+"""Records are converted to float32 this many bytes at a time, with a limit and without."""
+
+_MARKED_AT_ONCE: Final = 1 << 16
+_RECOMPUTED_QUERIES: Final = 16
+_CHECKED_FOUND: Final = 100
+_CHECKED_NORM: Final = 4090.0
+
+log = logging.getLogger(__name__)
+
+
+class Alive:
+    """Which records were not removed.
+
+    Args:
+        record_ids: int64 (n,), unique; in memory or memory-mapped, kept by reference.
+
+    Attributes:
+        marks: bool (n,), by row.
+    """
+
+    def __init__(self, record_ids: NDArray[np.int64]) -> None:
+        self.marks = np.ones(len(record_ids), dtype=np.bool_)
+        self._ids = record_ids
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.marks))
+
+    @property
+    def gone(self) -> NDArray[np.int64]:
+        """Ids of the removed records."""
+        return np.asarray(self._ids[~self.marks])
+
+    def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool) -> int:
+        """See NeighborIndex.remove."""
+        if not isinstance(record_ids, np.ndarray) or record_ids.dtype != np.int64 or record_ids.ndim != 1:
+            raise InvalidSetting("the record ids to remove must be an int64 array of shape (m,)")
+        # Not isin, which goes another way where few are removed. No record has the id behind the last one.
+        wanted = np.append(np.unique(record_ids), -1)
+        hits = np.empty_like(self.marks)
+        for start in range(0, len(self._ids), _MARKED_AT_ONCE):
+            part = slice(start, start + _MARKED_AT_ONCE)
+            ids = np.asarray(self._ids[part])
+            hits[part] = self.marks[part] & (wanted[np.searchsorted(wanted[:-1], ids)] == ids)
+        gone = int(np.count_nonzero(hits))
+        missing = len(wanted) - 1 - gone
+        if missing and not missing_ok:
+            raise InvalidSetting(
+                f"{missing} of {len(wanted) - 1} record ids to remove are not in the index (never added, or removed "
+                "before); nothing was removed. Pass missing_ok=True to remove the others."
+            )
+        self.marks &= ~hits
+        return gone
+
+
+def rows_at_once(engine: Engine, dimension: int, limit_bytes: int | None) -> int | None:
+    """Most records of a part; None where they all are one.
+
+    At most half of a limit is the part's; the rest is left for its searches, of any count.
+
+    Raises:
+        InvalidSetting: the limit has no room for one record and one query.
+        DeviceFault: the device does not answer.
+    """
+    room = engine.room_rows(dimension)
+    if limit_bytes is None:
+        return room
+    usable = int(_USABLE * limit_bytes) - _GATHER_BYTES
+    rows = usable // 2 // (_BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension)
+    rows = rows if room is None else min(rows, room)
+    while rows > 0 and _part_bytes(rows, dimension) + _query_bytes(engine, rows, rows, dimension) > usable:
+        rows //= 2
+    if rows < 1:
+        raise InvalidSetting(
+            f"memory_limit_bytes {limit_bytes} is too small for records of dimension {dimension}: not even one record "
+            "and one query fit; raise it"
+        )
+    return rows
+
+
+def check_memory_limit(limit_bytes: int | None, dimension: int, engine: Engine) -> None:
+    """Refuse a limit under which some shard could not be searched; what passes serves every number of records.
+
+    Raises:
+        InvalidSetting: see `rows_at_once`.
+    """
+    try:
+        rows_at_once(engine, dimension, limit_bytes)
+    except DeviceFault:
+        # An index would leave such a device for the processor, so what the processor needs decides.
+        rows_at_once(NumpyEngine(), dimension, limit_bytes)
+
+
+def _part_bytes(rows: int, dimension: int) -> int:
+    return rows * (_BYTES_PER_RECORD + _BYTES_PER_COORDINATE * dimension)
+
+
+def _query_bytes(engine: Engine, rows: int, found: int, dimension: int) -> int:
+    return 4 * dimension + engine.bytes_per_query(rows) + _BYTES_PER_FOUND * (found + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A loaded part.
+
+    Attributes:
+        block: its records, which were not removed, in the order of their ids.
+        rows: int64 (m + 1,), their rows in the features; then NO_RECORD.
+    """
+
+    block: Block
+    rows: NDArray[np.int64]
+
+
+class ExactIndex:
+    """A NeighborIndex over features that stay where they are.
+
+    Args:
+        features: int16 (n, d), n may be 0; in memory or memory-mapped. Kept by reference and read again
+            later, so it must not change.
+        record_ids: int64 (n,), unique, 0 or more.
+        engine: what scores a part.
+        memory_limit_bytes: see the module; None for no limit.
+        max_records: a public bound on n, from which sizes follow; None where there is none.
+        removed: ids of records that are not there, as if they were removed later.
+
+    Attributes:
+        engine: what searches now: another one than at the beginning where a device failed.
+        fault: why a device was left for the processor; None where none was. For who judges engines: neighbours are
+            equal.
+
+    Raises:
+        BadData: see check_features and check_record_ids.
+        InvalidSetting: a limit out of bounds.
+        UnsafeIndex: a processor's matrix product is not exact.
+    """
+
+    def __init__(
+        self,
+        features: NDArray[np.int16],
+        record_ids: NDArray[np.int64],
+        engine: Engine,
+        *,
+        memory_limit_bytes: int | None = None,
+        max_records: int | None = None,
+        removed: NDArray[np.int64] = NO_IDS,
+    ) -> None:
+        check_features(features)
+        check_record_ids(record_ids, len(features))
+        if memory_limit_bytes is not None:
+            check_count(memory_limit_bytes, "memory_limit_bytes")
+        self._features = features
+        self._ids = record_ids
+        self._alive = Alive(record_ids)
+        self._alive.remove(removed, missing_ok=False)
+        self._limit = memory_limit_bytes
+        self._max_records = max_records
+        self._step: int | None = None
+        self._kept: list[_Part] | None = None
+        self.engine = engine
+        self.fault: str | None = None
+        self._settle()
+
+    @property
+    def dimension(self) -> int:
+        return int(self._features.shape[1])
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the records stay loaded between searches."""
+        return self._kept is not None
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
+        """See NeighborIndex.search."""
+        check_features(queries, what="queries", dimension=self.dimension)
+        k = check_count(k, "k")
+        try:
+            return self._search(queries, k)
+        except DeviceFault as fault:
+            self._leave_device(fault)
+            return self._search(queries, k)
+
+    def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
+        """See NeighborIndex.remove. Everything is loaded anew: a search must not know how many were removed."""
+        removed = self._alive.remove(record_ids, missing_ok=missing_ok)
+        self._settle()
+        return removed
+
+    def _settle(self) -> None:
+        """Load and check every record, and keep them where they fit."""
+        self._unload()  # first: two copies might not fit
+        try:
+            self._step = rows_at_once(self.engine, self.dimension, self._limit)
+            if self._keeps():
+                self._kept = list(self._loaded(slice(None), is_checked=False))
+            else:
+                for part in self._each_loaded(is_checked=False):
+                    del part
+        except DeviceFault as fault:
+            self._leave_device(fault)
+
+    def _keeps(self) -> bool:
+        if self._step is None:
+            return True
+        rows = self._max_records
+        if self._limit is None:
+            # What a device has no room for it cannot keep, declared or not.
+            rows = max(UNDECLARED_RECORDS if rows is None else rows, len(self._features))
+        return rows is not None and rows <= self._step
+
+    def _leave_device(self, fault: DeviceFault) -> None:
+        """Go on without the device, for as long as this index lives."""
+        log.error("a device failed; neighbours are found by the processor from now on", extra={"cause": str(fault)})
+        self.fault = str(fault)
+        self._unload()
+        # The plain engine: whatever else is installed, it is there, and has no switch of its own.
+        self.engine = NumpyEngine()
+        if self._limit is None:
+            self._limit = _PROCESSOR_BYTES
+            self._max_records = max(self._max_records or UNDECLARED_RECORDS, len(self._features))
+        self._settle()
+
+    def _unload(self) -> None:
+        for part in self._kept or []:
+            self.engine.free(part.block)
+        self._kept = None
+
+    def _search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
+        best = Neighbors.none(len(queries), k)
+        # No part has more, from public numbers; where there is none, of fewer records there are keys of none.
+        count = min(filter(None, (k, self._max_records, self._step)))
+        at_once = self._queries_at_once(k, count)
+        is_first = True
+        for part in self._each_loaded() if self._kept is None else self._kept:
+            for start in range(0, len(queries), at_once):
+                some = slice(start, start + at_once)
+                found = self._decoded(part.block.first_keys(queries[some], count), part)
+                if is_first:
+                    best.record_ids[some, :count] = found.record_ids
+                    best.similarities[some, :count] = found.similarities
+                    best.rows[some, :count] = found.rows
+                else:
+                    best.merge(some, found)
+            is_first = False
+            del part  # before the next one is loaded
+        self._check_recomputed(queries, best)
+        return best
+
+    @property
+    def _public_rows(self) -> int:
+        """Stands for the number of records of a part."""
+        rows = self._max_records
+        if rows is None:
+            rows = UNDECLARED_RECORDS if self._limit is None else self._step
+        return min(filter(None, (rows, self._step)))
+
+    def _queries_at_once(self, k: int, count: int) -> int:
+        each = _query_bytes(self.engine, self._public_rows, count, self.dimension)
+        if self._kept is None:
+            each += _BYTES_PER_MERGED * k
+        room = _SCRATCH_BYTES
+        if self._limit is not None:
+            room = int(_USABLE * self._limit) - _GATHER_BYTES - _part_bytes(self._public_rows, self.dimension)
+        return max(1, room // each)
+
+    def _each_loaded(self, *, is_checked: bool = True) -> Iterator[_Part]:
+        """Load part after part; one is gone before the next one is made."""
+        step = self._step or 1
+        for start in range(0, len(self._features), step):
+            for part in self._loaded(slice(start, start + step), is_checked=is_checked):
+                try:
+                    yield part
+                finally:
+                    self.engine.free(part.block)
+                    del part
+
+    def _loaded(self, where: slice, *, is_checked: bool) -> Iterator[_Part]:
+        """The living records of some rows as a part; none where none lives."""
+        rows = np.flatnonzero(self._alive.marks[where]) + (where.start or 0)
+        if not len(rows):
+            return
+        rows = rows[np.argsort(self._ids[rows])]
+        chunk_bytes = _GATHER_FREELY_BYTES if self._limit is None else _GATHER_BYTES
+        gathered = GatheredRows(self._features, rows, chunk_bytes)
+        part = _Part(self.engine.load(gathered, self._public_rows), np.append(rows, NO_RECORD))
+        if not is_checked:
+            self._check_found(part, gathered)
+        yield part
+
+    def _check_found(self, part: _Part, rows: GatheredRows) -> None:
+        """Compare the first keys of four random queries with those of the definition, over every record of a part.
+
+        Similarities are taken in float64, whose products and sums of admitted rows are exact with 29 bits to spare,
+        whatever a process allows float32.
+        """
+        rng = np.random.default_rng()
+        own = [next(rows.part(number, number + 1).chunks())[1] for number in rng.integers(len(rows), size=2)]
+        vectors = rng.standard_normal((2, self.dimension))
+        vectors *= _CHECKED_NORM / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        queries = np.concatenate([*own, np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)])
+        asked = queries.astype(np.float64)
+        expected = np.empty((len(queries), 0), dtype=np.int64)
+        for where, chunk in rows.chunks():
+            keys = pack(asked @ chunk.astype(np.float64).T, np.arange(where.start, where.stop))
+            expected = np.concatenate([expected, keys], axis=1)
+            expected.sort(axis=1)
+            expected = expected[:, :_CHECKED_FOUND]
+        if not np.array_equal(part.block.first_keys(queries, expected.shape[1]), expected):
+            self.engine.free(part.block)
+            raise self._inexact("neighbours of four random queries are not those of the definition")
+
+    def _check_recomputed(self, queries: NDArray[np.int16], found: Neighbors) -> None:
+        """Recompute a few similarities in integers.
+
+        Catches what no check at the door can see: a library told elsewhere in the process to multiply with
+        less precision. Its neighbours would be plausible, and the guarantee void.
+        """
+        some = np.linspace(0, len(queries) - 1, min(len(queries), _RECOMPUTED_QUERIES)).astype(np.int64)
+        last = np.maximum((found.rows[some] != NO_RECORD).sum(axis=1) - 1, 0)
+        for column in (np.zeros_like(last), last):
+            rows = found.rows[some, column]
+            present = rows != NO_RECORD
+            exact = np.vecdot(queries[some[present]].astype(np.int64), self._features[rows[present]].astype(np.int64))
+            unmap_pages(self._features)
+            if not np.array_equal(exact, found.similarities[some, column][present]):
+                raise self._inexact("similarities are not exact integers")
+
+    def _inexact(self, what: str) -> DeviceFault | UnsafeIndex:
+        if not isinstance(self.engine, NumpyEngine):
+            return DeviceFault(what)
+        return UnsafeIndex(
+            "neighbours that engine numpy found are not exact: matrix products are being rounded, or records are "
+            "missed, which voids the privacy proof. Look for a reduced precision set in this process (similarities are "
+            "not exact integers), or for features changed since the index was built"
+        )
+
+    def _decoded(self, keys: NDArray[np.int64], part: _Part) -> Neighbors:
+        # NO_KEY's rank becomes the place behind all records.
+        rows = part.rows[np.minimum(ranks_of(keys), len(part.rows) - 1)]
+        is_there = keys != NO_KEY
+        return Neighbors(
+            record_ids=np.where(is_there, self._ids[rows], NO_RECORD),
+            similarities=np.where(is_there, similarities_of(keys), NO_SIMILARITY).astype(np.int32),
+            rows=rows,
+        )

@@ -1,0 +1,348 @@
+"""What a notebook does in its own process: embed images, plan a job, run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from feature_store.backbone_names import DEFAULT_BACKBONE
+from labeler.methods import Method, ReleaseKind
+from labeler.rounds.effects import AskedStrategy, StudentKind
+from labeler.task import StatedLevel
+from workers.notebook.job import LabelledJob
+
+if TYPE_CHECKING:
+    from feature_store.embedding import Duplicates
+    from feature_store.sources import PersonColumn
+
+SHARD_SUFFIX = ".shard"
+
+
+@dataclass(frozen=True)
+class EmbeddedImages:
+    """Images that were turned into a shard of features.
+
+    Attributes:
+        path: the shard.
+        records: how many images are in it. For a private shard this is its owner's to know.
+        classes: in label order.
+        fingerprint: of the backbone; shards of one job share it.
+        skipped: images that could not be read, with the reason.
+    """
+
+    path: Path
+    records: int
+    classes: tuple[str, ...]
+    fingerprint: str
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def embed(
+    source: str | Path,
+    out: str | Path | None = None,
+    *,
+    backbone: str | Path = DEFAULT_BACKBONE,
+    architecture: str | None = None,
+    classes: Sequence[str] | None = None,
+    public: bool = False,
+    persons: PersonColumn | None = None,
+    duplicates: Duplicates | None = None,
+    max_records: int | None = None,
+    quiet: bool = False,
+) -> EmbeddedImages:
+    """Turn images into a shard. A finished shard of the same images is taken as it is, an interrupted one goes on.
+
+    Args:
+        source: folder of class folders, Parquet file, or torchvision:NAME?root=DIR.
+        out: the shard to write; beside the source when None (`scans` gives `scans.shard`).
+        backbone, architecture: see feature_store.backbones.load_backbone; the default needs no download.
+        classes: PUBLIC class names in label order. Private images need them.
+        public: these are public images: thumbnails are kept for reports.
+        persons: whose images are whose (feature_store.sources).
+        duplicates: what becomes of private images that are there twice: "refuse", "keep-first" or "keep-all".
+        max_records: a public bound on private images, declared before they are counted; more are refused.
+        quiet: no progress bar.
+
+    Raises:
+        BadData, InvalidSetting, IdenticalImages: see feature_store.embedding.embed_source.
+    """
+    from feature_store.named_files import named_path
+    from workers.embedder.shards import embed_images
+    from workers.progress import progress_bars
+
+    named_path(source, "source")
+    path = _beside(source) if out is None else named_path(out, "out")
+    names = None if classes is None else tuple(classes)
+    with progress_bars(quiet=quiet) as progress:
+        made = embed_images(
+            source,
+            backbone,
+            path,
+            architecture=architecture,
+            classes=names,
+            public=public,
+            persons=persons,
+            duplicates=duplicates,
+            max_records=max_records,
+            progress=progress,
+        )
+    return EmbeddedImages(
+        path,
+        made["records"],
+        tuple(made["classes"]),
+        made["fingerprint"],
+        tuple((one["source"], one["reason"]) for one in made["skipped"]),
+    )
+
+
+def _beside(source: str | Path) -> Path:
+    text = str(source)
+    if "://" in text or text.startswith("torchvision:"):
+        from labeler.errors import InvalidSetting
+
+        raise InvalidSetting(f"say where the shard of {text.partition('?')[0]!r} is to be written: out=...")
+    path = Path(source)
+    return path.with_name(path.name + SHARD_SUFFIX) if path.is_dir() else path.with_suffix(SHARD_SUFFIX)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The price of a setting.
+
+    Attributes:
+        epsilon: per private image, at `delta`; None where nothing is bounded.
+        agent_epsilon: per agent; None where nothing is bounded.
+        sigma_votes: the noise nobody can subtract, in votes; None for methods whose noise is the agents' own.
+        queries: how many questions.
+        k: neighbours that vote.
+        delta: at which the epsilons hold.
+        holds_against: for whom, in words.
+        document: everything `labeler plan --json` says.
+        expected_accuracy: the shares of labels, from and to, that can be expected to be right; None where nothing can
+            be said beforehand (labeler.expectation).
+        warning: where noise drowns the votes: which price or number of records would do; empty otherwise.
+    """
+
+    epsilon: float | None
+    agent_epsilon: float | None
+    sigma_votes: float | None
+    queries: int
+    k: int
+    delta: float
+    holds_against: str
+    document: dict[str, Any]
+    expected_accuracy: tuple[float, float] | None = None
+    warning: str = ""
+
+    def __str__(self) -> str:
+        from labeler.budget import say_epsilon
+
+        agent = "no bound" if self.agent_epsilon is None else f"epsilon {say_epsilon(self.agent_epsilon)}"
+        image = "no bound" if self.epsilon is None else f"epsilon {say_epsilon(self.epsilon)}"
+        price = f"{self.queries} questions: {image} per private image, {agent} per agent (delta {self.delta:g})"
+        right = (
+            ""
+            if self.expected_accuracy is None
+            else "; {:.0%} to {:.0%} of labels right".format(*self.expected_accuracy)
+        )
+        return price + right + (f". WARNING: {self.warning}" if self.warning else "")
+
+
+def plan(
+    *,
+    method: Method = "reverse-knn",
+    queries: int = 20,
+    agents: int = 2,
+    epsilon: float | None = None,
+    sigma: float | None = None,
+    delta: float = 1e-5,
+    k: int = 1,
+    classes: int = 10,
+    release: ReleaseKind = "histogram",
+    colluding_agents: int | None = None,
+    max_dropouts: int = 0,
+    dishonest_talliers: Literal[1, 2] | None = None,
+    max_agent_records: int | None = None,
+    attributes_per_record: int | None = None,
+    records_per_person: int | None = None,
+    ballot_radius: int | Literal["auto"] | None = None,
+    records: int | None = None,
+    images: PathLike[str] | str | None = None,
+    level: StatedLevel = "instance",
+    solve: Literal["sigma", "queries", "k"] = "sigma",
+) -> Plan:
+    """The price of a setting (give `sigma`), or the setting for a price (give `epsilon`). Reads nothing, asks nobody.
+
+    Args:
+        method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
+            attributes_per_record, records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has
+            a radius proposed from `images`.
+        dishonest_talliers: how many of three talliers may be dishonest; given, whoever costs less accuracy adds the
+            noise, agents or talliers (`labeler.solving`).
+        epsilon: the price wanted; `solve` says what is found for it.
+        sigma: the noise, in votes; with `epsilon` only where `solve` is another.
+        classes: how many.
+        level: whose price `epsilon` is.
+        records: private images of all agents together, as far as you know, for `expected_accuracy`.
+        images: the public images as a shard, whose geometry makes that narrower.
+
+    Raises:
+        InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
+    """
+    from feature_store.named_files import named_path
+    from workers.plan import PlanRequest, make_plan, solve_request, with_radius
+
+    public = None if images is None else named_path(images, "images")
+    request = PlanRequest(
+        method=method,
+        k=k,
+        queries=queries,
+        sigma=sigma,
+        delta=delta,
+        agents=agents,
+        colluding_agents=colluding_agents,
+        max_dropouts=max_dropouts,
+        dishonest_talliers=dishonest_talliers,
+        classes=classes,
+        max_agent_records=max_agent_records,
+        release=release,
+        epsilon=epsilon,
+        solve=None if epsilon is None else solve,
+        level=level,
+        attributes_per_record=attributes_per_record,
+        records_per_person=records_per_person,
+        ballot_radius=ballot_radius,
+        records=records,
+    )
+    request = with_radius(request, public)
+    task = solve_request(request)
+    document = make_plan(request, public=public)
+    expected = document["expected_accuracy"]
+    return Plan(
+        epsilon=document["instance"]["epsilon"],
+        agent_epsilon=document["agent"]["epsilon"],
+        sigma_votes=task.sigma_votes,
+        queries=task.max_queries,
+        k=task.k,
+        delta=task.delta,
+        holds_against=document["holds_against"],
+        document=document,
+        expected_accuracy=None if expected["low"] is None else (expected["low"], expected["high"]),
+        warning=document["warning"],
+    )
+
+
+def run(
+    shards: Sequence[PathLike[str] | str],
+    images: PathLike[str] | str,
+    out: str | Path,
+    *,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    method: Method = "reverse-knn",
+    k: int = 1,
+    clusters: int | None = None,
+    strategy: AskedStrategy = "clustered",
+    student: StudentKind | None = None,
+    test: PathLike[str] | str | None = None,
+    backbone: str | None = None,
+    allow_small_shards: bool = False,
+    seed: int | None = None,
+    quiet: bool = False,
+    **task: Any,
+) -> LabelledJob:
+    """Label public images with private shards. An interrupted job continues in its folder, and is charged once.
+
+    Args:
+        shards: one for each agent, as `embed` returned them, or their paths.
+        images: the public images: what `embed(..., public=True)` returned, or a folder together with `backbone`.
+        out: the job's folder.
+        epsilon: the price per private image that the noise is solved for; or give `sigma_votes` instead.
+        delta: at which it holds.
+        method, k: how agents answer (labeler.methods).
+        clusters: ask about so many clusters of images; where None and the method asks questions, as many as price,
+            classes and number of public images advise (labeler.expectation). Nothing about an image depends on being
+            asked about: every image gets a label.
+        strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
+        student: which student labels all images; None for the usual one.
+        test: a labelled public shard to score it on.
+        backbone: for `images`, where that is a folder.
+        allow_small_shards: let an agent with fewer than k records vote with what it has.
+        seed: simulation: reproducible noise that protects nobody.
+        quiet: no progress bar.
+        **task: any other field of the task file's `[task]` (docs/task-file.md), for example colluding_agents=0.
+
+    Raises:
+        InvalidTask, InvalidSetting: a field is unknown or out of bounds, before anything is read.
+        LabelerError: see labeler.errors; nothing is half-written, and what was opened stays paid for.
+    """
+    from pydantic import ValidationError
+
+    from feature_store.named_files import named_path
+    from labeler.errors import InvalidSetting, InvalidTask
+    from labeler.methods import METHODS
+    from labeler.task import describe_validation
+    from workers.jobs.labelling import run_job
+    from workers.jobs.preparation import LabellingJob
+    from workers.jobs.task_file import TaskFile
+    from workers.progress import progress_bars
+
+    if isinstance(shards, (str, PathLike)):  # else a text would be read letter by letter
+        raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
+    folder, public = named_path(out, "out"), named_path(images, "images")
+    fields: dict[str, Any] = {"name": folder.name, "method": method, "k": k, "delta": delta} | task
+    if epsilon is not None:
+        fields["epsilon"] = epsilon
+    tables: dict[str, Any] = {"task": fields, "student": {} if student is None else {"kind": student}}
+    try:
+        if method in METHODS and not METHODS[method].asks_for_a_model:
+            count = clusters if clusters is not None else _clusters(fields, shards, public, folder)
+            tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
+        file = TaskFile.model_validate(tables)
+    except ValidationError as error:
+        raise InvalidTask(describe_validation(error, "task")) from None
+    job = LabellingJob(
+        file=file,
+        shards=tuple(named_path(shard, "a shard") for shard in shards),
+        queries=public,
+        out=folder,
+        test=None if test is None else named_path(test, "test"),
+        backbone=backbone,
+        allow_small_shards=allow_small_shards,
+        seed=seed,
+    )
+    with progress_bars(quiet=quiet) as progress:
+        run_job(job, progress=progress)
+    return LabelledJob(folder)
+
+
+def _clusters(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
+    """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
+    from feature_store.shard import Shard
+    from labeler.expectation import questions_for
+    from workers.jobs.folder import JobFolder
+    from workers.jobs.task_file import TaskFile
+
+    if not shards:
+        return None
+    public = len(Shard.open(images, verify=False)) if (images / "manifest.json").exists() else None
+    count = JobFolder(out).agreed("max_queries")
+    if count is None:
+        first = Shard.open(Path(shards[0]), verify=False)
+        classes = tuple(task.get("classes") or first.classes)
+        asked = TaskFile.model_validate({"task": dict(task)}).resolve(
+            classes=classes,
+            agents=len(shards),
+            num_queries=2 * len(classes) + int(task.get("k", 1)),
+            fingerprint=first.fingerprint,
+            nonce="",
+            has_attributes=first.has_attributes,
+        )
+        count = questions_for(asked, public_images=public)
+    return count if public is None or count < public else None
