@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from api.coordinator import room
+from api.coordinator import home
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 DISK_BYTES = 24 * 2**20
@@ -152,11 +152,11 @@ def test_what_was_found_is_told_again_for_a_moment_so_that_asking_often_is_no_wo
     now = [0.0]
     journal = service.coordinator.stores.database
     before = journal.probe()
-    probe = room.RoomProbe(tmp_path, journal, now=lambda: now[0])
+    probe = home.RoomProbe(tmp_path, journal, now=lambda: now[0])
     for _ in range(50):
         probe.check()
     assert journal.probe() == before + 2
-    now[0] = room.TOLD_AGAIN_S
+    now[0] = home.TOLD_AGAIN_S
     probe.check()
     assert journal.probe() == before + 4
     assert list(tmp_path.iterdir()) == []
