@@ -19,13 +19,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
 from api.app import create_app
-from labeler.errors import InvalidSetting, Unavailable
+from labeler.errors import Unavailable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -152,18 +151,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def url_of(listening: socket.socket, *, scheme: str = "http") -> str:
+def url_of(listening: socket.socket) -> str:
     """Return the address of a listening socket, as who stands before it calls it."""
     host, port = listening.getsockname()[:2]
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def serve_at(
     listening: socket.socket,
     coordinator: Coordinator,
     *,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
     on_server: Callable[[uvicorn.Server], None] = lambda _: None,
 ) -> None:
@@ -171,33 +168,21 @@ def serve_at(
 
     Args:
         coordinator: opened, not yet started.
-        tls_cert, tls_key: PEM files; both or neither.
         on_ready: called with the URL once requests are taken.
         on_server: called with the server before it runs, for whoever stops it from another thread.
-
-    Raises:
-        InvalidSetting: certificate or key cannot be read, or only one of them was given.
     """
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidSetting("TLS needs both a certificate and a key; one was given")
     app = create_app(coordinator)
     proxies = list(coordinator.config.trusted_proxies)
     most = _affordable(coordinator.config.limits.max_connections)
     server = Server(
         app,
         most_idle=most,
-        on_ready=lambda: on_ready(url_of(listening, scheme="http" if tls_cert is None else "https")),
+        on_ready=lambda: on_ready(url_of(listening)),
         on_stop=lambda: app.state.shutdown.begin(),
         proxy_headers=bool(proxies),
         forwarded_allow_ips=proxies,
         lifespan="on",
-        ssl_certfile=tls_cert,
-        ssl_keyfile=None if tls_key is None else str(tls_key),
     )
-    try:
-        server.config.load()
-    except OSError as error:
-        raise InvalidSetting(f"the TLS certificate or key cannot be used: {error.strerror or 'malformed'}") from None
     on_server(server)
     coordinator.start()
     try:

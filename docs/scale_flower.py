@@ -1,9 +1,9 @@
-"""The sum of `labeler simulate` in Flower's simulation, measured once beside ours; see docs/scale.md.
+"""The sum of `labeler bench scale` in Flower's simulation, measured once beside ours; see docs/scale.md.
 
 Flower's pins conflict with the project's, so it has an environment of its own, and the ballots it has to find travel
 in a file:
 
-    python docs/scale_flower.py prepare 1000 federation.npz      here: deals the digits, and sums by workers.simulated
+    python docs/scale_flower.py prepare 1000 federation.npz      here: deals the digits, and sums by benchmarks.scale
     uv venv flower && uv pip install -p flower/bin/python "flwr[simulation]<1.42" numpy
     flower/bin/python docs/scale_flower.py run federation.npz    there: one ClientApp per agent, one query, one sum
 
@@ -25,13 +25,13 @@ QUERIES, RECORDS = 100, 20
 
 def prepare(agents: int, path: str) -> None:
     """Deal the digits, and sum the ballots as the product casts them."""
+    from benchmarks.scale.ballots import Federation, ballots_of, group_size
     from labeler.batch import QueryBatch
     from labeler.task import parse_task
-    from workers.simulated.ballots import ballots_of, group_size
-    from workers.simulated.federation import digits_pool
+    from workers.audit.pool import digits_pool
 
     pool = digits_pool(seed=0)
-    federation, batch = pool.deal(agents, records=RECORDS, seed=0), QueryBatch(pool.public[:QUERIES])
+    federation, batch = Federation.dealt(pool, agents, records=RECORDS, seed=0), QueryBatch(pool.public[:QUERIES])
     task = parse_task(
         {"name": "twin", "classes": list(pool.classes), "k": 1, "sigma_votes": 100.0, "delta": 1e-6,
          "max_queries": QUERIES, "agents": agents}

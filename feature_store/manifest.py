@@ -35,7 +35,7 @@ class Manifest(BaseModel):
     """What a shard says about itself.
 
     Attributes:
-        format: of the folder; another number is another layout: 1 keeps features in one file, 2 in parts.
+        format: of the folder; another number is another layout.
         role: private (an agent's records; labels are secret) or public (queries; labels, if any, only for scoring).
         fingerprint: of the backbone that made the features.
         backbone: its description, for people.
@@ -54,7 +54,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    format: Literal["labeler-shard/1", "labeler-shard/2"] = "labeler-shard/1"
+    format: Literal["labeler-shard/1"] = "labeler-shard/1"
     role: Literal["private", "public"]
     fingerprint: Annotated[str, Field(min_length=1)]
     backbone: dict[str, Any]
@@ -70,11 +70,9 @@ class Manifest(BaseModel):
     attributes: bool = False
 
     @model_validator(mode="after")
-    def _check_format(self) -> Manifest:
+    def _check_bound(self) -> Manifest:
         if self.max_records is not None and (self.role != "private" or self.records > self.max_records):
             raise ValueError("a bound on records is kept by private shards, and by all of them that state one")
-        if (self.format == "labeler-shard/1") != (self.part_records is None):
-            raise ValueError("features are in parts in format 2, and in no other")
         return self
 
     @property
@@ -131,8 +129,4 @@ def sum_file(path: Path) -> FileSum:
 
 def _canonical(manifest: Manifest) -> bytes:
     fields = manifest.model_dump(mode="json")
-    for name in ("site_key", "part_records", "max_records", "attributes"):
-        # Came later: a shard without it has the version, and the checksum, that it always had.
-        if not fields[name]:
-            del fields[name]
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -269,7 +269,6 @@ class ShardWriter:
                 np.save(final / f"{part}.npy", digests[order])
                 has_digests = True
         manifest = Manifest(
-            format="labeler-shard/1" if self._part_records is None else "labeler-shard/2",
             role="public" if self._public else "private",
             fingerprint=self._fingerprint,
             backbone=self._backbone,
@@ -377,7 +376,7 @@ class ShardWriter:
             "public": self._public,
             "job": self._job,
             "site_key": self._site_key,
-            **({"attributes": True} if self._attributes else {}),
+            "attributes": self._attributes,
         }
 
     def _commit(self) -> None:
@@ -394,7 +393,7 @@ class ShardWriter:
         if path.exists():
             try:
                 state = json.loads(path.read_bytes())
-                sizes = {part: int(state["sizes"].get(part, 0)) for part in _PARTS}
+                sizes = {part: int(state["sizes"][part]) for part in _PARTS}
                 identity, records, position = state["identity"], int(state["records"]), int(state["position"])
             except (ValueError, KeyError, TypeError):
                 raise DamagedShard(

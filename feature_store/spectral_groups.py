@@ -44,7 +44,7 @@ NEIGHBORS: Final = 10
 LEAST_NEIGHBORS: Final = 3
 FEW_IMAGES: Final = 12
 MORE_AXES: Final = 2
-"""As chosen for `labeler bench ball` on digits of USPS and on training images held out."""
+"""Chosen on digits of USPS and on training images held out."""
 
 MOST_LANDMARKS: Final = 10_000
 _DENSE_IMAGES: Final = 500

@@ -44,7 +44,7 @@ PLANTED = {
     "sqlite outside its door": ("feature_store/mailbox/redis.py", "import sqlite3", "SQL has one door"),
     "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
     "nacl outside its door": ("workers/agent/desk.py", "import nacl", "PyNaCl has one door"),
-    "a benchmark in the product": ("workers/agent/desk.py", "import benchmarks.speed", "uses no benchmark"),
+    "a benchmark in the product": ("workers/agent/desk.py", "import benchmarks.speed.speed", "uses no benchmark"),
     "a benchmark behind a command": ("workers/commands/jobs.py", "from benchmarks import speed", "uses no benchmark"),
     "dp-accounting in a price": ("labeler/planning.py", "import dp_accounting", "dp-accounting has one door"),
     "mpyc in the product": ("workers/winner/session.py", "import mpyc.runtime", "MPyC is no part of the product"),

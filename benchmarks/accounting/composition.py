@@ -1,8 +1,9 @@
-"""Exact numerical composition: the trade-off function of many mechanisms one after another.
+"""Exact numerical composition of many mechanisms one after another, by their privacy losses.
 
-Composing T(P, Q) and T(P', Q') gives T(P x P', Q x Q'), also when the second mechanism is chosen after seeing the
-output of the first. Under Q the privacy losses log(q/p) of the parts are independent and add up, so the law of the
-whole loss is a convolution, and
+T(P, Q)(alpha) is the least type II error of all tests of P against Q with type I error at most alpha; a mechanism is
+f-DP if T of its outputs on any two neighbours is at least f. Composing T(P, Q) and T(P', Q') gives T(P x P', Q x Q'),
+also when the second mechanism is chosen after seeing the output of the first. Under Q the privacy losses log(q/p) of
+the parts are independent and add up, so the law of the whole loss is a convolution, and
 
     delta(epsilon) = E_Q [ (1 - e^(epsilon - loss))^+ ]
 
@@ -24,22 +25,92 @@ References:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
 
-from benchmarks.accounting.tradeoff import Curve, Floats, SampledGaussian, check_probability, distance, lower_hull
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting
+
+Floats = NDArray[np.float64]
 
 LOSS_INTERVAL = 2e-4
 """Width of a cell of loss: the variance of one step's loss, s^2, grows by at most a relative (interval / s)^2 / 4."""
 
-_CURVE_POINTS = 4_000
-_STEEPEST = 600.0
+_REACH = 9.5
+
+
+@dataclass(frozen=True)
+class SampledGaussian:
+    """C_p(G_mu): a mu-GDP mechanism run on a random part of the records; p = 1 is G_mu itself.
+
+    G_mu = T(N(0, 1), N(mu, 1)), G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu). With f_p = p f + (1 - p) Id,
+    C_p(f) = min{f_p, f_p^-1}** (Dong, Roth, Su 2022, definition 4.1). Let x* = Phi(-mu/2) be the fixed point of G_mu.
+    Then f_p has slope -1 at x*, f_p^-1 has slope -1 at f_p(x*), and the hull joins the two points by a line:
+
+        C_p(G_mu)(alpha) = f_p(alpha)                 for alpha <= x*,
+                           x* + f_p(x*) - alpha       for alpha between x* and f_p(x*),
+                           f_p^-1(alpha)              for alpha >= f_p(x*).
+
+    **The loss.** It is T(P, Q) for a pair with privacy loss l(z) = log(1 - p + p e^(mu z - mu^2/2)), z > mu/2, on one
+    side, where P has the mass of N(0, 1) and Q that of (1 - p) N(0, 1) + p N(mu, 1); -l on the other, with P and Q
+    exchanged; and an atom at loss 0, the line in the middle. So for epsilon >= 0
+
+        delta(epsilon)  = p delta_mu(log(1 + (e^epsilon - 1) / p)),
+        delta(-epsilon) = 1 - e^-epsilon (1 - delta(epsilon)).
+
+    **What it bounds.** (a) A batch of fixed size B = p n drawn without replacement, neighbours that differ by
+    replacing one record, a mechanism that is mu-GDP under replacement (a sum clipped at c moves by 2 c): theorem 4.2.
+    (b) Poisson sampling with rate p, neighbours by adding or removing one record (the sum moves by c): there T(M(S),
+    M(S')) is f_p or f_p^-1, both at least C_p(f); composing them apart is tighter
+    (`poisson`). Sampling *with* replacement is neither.
+
+    Attributes:
+        mu: at least 0, finite.
+        probability: p, in (0, 1].
+
+    Raises:
+        InvalidSetting: a number is out of bounds.
+    """
+
+    mu: float
+    probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < math.inf:
+            raise InvalidSetting(f"mu must be a finite number of at least 0, found {self.mu}")
+        _check_probability(self.probability)
+
+    def loss_quantile(self, losses: ArrayLike) -> Floats:
+        """The z >= mu/2 at which the loss is `losses` >= 0: l(z) = log(1 - p + p e^(mu z - mu^2/2)); mu > 0."""
+        values = np.asarray(losses, dtype=np.float64)
+        # log((e^l - 1 + p) / p), with e^l taken out so that it cannot overflow.
+        scaled = values + np.log1p((self.probability - 1) * np.exp(-values)) - math.log(self.probability)
+        z: Floats = scaled / self.mu + self.mu / 2
+        return z
+
+    def pair(self, interval: float) -> tuple[Floats, Floats]:
+        """Masses (P, Q) of cells of loss, each of this width at most: finite distributions that say a little less.
+
+        A cell is one outcome that stands for many, so T of these masses lies above this curve; what is made of them
+        must round each cell up again, as `_rounded` does. The last outcome is the far end
+        of the loss, with a mass below 1e-20, which only Q has.
+        """
+        if self.mu == 0:
+            return np.ones(1), np.ones(1)
+        p, far = self.probability, self.mu + _REACH
+        reach = math.log1p(p * math.expm1(self.mu * far - self.mu**2 / 2))
+        z = self.loss_quantile(np.arange(math.ceil(reach / interval) + 1) * interval)
+        beyond_p = ndtr(-z)
+        beyond_q = p * ndtr(self.mu - z) + (1 - p) * beyond_p
+        of_p, of_q = -np.diff(beyond_p), -np.diff(beyond_q)
+        atom = max(0.0, 1 - float(beyond_p[0]) - float(beyond_q[0]))
+        end_p, end_q = float(beyond_p[-1]), float(beyond_q[-1])
+        return np.concatenate([of_q, [atom], of_p, [0.0]]), np.concatenate([of_p, [atom + end_p], of_q, [end_q]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,21 +137,12 @@ class Composition:
         """The mu whose Gaussian mechanism has the same epsilon at this delta: what to compare a limit theorem with."""
         return mu_of_epsilon(self.epsilon(delta), delta)
 
-    def curve(self) -> Curve:
-        """The trade-off function, made symmetric: min{f, f^-1}**. Never above the exact one."""
-        # Steeper lines than those within 1e-13 of the mass that is lost for certain move no curve visibly.
-        lost = self.delta(_STEEPEST)
-        far = self.epsilon(lost + 1e-13) if lost < 1 - 1e-12 else 1.0
-        epsilons = np.append(0.0, np.geomspace(1e-4, min(max(1e-3, far), _STEEPEST), _CURVE_POINTS))
-        deltas = np.asarray(self.loss.get_delta_for_epsilon(epsilons), dtype=np.float64)
-        return from_profile(epsilons, np.clip(deltas, 0.0, 1.0))
 
-
-def compose(f: Curve | SampledGaussian, times: int, *, interval: float = LOSS_INTERVAL) -> Composition:
+def compose(f: SampledGaussian, times: int, *, interval: float = LOSS_INTERVAL) -> Composition:
     """f composed with itself: `times` mechanisms, each f-DP, one after another.
 
     Args:
-        f: the trade-off function of one of them.
+        f: one of them.
         times: at least 1.
         interval: width of a cell of loss.
 
@@ -89,20 +151,6 @@ def compose(f: Curve | SampledGaussian, times: int, *, interval: float = LOSS_IN
     """
     _check_times(times)
     return Composition(_loss(f, interval).self_compose(times))
-
-
-def compose_all(functions: list[Curve | SampledGaussian], *, interval: float = LOSS_INTERVAL) -> Composition:
-    """Different mechanisms one after another; the order does not matter.
-
-    Raises:
-        InvalidSetting: there is none.
-    """
-    if not functions:
-        raise InvalidSetting("there is nothing to compose")
-    total = _loss(functions[0], interval)
-    for f in functions[1:]:
-        total = total.compose(_loss(f, interval))
-    return Composition(total)
 
 
 def poisson(noise_multiplier: float, probability: float, times: int, *, interval: float = LOSS_INTERVAL) -> Composition:
@@ -122,7 +170,7 @@ def poisson(noise_multiplier: float, probability: float, times: int, *, interval
         InvalidSetting: a number is out of bounds.
     """
     _check_times(times)
-    check_probability(probability)
+    _check_probability(probability)
     if not 0 < noise_multiplier < np.inf:
         raise InvalidSetting(f"a noise multiplier must be positive and finite, found {noise_multiplier}")
     from dp_accounting.pld import privacy_loss_distribution
@@ -133,50 +181,12 @@ def poisson(noise_multiplier: float, probability: float, times: int, *, interval
     return Composition(step.self_compose(times))
 
 
-def from_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Curve:
-    """The largest symmetric curve that some (epsilon, delta) leave possible: the maximum of all f_{epsilon,delta}.
-
-    Each pair gives two lines below f. Any selection of pairs gives a valid lower bound of f, a denser one a tighter
-    one.
-
-    Args:
-        epsilons: ascending, at least 0.
-        deltas: the delta of each, in [0, 1], for both orders of the neighbours.
-    """
-    slopes, heights = np.exp(np.asarray(epsilons, dtype=np.float64)), 1 - np.asarray(deltas, dtype=np.float64)
-    # Lines b - e^eps a, steep ones first: the maximum's corners are where neighbours on the upper envelope meet.
-    kept: list[int] = []
-    for line in range(len(slopes) - 1, -1, -1):
-        # A line that is flatter and no lower lies above everywhere; far out all deltas are one in double precision.
-        while kept and heights[line] >= heights[kept[-1]]:
-            kept.pop()
-        while len(kept) > 1 and _meet(slopes, heights, kept[-1], line) <= _meet(slopes, heights, kept[-2], kept[-1]):
-            kept.pop()
-        kept.append(line)
-    corners = np.array([_meet(slopes, heights, *pair) for pair in pairwise(kept)])
-    values = heights[kept[1:]] - slopes[kept[1:]] * corners
-    start = (0.0, float(heights[kept[0]]))
-    # Beyond the point where alpha = beta, which the highest falling line meets last, the curve is its own mirror image.
-    middle = float((heights[kept] / (1 + slopes[kept])).max())
-    is_left = corners < middle
-    x = np.concatenate([[start[0]], corners[is_left], [middle]])
-    y = np.concatenate([[start[1]], values[is_left], [middle]])
-    return lower_hull(np.concatenate([x, y, [1.0]]), np.concatenate([y, x, [0.0]]))
-
-
-def _loss(f: Curve | SampledGaussian, interval: float) -> Any:
+def _loss(f: SampledGaussian, interval: float) -> Any:
     if not 0 < interval <= 0.1:
         raise InvalidSetting(f"a cell of loss must be positive and at most 0.1 wide, found {interval}")
     from dp_accounting.pld import privacy_loss_distribution
 
-    if isinstance(f, SampledGaussian):
-        return privacy_loss_distribution.PrivacyLossDistribution(_rounded(*f.pair(interval), interval))
-    forth, back = f, f.inverse()
-    if distance(forth, back) < 1e-12:
-        return privacy_loss_distribution.PrivacyLossDistribution(_rounded(*forth.pair(), interval))
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        _rounded(*forth.pair(), interval), _rounded(*back.pair(), interval)
-    )
+    return privacy_loss_distribution.PrivacyLossDistribution(_rounded(*f.pair(interval), interval))
 
 
 def _rounded(p: Floats, q: Floats, interval: float) -> Any:
@@ -215,5 +225,6 @@ def _check_delta(delta: float) -> None:
         raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")
 
 
-def _meet(slopes: Floats, heights: Floats, steep: int, flat: int) -> float:
-    return float((heights[steep] - heights[flat]) / (slopes[steep] - slopes[flat]))
+def _check_probability(probability: float) -> None:
+    if not 0 < probability <= 1:
+        raise InvalidSetting(f"a sampling probability must lie in (0, 1], found {probability}")

@@ -24,8 +24,7 @@ nobody else's is relied on.
    j are not both sampled, i learns nothing new about j. That holds for one round and fails for two: what j sends in
    round 1 to a third client k reaches i in round 2 through k's model. With R = 2, no noise and m = 3, i knows the
    record with probability 1 - (1 - p^2)^2 + p^4 (1 - p)^2, more than the 1 - (1 - p^2)^2 that the theorem leaves
-   (`test_federated.py` counts it). `one_round_with_client_sampling` is the lemma for one round; it is composed only
-   in `theorem_1_as_printed`. Theorem 2 does not use the p^2.
+   (`test_federated.py` counts it). Theorem 2 does not use the p^2.
 2. Its strong bound, sqrt(m - 1) mu, multiplies trade-off functions of different clients as if their views were
    independent. They are not (see x + z above). The bound still holds, because strong f = weak f is better.
 3. It charges R rounds where a client takes part in p R of them on average. A client's participation is public here,
@@ -45,12 +44,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
-from benchmarks.accounting.composition import LOSS_INTERVAL, Composition, compose, poisson
-from benchmarks.accounting.tradeoff import Curve, Floats, SampledGaussian, envelope, of_pair, product
+from benchmarks.accounting.composition import LOSS_INTERVAL, Composition, SampledGaussian, compose, poisson
 from labeler.accounting.losses import Pair
 from labeler.accounting.sampled import sampled_pair
 from labeler.errors import InvalidSetting
@@ -122,73 +118,6 @@ class LocalTraining:
         return compose(SampledGaussian(2 / self.noise_multiplier, self.rate), self.steps, interval=interval)
 
 
-def weak_trade_off(views: ArrayLike, neighbouring_views: ArrayLike, victim: int) -> Curve:
-    """The definition, for training whose outputs are finitely many: the worst T(M_i(S), M_i(S')) of one i.
-
-    Args:
-        views: probabilities of all that the clients see on S, one axis per client.
-        neighbouring_views: the same on S', which differs in one record of the victim.
-        victim: j, whose own view does not count.
-
-    Returns:
-        The largest curve below those of all single clients other than j.
-    """
-    first, second = _joint(views, neighbouring_views, victim)
-    others = [client for client in range(first.ndim) if client != victim]
-    marginals = []
-    for client in others:
-        rest = tuple(axis for axis in range(first.ndim) if axis != client)
-        marginals.append(of_pair(first.sum(axis=rest), second.sum(axis=rest)))
-    return envelope(marginals)
-
-
-def strong_trade_off(views: ArrayLike, neighbouring_views: ArrayLike, victim: int) -> Curve:
-    """The definition, for finitely many outputs: T(M_-j(S), M_-j(S')) of all other clients' views together.
-
-    Args:
-        views, neighbouring_views, victim: as for `weak_trade_off`.
-    """
-    first, second = _joint(views, neighbouring_views, victim)
-    return of_pair(first.sum(axis=victim), second.sum(axis=victim))
-
-
-def one_round_with_client_sampling(f: Curve, sync_probability: float) -> Curve:
-    """Lemma 3.8: one round, clients sampled with probability p each, seen by one of them: max(f, 1 - alpha - p^2).
-
-    With probability 1 - p^2 not both are sampled and the view tells nothing. The sampling itself stays secret.
-    For one round only: see the module for why rounds of it must not be composed.
-
-    Raises:
-        InvalidSetting: p is outside [0, 1].
-    """
-    if not 0 <= sync_probability <= 1:
-        raise InvalidSetting(f"a client's sampling probability must lie in [0, 1], found {sync_probability}")
-    floor = 1 - sync_probability**2
-    # The maximum of convex, piecewise linear functions bends at their corners and where they cross.
-    gaps = f.betas - (floor - f.alphas)
-    crossing = np.flatnonzero(gaps[:-1] * gaps[1:] < 0)
-    part = gaps[crossing] / (gaps[crossing] - gaps[crossing + 1])
-    met = f.alphas[crossing] + part * np.diff(f.alphas)[crossing]
-    alphas = np.unique(np.concatenate([f.alphas, met, [floor]]))
-    return Curve(alphas, np.maximum(f(alphas), np.maximum(0.0, floor - alphas)))
-
-
-def theorem_1_as_printed(f: Curve, sync_probability: float, rounds: int) -> Curve:
-    """max(f, 1 - alpha - p^2) composed R times: **not a guarantee**, see the module. Kept to show where it fails."""
-    each = one_round_with_client_sampling(f, sync_probability)
-    total = each
-    for _ in range(rounds - 1):
-        total = product(total, each)
-    return total
-
-
 def strong_mu_as_printed(weak_mu: float, clients: int) -> float:
     """Theorem 2's sqrt(m - 1) mu. The guarantee in the strong sense is weak_mu itself: see the module."""
     return math.sqrt(clients - 1) * weak_mu
-
-
-def _joint(views: ArrayLike, neighbouring_views: ArrayLike, victim: int) -> tuple[Floats, Floats]:
-    first, second = (np.asarray(part, dtype=np.float64) for part in (views, neighbouring_views))
-    if first.shape != second.shape or first.ndim < 2 or not 0 <= victim < first.ndim:
-        raise InvalidSetting("views need one axis per client, the same on both inputs, and a victim among the clients")
-    return first, second

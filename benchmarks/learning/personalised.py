@@ -4,7 +4,7 @@
       pull       h_i = (1 - alpha) w_i + alpha w_global                             (equation 2.1)
       K times    g   = sum over a Poisson sample of its records of clipped gradients
                  g~  = g on the integer grid + its own discrete Gaussian noise      (`labeler.noise`)
-                 w_i = optimiser step along g~ / B                                  (noisy SGD or noisy Adam)
+                 w_i = a step with momentum along g~ / B                            (noisy SGD)
       send       w_i
     server:      w_global = (1 - eta) w_global + eta mean of the w_i that were sent
 
@@ -12,7 +12,7 @@
 step's sum moves by at most C (1 + 2^-12) with the record (`benchmarks.learning.gradients.sum_sensitivity`), which
 is in it with probability B/n, by a coin that stays at the client. So a client's K R_i steps are
 `benchmarks.accounting.sampled.SampledRounds`, and `PriFedSync.price` is their bound; each step may depend on
-everything that was seen before. All else (momentum, Adam's moments, w_i, the mean, helper models, everybody's next
+everything that was seen before. All else (momentum, w_i, the mean, helper models, everybody's next
 round) is a function of g~ and of other clients' records. **So the bound holds against the server, against any other
 client, and against all of them together**: weak and strong federated f-DP are the same here
 (`benchmarks.accounting.federated`). The noise of one client protects it alone: `agents=1`, nobody else's is relied
@@ -22,15 +22,14 @@ on, and averaging needs no second noise.
 the rounds it takes part in; the price of training is that of the client with the most.
 
 References:
-    Zheng, Chen, Long, Su 2021, algorithms 1 and 2, equation 2.1. Abadi et al. 2016. Kingma, Ba 2015 (Adam).
+    Zheng, Chen, Long, Su 2021, algorithms 1 and 2, equation 2.1. Abadi et al. 2016.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -39,15 +38,107 @@ from torch import Tensor
 
 from benchmarks.accounting.federated import LocalTraining
 from benchmarks.accounting.sampled import SampledRounds, epsilon_bound
-from benchmarks.learning.client_models import NO_RECORD, ClientModels
 from benchmarks.learning.gradients import sum_sensitivity
 from labeler.accounting.gaussian import mu_of_epsilon
-from labeler.errors import InvalidSetting
+from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from workers.progress import ProgressCallback, silent
 
-_DECAY, _SQUARE_DECAY, _STABILISER = 0.9, 0.999, 1e-8
+NO_RECORD = -1
+"""The label of a row that only fills an array up: it is no record, and never sampled."""
+
+_SHRINK = 1 - 2.0**-20
+_LEAST = 1e-12
+_ROWS_AT_ONCE = 1 << 10
+_MOST_ROWS = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class LinearClients:
+    """Multinomial logistic regression without a constant, on features.
+
+    The gradient of a record with features x and label y is x (p - e_y)^T, of norm |x| |p - e_y|: so it is clipped
+    without being formed, and the sum is one matrix product. Sampled rows are packed, so a record moves others to
+    other places, where they may be rounded otherwise. In double precision a score is off by at most 2 d 2^-53 |x|
+    |w|, so all n gradients together by n d 2^-50 |x|^2 |w|, and the sum itself by n^2 2^-52 C. What the sums of two
+    neighbours may differ by beyond C is kept within half of the margin 2^-12 C that `sum_sensitivity` pays for: n is
+    bounded, and models so long that the first term could reach 2^-14 C are refused.
+
+    Attributes:
+        inputs: (N, n, d) float32, rows of norm at most 1.
+        labels: (N, n) int64, NO_RECORD for rows that are none.
+        num_classes: how many.
+
+    Raises:
+        InvalidSetting: shapes or labels do not fit, or there are more than 100,000 rows.
+        BadData: a feature is not finite or longer than 1.
+    """
+
+    inputs: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if self.inputs.ndim != 3 or self.labels.shape != self.inputs.shape[:2] or self.labels.shape[1] > _MOST_ROWS:
+            raise InvalidSetting(
+                "features must have the shape (clients, rows, dimension) and labels (clients, rows), "
+                f"with at most {_MOST_ROWS:,} rows; found {tuple(self.inputs.shape)} and {tuple(self.labels.shape)}"
+            )
+        if int(self.labels.max()) >= self.num_classes or int(self.labels.min()) < NO_RECORD:
+            raise InvalidSetting(f"labels must lie between 0 and {self.num_classes - 1}, or be NO_RECORD")
+        if not bool((self.inputs.double().square().sum(2) <= 1 + 1e-5).all()):
+            raise BadData("a feature is not finite or longer than 1; divide every row by its own norm")
+
+    @property
+    def dimension(self) -> int:
+        return self.inputs.shape[2] * self.num_classes
+
+    def gradient_sums(self, clients: Tensor, models: Tensor, sampled: Tensor, *, clip_norm: float) -> Tensor:
+        """Per client the sum of its sampled records' gradients, each clipped; not private before noise is added.
+
+        Adding or removing one record moves the client's sum by at most `sum_sensitivity`.
+
+        Args:
+            clients: which of the N, int64, shape (M,).
+            models: their models, float64, shape (M, D).
+            sampled: their sampled rows, bool, shape (M, n).
+            clip_norm: L2 norm.
+
+        Returns:
+            float64, shape (M, D).
+        """
+        # The sampled rows of each client first, then as many others as the largest sample needs; those have weight 0.
+        most = max(1, int(sampled.sum(1).max()))
+        is_all = most == sampled.shape[1]
+        rows = torch.arange(most).expand(len(clients), most) if is_all else sampled.int().topk(most, dim=1).indices
+        counts = torch.gather(sampled, 1, rows).double()
+        weights = models.reshape(len(clients), -1, self.num_classes)
+        longest = float(weights.square().sum(1).max().sqrt())
+        # Models are functions of what was released, so refusing tells nothing.
+        if not self.labels.shape[1] * weights.shape[1] * 2.0**-50 * longest <= 2.0**-14 * clip_norm:
+            raise PrivacyRefusal(
+                f"a model of length {longest:.3g} has left the range in which rounding is proved harmless; "
+                "lower the learning rate"
+            )
+        sums = torch.empty_like(weights)
+        group = max(1, _ROWS_AT_ONCE // most)
+        for first in range(0, len(clients), group):
+            part = slice(first, first + group)
+            own, which = clients[part], rows[part]
+            x = (self.inputs[own] if is_all else self.inputs[own[:, None], which]).double()
+            y = torch.gather(self.labels[own], 1, which).clamp_min(0)
+            error = torch.softmax(torch.bmm(x, weights[part]), 2)
+            error.scatter_add_(2, y[..., None], torch.full_like(y, -1.0, dtype=torch.float64)[..., None])
+            norms = x.square().sum(2).sqrt() * error.square().sum(2).sqrt()
+            factors = _SHRINK * (clip_norm / norms.clamp_min(_LEAST)).clamp_max(1.0) * counts[part]
+            sums[part] = torch.bmm(x.transpose(1, 2), error * factors[..., None])
+        return sums.flatten(1)
+
+    def correct(self, models: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Which test records each model gets right, bool, shape (N, t): (N, D) models on (N, t, d) inputs."""
+        scores = torch.bmm(inputs.double(), models.reshape(len(models), -1, self.num_classes))
+        return scores.argmax(2) == labels
 
 
 @dataclass(frozen=True)
@@ -65,9 +156,7 @@ class PriFedSync:
         interpolation: alpha, the global model's part of a client's helper model: 0 trains alone, 1 is FedAvg.
         server_rate: eta.
         sync_probability: p, with which each client is in each round of the schedule.
-        optimizer: "adam", or "sgd" with momentum.
-        learning_rate: of the optimiser, for gradients averaged over B.
-        momentum: of "sgd".
+        learning_rate, momentum: of the steps, for gradients averaged over B.
 
     Raises:
         InvalidSetting: a number is out of bounds.
@@ -83,15 +172,14 @@ class PriFedSync:
     interpolation: float = 0.1
     server_rate: float = 1.0
     sync_probability: float = 1.0
-    optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 1e-3
+    learning_rate: float = 2.0
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
         self.local_training(self.rounds)
         sum_sensitivity(self.clip_norm)
-        if self.clients < 1 or self.optimizer not in ("adam", "sgd"):
-            raise InvalidSetting(f"training needs clients and an optimizer, adam or sgd; found {self}")
+        if self.clients < 1:
+            raise InvalidSetting(f"training needs clients; found {self}")
         for name, low in (("interpolation", 0.0), ("server_rate", 0.0), ("momentum", 0.0), ("sync_probability", 1e-9)):
             if not low <= getattr(self, name) <= 1:
                 raise InvalidSetting(f"{name} must lie between {low:g} and 1, found {getattr(self, name)}")
@@ -153,24 +241,19 @@ class Trained:
 
 def train(
     settings: PriFedSync,
-    data: ClientModels,
+    data: LinearClients,
     *,
     sources: Sequence[ByteSource],
     schedule: NDArray[np.bool_],
-    seed: int = 0,
-    after_round: Callable[[int, Trained], bool] | None = None,
     progress: ProgressCallback = silent,
 ) -> Trained:
     """Train all clients, those of a round together in one batch.
 
     Args:
         settings: the training.
-        data: the clients' records and architecture.
+        data: the clients' records.
         sources: one secret source per client, for its coins and its noise. Seeded ones make a simulation repeatable.
         schedule: of `PriFedSync.schedule`, or any other that was chosen without looking at data.
-        seed: of the common start, where the architecture has one.
-        after_round: called with the rounds done and the models; True ends training. Whoever stops early pays for all
-            rounds of the schedule, unless the decision looked at nothing but what was released.
         progress: told how many rounds are done.
 
     Returns:
@@ -189,9 +272,10 @@ def train(
         raise InvalidSetting(f"a schedule says for every round which of {clients} clients take part, as true or false")
     noisy_sum = settings.noisy_sum(data.dimension)
     exists = data.labels != NO_RECORD
-    global_model = data.start(seed=seed)
+    # The problem is convex, so zeros are as good a start as any.
+    global_model = torch.zeros(data.dimension, dtype=torch.float64)
     models = global_model.repeat(clients, 1)
-    optimiser = _Optimiser(settings, models)
+    velocity = torch.zeros_like(models)
     taken = np.zeros(clients, dtype=np.int64)
     for number, members in enumerate(schedule):
         progress("PriFedSync rounds", number, len(schedule))
@@ -206,13 +290,12 @@ def train(
                     noisy_sum.open(noisy_sum.contribution(part, source=sources[client]))
                     for client, part in zip(inside.tolist(), sums, strict=True)
                 ]
-                own = optimiser.step(inside, own, torch.from_numpy(np.stack(noisy)) / settings.batch)
+                gradients = torch.from_numpy(np.stack(noisy)) / settings.batch
+                velocity[inside] = settings.momentum * velocity[inside] + gradients
+                own = own - settings.learning_rate * velocity[inside]
             models[inside] = own
             taken[members] += 1
             global_model = (1 - settings.server_rate) * global_model + settings.server_rate * own.mean(0)
-        done = Trained(models, global_model, taken)
-        if after_round is not None and after_round(number + 1, done):
-            break
     return Trained(models.clone(), global_model, taken)
 
 
@@ -226,27 +309,3 @@ def sample(settings: PriFedSync, source: ByteSource) -> NDArray[np.bool_]:
         return np.ones(settings.records, dtype=np.bool_)
     below = (settings.batch << 64) // settings.records
     return source.uint64(settings.records) < np.uint64(below)
-
-
-class _Optimiser:
-    """Noisy SGD with momentum, or noisy Adam, with a state per client; see the module for why it costs nothing."""
-
-    def __init__(self, settings: PriFedSync, models: Tensor) -> None:
-        self._settings = settings
-        self._velocity = torch.zeros_like(models)
-        self._squares = torch.zeros_like(models) if settings.optimizer == "adam" else torch.empty(0)
-        self._steps = torch.zeros(len(models), 1, dtype=torch.float64)
-
-    def step(self, clients: Tensor, models: Tensor, gradients: Tensor) -> Tensor:
-        rate = self._settings.learning_rate
-        if self._settings.optimizer == "sgd":
-            velocity = self._settings.momentum * self._velocity[clients] + gradients
-            self._velocity[clients] = velocity
-            return models - rate * velocity
-        self._steps[clients] += 1
-        steps = self._steps[clients]
-        mean = _DECAY * self._velocity[clients] + (1 - _DECAY) * gradients
-        squares = _SQUARE_DECAY * self._squares[clients] + (1 - _SQUARE_DECAY) * gradients.square()
-        self._velocity[clients], self._squares[clients] = mean, squares
-        scaled = (squares / (1 - _SQUARE_DECAY**steps)).sqrt() + _STABILISER
-        return models - rate * (mean / (1 - _DECAY**steps)) / scaled

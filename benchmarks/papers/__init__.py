@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from benchmarks.data_sets import data_root
+from benchmarks import BenchRow, bench_document
+from benchmarks.data import data_root
 from benchmarks.papers.runner import Cell, kept_cells_folder, run_cells
-from benchmarks.rows import BenchRow, bench_document
 from feature_store.durable import replace_file
 from labeler.errors import InvalidSetting
 from workers.progress import ProgressCallback, silent
@@ -33,7 +33,7 @@ NAMES: Final = ", ".join(PAPERS)
 
 
 def bench_papers(
-    name: str | None = None,
+    paper: str | None = None,
     *,
     data: Path | None = None,
     full: bool = False,
@@ -43,7 +43,7 @@ def bench_papers(
     """Measure one paper's table, or all.
 
     Args:
-        name: one of PAPERS; None for all.
+        paper: one of PAPERS; None for all.
         data: folder of the real data sets.
         full: all sizes and repetitions, as in BENCHMARKS.md, kept cell by cell; else a quick version of the same.
         out: folder for a JSON document per table and the pictures; None writes nothing.
@@ -55,12 +55,12 @@ def bench_papers(
     Raises:
         InvalidSetting: no such table, or the data are not there.
     """
-    if name is not None and name not in PAPERS:
-        raise InvalidSetting(f"no paper's table is called {name!r}; choose {NAMES}, or none of them for all")
+    if paper is not None and paper not in PAPERS:
+        raise InvalidSetting(f"no paper's table is called {paper!r}; choose {NAMES}, or none of them for all")
     root = data_root(data)
     rows: list[BenchRow] = []
-    for paper in PAPERS if name is None else (name,):
-        rows += _one(paper, root, full, out, progress)
+    for one in PAPERS if paper is None else (paper,):
+        rows += _one(one, root, full, out, progress)
     if out is not None:
         from benchmarks.papers.chart import draw_chart
 

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.data_sets import Split, mnist, usps
+from benchmarks import BenchRow
+from benchmarks.data import Split, mnist, usps
 from benchmarks.learning.adaptation import DomainAdversarial, adapt_together, adversarial_convnet
 from benchmarks.learning.jitter import Jitter
 from benchmarks.learning.networks import image_tensor, linear_head, small_convnet
@@ -46,7 +47,6 @@ from benchmarks.papers.ensemble_rounds import (
 )
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.papers.runner import Cell
-from benchmarks.rows import BenchRow
 from workers.progress import ProgressCallback
 
 LEAST_CERTAINTY = 0.6

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.rows import BenchRow
+from benchmarks import BenchRow
 from feature_store.durable import replace_file
 from workers.report.pictures import CLASS_COLORS, INK, MUTED, drawable, finish_file, new_figure, plain_axes
 

@@ -36,11 +36,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data_sets import DataSet, cifar10_features
+from benchmarks import BenchRow
+from benchmarks.data import DataSet, cifar10_features
 from benchmarks.learning.blind_averaging import blind_average, blind_sum_for, group_event, replaced_user_event
 from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
 from benchmarks.papers.runner import Cell
-from benchmarks.rows import BenchRow
 from feature_store.students.projection import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.data_sets import Split
+from benchmarks import BenchRow
+from benchmarks.data import Split
 from benchmarks.learning.networks import image_tensor
 from benchmarks.learning.together import Parameters, predict_together
 from benchmarks.learning.votes import group_ballots
+from benchmarks.one_round import open_sum
 from benchmarks.papers.partitions import Rows
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
-from benchmarks.rows import BenchRow
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
 from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
@@ -37,7 +37,7 @@ from labeler.contribution import input_shares
 from labeler.methods import Method, ReleaseKind
 from labeler.planning import price
 from labeler.randomness import seeded_source
-from labeler.release import Release, open_histogram, open_winner
+from labeler.release import Release
 from labeler.solving import solve_sigma
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
@@ -164,16 +164,13 @@ def vote(task: Task, questions: QuerySet, ballots: Sequence[NDArray[np.int64]], 
         seed: of the noise and of the shares; each agent has a stream of its own.
     """
     round = round_of(task, QueryBatch(questions.features))
-    talliers = [Tallier(index, round) for index in range(task.talliers)]
-    for number, own in enumerate(ballots):
-        source = seeded_source(f"{seed}, agent {number}".encode())
-        for tallier, share in zip(
-            talliers, input_shares(own, task, round, agent_id=f"agent-{number}", source=source), strict=True
-        ):
-            tallier.receive(share)
-    contributors = agree_on_contributors(talliers)
-    sums = [tallier.aggregate_share(contributors) for tallier in talliers]
-    return open_histogram(sums, task) if task.release == "histogram" else open_winner(sums, task)
+    answers = [
+        input_shares(
+            own, task, round, agent_id=f"agent-{number}", source=seeded_source(f"{seed}, agent {number}".encode())
+        )
+        for number, own in enumerate(ballots)
+    ]
+    return open_sum(task, round, answers)
 
 
 @dataclass(frozen=True)

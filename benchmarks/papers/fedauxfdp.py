@@ -38,12 +38,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data_sets import DataSet, cifar10_features
+from benchmarks import BenchRow
+from benchmarks.data import DataSet, cifar10_features
 from benchmarks.learning.distillation import distil, grid_votes, soft_labels, student_features, sum_votes
 from benchmarks.learning.head_noise import paper_scores_share, solve_noise
 from benchmarks.papers.partitions import dirichlet_partition
 from benchmarks.papers.runner import Cell
-from benchmarks.rows import BenchRow
 from labeler.local_heads import LocalHeadTerms
 from labeler.randomness import seeded_source
 from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_heads

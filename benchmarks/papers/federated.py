@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.data_sets import mnist, usps
+from benchmarks import BenchRow
+from benchmarks.data import mnist, usps
 from benchmarks.learning.adaptation import DomainAdversarial
 from benchmarks.learning.federated import LocalTraining, ServerStep, dp_fed_avg, fed_avg
 from benchmarks.learning.federated_adaptation import AdversarialUpdates, with_domain_head
@@ -37,7 +38,6 @@ from benchmarks.papers.federations import AGENT_DELTA, Federation, accuracy_of, 
 from benchmarks.papers.noisy_step import step_rows
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, iid_partition, mnist_partition
 from benchmarks.papers.runner import Cell
-from benchmarks.rows import BenchRow
 from benchmarks.sampled_sum import SampledSum, with_budget
 from labeler.noise import VectorSum
 from workers.progress import ProgressCallback

@@ -1,7 +1,7 @@
 """Office-Caltech10 by gradients: DP-FedSGD and FedAvg as a linear head, beside kNN-DPFL (Zhu et al. 2021, table 2).
 
 Three domains are agents with labels, the fourth is to be labelled: 70 % of its images are public and 30 % are kept for
-the test, in the same splits as `benchmarks.office_caltech`, on the same frozen backbone. The paper trains whole
+the test, in the same splits as `labeler bench office-caltech`, on the same frozen backbone. The paper trains whole
 networks by DP-FedSGD; a head on frozen features is what its noise can bear.
 
 **Choosing settings.** Steps, rates and clipping norm were chosen with amazon and caltech10 as servers; the rows are for
@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks import BenchRow
+from benchmarks.accuracy.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
 from benchmarks.learning.federated import LocalTraining, ServerStep, fed_avg
 from benchmarks.learning.federated_sgd import dp_fed_sgd, plan_fed_sgd
 from benchmarks.learning.gradients import flatten
 from benchmarks.learning.networks import linear_head
 from benchmarks.learning.together import Parameters
-from benchmarks.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
 from benchmarks.papers.federations import (
     ACCURACY,
     INSTANCE_DELTA,
@@ -37,7 +38,6 @@ from benchmarks.papers.federations import (
     sources_of,
 )
 from benchmarks.papers.runner import Cell
-from benchmarks.rows import BenchRow
 from feature_store.shard import Shard
 from workers.progress import ProgressCallback
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks import BenchRow
 from benchmarks.learning.federated import SourceOf
 from benchmarks.learning.together import Parameters
 from benchmarks.papers.partitions import Rows
-from benchmarks.rows import BenchRow
 from benchmarks.sampled_sum import SampledSum
 from labeler.randomness import seeded_source
 

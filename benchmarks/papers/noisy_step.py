@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks import BenchRow
 from benchmarks.learning.gradients import clipped_gradient_sums, flatten, unflatten
 from benchmarks.learning.networks import small_convnet
 from benchmarks.learning.together import initial_parameters
-from benchmarks.rows import BenchRow
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 

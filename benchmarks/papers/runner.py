@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.data_sets import cache_folder
-from benchmarks.rows import BenchRow, installed_versions
+from benchmarks import BenchRow, installed_versions
+from benchmarks.data import cache_folder
 from feature_store.durable import replace_file
 from workers.progress import ProgressCallback, silent
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import BENCHES, run_bench, winner
-from benchmarks import office_caltech as office
+from benchmarks import BENCHES, BenchRow, run_bench
 from benchmarks.accounting.composition import poisson
-from benchmarks.office_caltech import Arena, Setting
-from benchmarks.papers import PAPERS
-from benchmarks.rows import BenchRow
+from benchmarks.accuracy import office_caltech as office
+from benchmarks.accuracy.office_caltech import Arena, Setting
+from benchmarks.speed import winner
 from labeler.errors import InvalidSetting
-from workers.commands import bench as command
 from workers.commands.catalogue import app
 
 ROW_KEYS = {
@@ -34,20 +35,22 @@ def test_the_speed_bench_reports_every_target() -> None:
     assert {"time ratio", "labels per second", "million samples per second", "milliseconds"} <= metrics
 
 
-def test_the_command_names_every_bench_and_every_paper_without_loading_one() -> None:
-    assert tuple(BENCHES) == command.BENCHES
-    assert tuple(PAPERS) == command.PAPERS
+def test_every_bench_has_its_function_and_the_command_loads_none() -> None:
+    for where in BENCHES.values():
+        module, function = where.split(":")
+        taken = inspect.signature(getattr(import_module(module), function)).parameters
+        assert "progress" in taken
+        assert all(one.default is not one.empty for one in taken.values()), where
+    assert CliRunner().invoke(app, ["bench"]).stdout.split() == list(BENCHES)
     looked = (
         "import sys, workers.commands.catalogue; sys.exit(any(name.startswith('benchmarks') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
 
 
-def test_a_study_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prices_a_round(*_: object) -> list[BenchRow]:
-        return [BenchRow("a", "b", "epsilon", poisson(2.0, 0.1, 3).epsilon(1e-5))]
-
-    monkeypatch.setitem(BENCHES, "rounds", prices_a_round)
+def test_a_bench_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHES, "rounds", f"{__name__}:prices_a_round")
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(prices_a_round=prices_a_round))
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
     result = CliRunner().invoke(app, ["bench", "rounds"])
     assert isinstance(result.exception, InvalidSetting)
@@ -55,30 +58,19 @@ def test_a_study_whose_package_is_missing_names_the_extra(monkeypatch: pytest.Mo
     assert ".[benchmarks]" in str(result.exception)
 
 
-def test_three_talliers_leave_half_of_the_noise_that_three_agents_need_against_two_of_them() -> None:
-    rows = run_bench("noise-by-talliers")["rows"]
-    assert all(set(row) == ROW_KEYS for row in rows)
-    stated = {row["method"]: float(row["reference"].split()[0]) for row in rows if row["reference"]}
-    agents, one, two, as_much = stated.values()
-    assert one == pytest.approx(agents / 2, rel=1e-3)
-    assert two == pytest.approx(agents, rel=1e-3)
-    assert as_much == pytest.approx(agents, rel=1e-3)
-    epsilon = {row["method"]: row["epsilon"] for row in rows}
-    assert len(epsilon) == 4
-    assert sorted(epsilon.values())[0] < 0.75 * sorted(epsilon.values())[1]
+def prices_a_round(*, progress: object) -> list[BenchRow]:
+    return [BenchRow("a", "b", "epsilon", poisson(2.0, 0.1, 3).epsilon(1e-5))]
 
 
-def test_sampled_training_is_charged_above_its_exact_profile_and_certified_close_to_it() -> None:
-    rows = run_bench("sampled-training")["rows"]
-    assert all(set(row) == ROW_KEYS for row in rows)
-    ratios = {(row["case"], row["method"], row["delta"]): row["value"] for row in rows if row["delta"] is not None}
-    assert len(ratios) == 8
-    for (_, method, _), ratio in ratios.items():
-        assert 0.999 < ratio < (1.003 if method == "certified profile" else 1.3)
+@pytest.mark.parametrize("option", ["--seeds 3:5", "--minutes 1", "--trace", "--out tables", "--agents 3"])
+def test_an_option_that_a_bench_does_not_take_is_refused(option: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "speed", *option.split()])
+    assert isinstance(result.exception, InvalidSetting)
+    assert "it takes full" in str(result.exception)
 
 
 def test_an_unknown_bench_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match=r"choose office-caltech, .*backbones, .* or papers"):
+    with pytest.raises(InvalidSetting, match=r"choose papers, office-caltech, .*backbones"):
         run_bench("sleep")
 
 

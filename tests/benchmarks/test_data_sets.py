@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data_sets import data_root as find_root
-from benchmarks.data_sets import mnist, usps
+from benchmarks.data import data_root as find_root
+from benchmarks.data import mnist, usps
 from labeler.errors import BadData, InvalidSetting
 
 

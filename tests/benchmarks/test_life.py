@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import life
-from benchmarks.life_data import Federation, Images
+from benchmarks.accuracy import life
+from benchmarks.accuracy.life_data import Federation, Images
 from feature_store.quantize import quantize
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for

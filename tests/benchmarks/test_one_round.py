@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.answering import AnsweringAgent
-from benchmarks.one_round import run_round
+from benchmarks import one_round as benches
 from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import ProtocolViolation, QuorumNotReached
@@ -20,7 +19,10 @@ from labeler.sharing import split
 from labeler.tally import BallotShare, InputShare
 from labeler.task import Task, parse_task
 from labeler.winner import WinnerTerms
+from tests.answering import AnsweringAgent
+from tests.one_round import run_round
 from tests.oracles.winner_reference import reference_winners
+from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
 
 QUERIES = 9
@@ -125,3 +127,19 @@ def test_below_the_quorum_nothing_is_charged_or_opened(make_agents, batch, task)
     assert posted == []
     two = run_round(task, batch, make_agents([AnsweringAgent, AnsweringAgent]), post_charge=posted.append)
     assert len(two.labels) == QUERIES
+
+
+def test_a_round_of_the_benches_is_the_round_of_answering_agents(make_shard) -> None:
+    shards = [make_shard(f"s{number}", seed=number) for number in range(3)]
+    batch = QueryBatch(make_shard("public", records=QUERIES, seed=99, public=True).features[:])
+    secrets = [bytes([number]) * 32 for number in range(3)]
+    task = task_for(shards[0].classes, shards[0].fingerprint, release="histogram", max_dropouts=0)
+    ours = [(Agent(f"a{n}", shard), secret) for n, (shard, secret) in enumerate(zip(shards, secrets, strict=True))]
+    theirs = [
+        AnsweringAgent(
+            f"a{n}", shard, ledger=InMemoryLedger({"instance": Account("own", "instance", 10**18)}), noise_secret=secret
+        )
+        for n, (shard, secret) in enumerate(zip(shards, secrets, strict=True))
+    ]
+    found, expected = benches.run_round(task, batch, ours), run_round(task, batch, theirs)
+    assert np.array_equal(np.asarray(found.noisy_votes), np.asarray(expected.noisy_votes))

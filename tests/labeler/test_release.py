@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from labeler.contribution import contribution, input_shares
 from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
 from labeler.randomness import ByteSource, os_source, seeded_source
@@ -23,6 +22,7 @@ from labeler.sharing import ShareVector, split
 from labeler.tally import AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.task import Task
 from labeler.winner import Winner, WinnerTerms
+from tests.plain_tallier import Tallier, agree_on_contributors
 
 QUERIES = 6
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from labeler.batch import QueryBatch
@@ -38,6 +37,7 @@ from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, Round, add_shares, round_of, round_with
 from labeler.task import Task, parse_task
 from tests.oracles.winner_reference import reference_winners
+from tests.plain_tallier import Tallier, agree_on_contributors
 from workers.voting.blind_average import weight_ballots
 from workers.voting.model_store import InMemoryModels
 from workers.voting.records import Records

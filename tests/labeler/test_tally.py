@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from labeler.errors import (
     DuplicateAgent,
     InvalidSetting,
@@ -23,6 +22,7 @@ from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, split, unshard
 from labeler.tally import AggregateShare, InputShare, Round, split_ballots
 from labeler.winner import WinnerTerms
+from tests.plain_tallier import Tallier, agree_on_contributors
 
 ROUND = Round(task_digest="a" * 64, batch_digest="b" * 64, num_queries=2, num_classes=3, quorum=3)
 

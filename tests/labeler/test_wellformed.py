@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.plain_tallier import Tallier, agree_on_contributors
 from labeler.contribution import contribution, input_shares
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.noise import noise_share
@@ -35,6 +34,7 @@ from labeler.tally import (
     split_ballots,
 )
 from labeler.task import Task
+from tests.plain_tallier import Tallier, agree_on_contributors
 
 CLASSES = ("a", "b", "c")
 AGREEMENT = "a" * 64

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.rows import BenchRow
+from benchmarks import BenchRow
 from labeler.errors import InvalidSetting
 from tests.simulation.campaign import (
     LONGEST_S,
@@ -21,7 +21,7 @@ from tests.simulation.campaign import (
 )
 from tests.simulation.case import case_of
 from tests.simulation.subject import service
-from workers.progress import ProgressCallback
+from workers.progress import ProgressCallback, silent
 
 QUICK_SEEDS = "0:100"
 FULL_SEEDS = "0:1000000"
@@ -29,11 +29,11 @@ FULL_SEEDS = "0:1000000"
 
 def bench_simulate(
     *,
-    full: bool,
-    seeds: str | None,
-    resume: Path | None,
-    trace: bool,
-    progress: ProgressCallback,
+    full: bool = False,
+    seeds: str | None = None,
+    resume: Path | None = None,
+    trace: bool = False,
+    progress: ProgressCallback = silent,
     minutes: float | None = None,
 ) -> list[BenchRow]:
     """Run schedules and report them; with `trace` show one of them step by step.

@@ -114,9 +114,3 @@ def test_several_processes_give_the_same_report_and_say_where_one_of_them_was_ki
             run_seeds(8, 10, processes=2)
     finally:
         killed.shutdown()
-
-
-def test_other_benches_take_no_seeds() -> None:
-    for option in (["--seeds", "3:5"], ["--minutes", "1"], ["--trace"]):
-        other = CliRunner().invoke(app, ["bench", "speed", *option])
-        assert isinstance(other.exception, InvalidSetting), option

@@ -16,7 +16,7 @@ from workers.agent.durable_ledger import DurableLedger
 
 @dataclass(repr=False)
 class JournalStore:
-    """A `benchmarks.answering.RoundStore` over the journal; what is kept is judged as a machine does."""
+    """A `tests.answering.RoundStore` over the journal; what is kept is judged as a machine does."""
 
     database: Database
     rounds: JournalRounds

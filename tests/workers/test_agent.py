@@ -15,7 +15,6 @@ import pytest
 
 import workers.voting.neighbors
 from api.coordinator.pricing import finite_levels
-from benchmarks.answering import AnsweringAgent
 from feature_store.erasable import KeysInMemory
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -34,6 +33,7 @@ from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.sharing import unshard
 from labeler.tally import InputShare
 from labeler.task import Level, Task, parse_task
+from tests.answering import AnsweringAgent
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import Agent
 from workers.agent.durable_ledger import DurableLedger

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.answering import AnsweringAgent, RoundsInMemory
 from feature_store.erasable import KeyFolder
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -31,6 +30,7 @@ from labeler.errors import LabelerError
 from labeler.rounds.agent import Recipients
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers import test_agent_service
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same

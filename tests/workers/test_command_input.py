@@ -354,7 +354,6 @@ def test_no_service_is_asked_for_what_has_no_place(
         ("export . --format csv --out none/labels.csv", "make it first"),
         ("export . --format hf --out a-file", "is a file"),
         ("export . --format hf --out a-file/data", "is a file"),
-        ("simulate --agents 10 --out none/scale.json", "make it first"),
         ("bench speed --out a-file", "is a file"),
         ("bench simulate --resume none/schedules.json", "--resume names a file in none"),
         ("agent history --home . --format csv --out none/answered.csv", "make it first"),

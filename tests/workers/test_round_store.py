@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from benchmarks.answering import RoundsInMemory, RoundStore
 from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from feature_store.faults import listening
 from feature_store.journal.agent_memory import AgentMemory
@@ -23,6 +22,7 @@ from feature_store.journal.ledger import Charge, Ledger
 from feature_store.journal.outages import no_room
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from tests.answering import RoundsInMemory, RoundStore
 from tests.workers.journal_store import JournalStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

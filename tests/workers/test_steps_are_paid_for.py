@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.answering import AnsweringAgent, RoundsInMemory
 from feature_store.driving.sending import batch_of
 from feature_store.erasable import KeysInMemory
 from feature_store.journal.agent_evidence import agent_facts
@@ -45,6 +44,7 @@ from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.sharing import ShareVector, unshard
 from labeler.tally import round_of
 from labeler.task import Level, Task, parse_task
+from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers.journal_store import ChargingLedger
 from workers.agent.agent import as_it_is, shares_of
 from workers.agent.durable_ledger import DurableLedger

@@ -1,16 +1,13 @@
 """The command `bench`: the one door from the product to `benchmarks`, opened when somebody runs it.
 
-Benchmarks are in a checkout of the project and not in the installed package.
-
-The names of benches and papers are written here a second time, so that `labeler --help` loads no study;
-tests/benchmarks/test_benches.py holds the two together.
+Benchmarks are in a checkout of the project and not in the installed package, and so is the list of their names.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,54 +17,22 @@ from rich.table import Table
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, check_file, check_folder, print_json
 
-BENCHES: Final = (
-    "office-caltech",
-    "answers",
-    "attributes",
-    "backbones",
-    "embed",
-    "calibration",
-    "digits",
-    "speed",
-    "device",
-    "start",
-    "ledger",
-    "service",
-    "coordinators",
-    "attacks",
-    "audit",
-    "ray",
-    "winner",
-    "scale",
-    "thousand-agents",
-    "rivals",
-    "ball",
-    "strategies",
-    "noise-by-talliers",
-    "curves",
-    "steps",
-    "harder",
-    "simulate",
-    "life",
-    "sampled-training",
-)
-PAPERS: Final = ("ae-dpfl", "federated", "prifedsync", "fedauxfdp", "dp-helmet")
 EXTRA: Final = frozenset({"dp_accounting"})
 """Top-level modules of the extra `benchmarks`."""
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHES)} or papers.")],
-    paper: Annotated[
-        str | None, typer.Argument(help=f"For papers: whose table, {', '.join(PAPERS)}; all when left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Which bench; all their names when left out.")] = None,
+    paper: Annotated[str | None, typer.Argument(help="For papers: whose table; all when left out.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
     full: Annotated[
         bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Papers, answers, scale, curves: folder for documents and pictures.")
+        Path | None, typer.Option(help="Papers, answers, curves: folder for documents and pictures.")
     ] = None,
+    agents: Annotated[str | None, typer.Option(help="For scale: 1000,100000, how many answer one round.")] = None,
+    method: Annotated[str | None, typer.Option(help="For scale: what those agents answer by (knn).")] = None,
     seeds: Annotated[str | None, typer.Option(help="For simulate: A:B, the schedules to run, without B.")] = None,
     resume: Annotated[Path | None, typer.Option(help="For simulate: file to go on with and to write into.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="For simulate: every step of one schedule.")] = False,
@@ -78,38 +43,32 @@ def bench(
 ) -> None:
     """Reproduce a paper's table or measure speed. Runs in a checkout of the project.
 
-    simulate runs schedules of crashes and loss; very many agents are the command `labeler simulate`, and bench scale.
-
     Examples:
 
     `labeler bench speed`
 
     `labeler bench papers dp-helmet --data DATA --full --out tables`
 
-    `labeler bench scale --full --out scale`
+    `labeler bench scale --agents 1000,100000 --method ensemble`
 
     `labeler bench simulate --seeds 0:2000 --resume schedules.json`
     """
     from workers.progress import progress_bars
 
-    run_bench = _benchmarks()
-
+    benchmarks = _benchmarks()
+    if name is None:
+        for one in benchmarks.BENCHES:
+            typer.echo(one)
+        return
     check_folder(out)
     check_file(resume, "--resume")
+    options = {
+        "paper": paper, "data": data, "full": full, "out": out, "agents": agents, "method": method, "seeds": seeds,
+        "resume": resume, "trace": trace, "minutes": minutes,
+    }  # fmt: skip
     try:
         with progress_bars(quiet=as_json) as progress:
-            result = run_bench(
-                name,
-                paper,
-                data=data,
-                full=full,
-                out=out,
-                seeds=seeds,
-                resume=resume,
-                trace=trace,
-                minutes=minutes,
-                progress=progress,
-            )
+            result = benchmarks.run_bench(name, progress=progress, **options)
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in EXTRA:
             raise
@@ -125,8 +84,8 @@ def bench(
         raise typer.Exit(1)
 
 
-def _benchmarks() -> Callable[..., dict[str, Any]]:
-    """`benchmarks.run_bench` of the checkout that this program runs from.
+def _benchmarks() -> ModuleType:
+    """`benchmarks` of the checkout that this program runs from.
 
     Raises:
         InvalidSetting: the program runs from an installed package, which holds no benchmarks.
@@ -138,9 +97,9 @@ def _benchmarks() -> Callable[..., dict[str, Any]]:
             ".venv/bin/labeler bench in the clone"
         )
     sys.path.insert(0, str(checkout))  # opacus installs a package of the same name
-    from benchmarks import run_bench
+    import benchmarks
 
-    return run_bench
+    return benchmarks
 
 
 def _print_bench(result: dict[str, Any]) -> None:

@@ -48,10 +48,6 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
     ),
     "bench": Entry("bench", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
-    "simulate": Entry(
-        "simulate",
-        "Simulate a round among very many agents: seconds, bytes per party, memory, and how many labels are right.",
-    ),
     "plan": Entry("prices", "Say what a setting costs before anything is asked, or which setting a price buys."),
     "embed": Entry("shards", "Turn images into a shard of features. Continues where it was interrupted."),
     "duplicates": Entry(

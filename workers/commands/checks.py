@@ -124,10 +124,10 @@ def audit(
     from feature_store.durable import replace_file
     from feature_store.shard import Shard
     from workers.audit.page import render_page
+    from workers.audit.pool import digits_pool, shard_pool
     from workers.audit.run import PAGE_FILE, Audit, default_adversaries, run_audit
     from workers.audit.surroundings import read_task
     from workers.progress import progress_bars
-    from workers.simulated.federation import digits_pool, shard_pool
 
     pool = digits_pool(seed=seed) if records is None else shard_pool(Shard.open(records), seed=seed)
     asked = read_task(task, agents=agents, queries=queries, classes=pool.classes)

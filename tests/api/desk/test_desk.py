@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -92,6 +93,15 @@ def desk() -> Iterator[Desk]:
     stop.set()
     running.join(60)
     assert not running.is_alive()
+
+
+def test_idle_connections_do_not_close_the_desk(desk: Desk) -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(200):
+            held.enter_context(socket.create_connection(("127.0.0.1", desk.port), timeout=60))
+        for _ in range(5):
+            with desk.http() as http:
+                assert http.get("/v1/site").status_code == 200
 
 
 def test_what_is_decided_reaches_the_site_and_the_answer_shows_what_is_then(desk: Desk) -> None:

@@ -46,8 +46,7 @@ class Service:
         headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
         # The limit ends a test that hangs, and promises nothing about time: cores are shared with other tests.
         # Reading the system's certificates takes 20 ms of a core, and hundreds of tests would do it for nothing.
-        verify = NOBODY if self.url.startswith("http://") else True
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=240, trust_env=False, verify=verify)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=240, trust_env=False, verify=NOBODY)
 
     def agree(self, job_id: str) -> None:
         """Every agent has said yes to a job."""
@@ -100,7 +99,6 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def running(
     config: CoordinatorConfig,
     *,
-    tls: tuple[Path, Path] | None = None,
     is_filled: bool = True,
     port: int = 0,
 ) -> Iterator[Service]:
@@ -128,9 +126,8 @@ def running(
         ready.set()
 
     def run() -> None:
-        cert, key = tls or (None, None)
         with listen("127.0.0.1", port) as listening:
-            serve_at(listening, coordinator, tls_cert=cert, tls_key=key, on_ready=on_ready, on_server=servers.append)
+            serve_at(listening, coordinator, on_ready=on_ready, on_server=servers.append)
 
     thread = threading.Thread(target=run, name="server")
     thread.start()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import http.server
 import importlib.metadata
 import ipaddress
+import json
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,13 +30,13 @@ from cryptography.x509.oid import NameOID
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from api import dashboard
+from api import dashboard, examples
 from api.client import Client, ServiceBusy
 from api.coordinator.service import Coordinator
 from api.server import listen, serve_at
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.redis import RedisMailbox
-from labeler.errors import InvalidSetting, Unavailable
+from labeler.errors import Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
 from labeler.messages.envelope import Poll
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
@@ -324,33 +327,29 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_https_is_served_with_a_certificate_and_the_client_checks_it(
-    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, certificate: tuple[Path, Path]
-) -> None:
-    with serve_in(config_of(tmp_path / "home"), tls=certificate) as service:
-        assert service.url.startswith("https://")
-        with Client(service.url, service.tokens["viewer"], ca_file=certificate[0]) as client:
-            assert client.whoami().role == "viewer"
-            assert not client.readiness().ready
-        with (
-            Client(service.url, "t", patience_s=0) as stranger,
-            pytest.raises(ServiceBusy, match="is not trusted"),
-        ):
+class _WhoAmI(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(examples.TOKEN).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_client_checks_the_certificate_of_its_service(certificate: tuple[Path, Path]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _WhoAmI) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        with Client(url, "t", ca_file=certificate[0]) as client:
+            assert client.whoami().token_id == examples.TOKEN_ID
+        with Client(url, "t", patience_s=0) as stranger, pytest.raises(ServiceBusy, match="is not trusted"):
             stranger.whoami()
+        server.shutdown()
 
 
-def test_settings_that_cannot_be_served_are_refused_before_anything_starts(config_of: ConfigOf, tmp_path: Path) -> None:
-    coordinator = Coordinator.open(config_of(tmp_path / "home"))
-    try:
-        with listen("127.0.0.1", 0) as listening, pytest.raises(InvalidSetting, match="both"):
-            serve_at(listening, coordinator, tls_cert=tmp_path / "c.pem")
-        nowhere = {"tls_cert": tmp_path / "c.pem", "tls_key": tmp_path / "k.pem"}
-        with (
-            listen("127.0.0.1", 0) as listening,
-            pytest.raises(InvalidSetting, match="TLS"),
-        ):
-            serve_at(listening, coordinator, **nowhere)
-        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
-            listen("127.0.0.1", taken.getsockname()[1])
-    finally:
-        coordinator.stop()
+def test_an_address_that_is_taken_is_refused_in_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="another port"):
+        listen("127.0.0.1", taken.getsockname()[1])

@@ -181,32 +181,6 @@ def test_what_may_fail_is_weighed_against_what_is_set_aside() -> None:
         assert found == (pytest.approx(epsilon, rel=1e-12) if fits else math.inf), (failure, variation)
 
 
-@pytest.mark.parametrize("bad", [-0.1, 1.0, 2.0])
-def test_a_failure_that_is_no_probability_is_refused(bad: float) -> None:
-    with pytest.raises(InvalidSetting) as refusal:
-        coarse(12, 3, failure_probability=bad)
-    assert str(refusal.value) == f"failure_probability must be in [0, 1), found {bad}"
-
-
-def test_what_is_refused_is_said_word_for_word() -> None:
-    said = {
-        "delta must be strictly between 0 and 1, found 1.0": lambda: epsilon_bound(coarse(12, 3), 1.0),
-        "sampling_probability must be in (0, 1], found 0.0": lambda: SampledRounds(_event(3.0), 0.0, 1),
-        "rounds must be a whole number of at least 1, found 0": lambda: SampledRounds(_event(3.0), 0.5, 0),
-        "sampling is proved for an IntegerSum, found int": lambda: SampledRounds(3, 0.5, 1),  # type: ignore[arg-type]
-        "epsilon must be positive and finite, found inf": lambda: noise_multiplier_of(
-            math.inf, 1e-5, sampling_probability=0.1, rounds=3
-        ),
-        "epsilon must be positive and finite, found 0.0": lambda: noise_multiplier_of(
-            0.0, 1e-5, sampling_probability=0.1, rounds=3
-        ),
-    }
-    for sentence, step in said.items():
-        with pytest.raises((InvalidSetting, PrivacyRefusal)) as refusal:
-            step()
-        assert str(refusal.value) == sentence
-
-
 @pytest.mark.parametrize(("multiplier", "rounds", "delta"), [(4.0, 5, 1e-5), (20.0, 100, 1e-3), (1.0, 1, 1e-9)])
 def test_without_sampling_renyi_is_the_least_of_its_lines(multiplier: float, rounds: int, delta: float) -> None:
     """alpha T / (2 z^2) + log(1 / delta) / (alpha - 1), over the whole orders that are tried."""

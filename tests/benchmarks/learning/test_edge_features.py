@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data_sets import mnist
+from benchmarks.data import mnist
 from benchmarks.learning.edge_features import DIMENSION, edge_features
 from labeler.errors import BadData
 

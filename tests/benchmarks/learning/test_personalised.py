@@ -10,14 +10,13 @@ import pytest
 import torch
 from scipy.stats import binom, chi2
 
-from benchmarks.learning.client_models import NO_RECORD, LinearClients
-from benchmarks.learning.personalised import PriFedSync, Trained, sample, train
+from benchmarks.learning.personalised import NO_RECORD, LinearClients, PriFedSync, sample, train
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource, seeded_source
 
 SMALL = PriFedSync(
-    clients=4, records=20, batch=20, iterations=2, rounds=3, noise_multiplier=1.5, clip_norm=0.4, optimizer="sgd",
+    clients=4, records=20, batch=20, iterations=2, rounds=3, noise_multiplier=1.5, clip_norm=0.4,
     learning_rate=0.5, momentum=0.0,
 )  # fmt: skip
 
@@ -104,20 +103,6 @@ def test_rounds_follow_algorithm_1_and_equation_2_1() -> None:
     assert trained.rounds_taken.tolist() == schedule.sum(0).tolist()
 
 
-def test_noisy_adam_is_torchs_adam_on_the_noisy_gradients() -> None:
-    settings = replace(SMALL, optimizer="adam", learning_rate=0.01, interpolation=0.0)
-    data = _clients(settings)
-    empty = LinearClients(data.inputs, torch.full_like(data.labels, NO_RECORD), 3)
-    trained = train(settings, empty, sources=_sources(settings), schedule=settings.schedule(seed=0))
-    source, noisy_sum = _sources(settings)[2], settings.noisy_sum(18)
-    weights = torch.zeros(18, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([weights], lr=0.01)
-    for _ in range(settings.iterations * settings.rounds):
-        weights.grad = torch.from_numpy(noisy_sum.open(noisy_sum.contribution(np.zeros(18), source=source)) / 20)
-        adam.step()
-    assert trained.models[2].numpy() == pytest.approx(weights.detach().numpy(), abs=1e-9)
-
-
 def test_a_record_of_one_client_reaches_others_only_through_its_noisy_model() -> None:
     """With alpha = 0 nobody learns from anybody: all other models stay, bit for bit, when a record is removed."""
     settings = replace(SMALL, interpolation=0.0, batch=7)
@@ -149,24 +134,14 @@ def test_training_on_neighbouring_sets_differs_by_the_sensitivity_before_noise()
 
 def test_many_clients_learn_and_their_own_models_are_better_than_the_common_one() -> None:
     """Clients whose classes carry different names: personal models fit, a common one cannot."""
-    settings = replace(SMALL, clients=6, records=60, batch=60, rounds=12, noise_multiplier=3.0, learning_rate=8.0)
+    settings = replace(SMALL, clients=6, records=60, batch=60, rounds=10, noise_multiplier=3.0, learning_rate=8.0)
     data = _clients(settings, seed=1)
     labels = (data.labels + torch.arange(6)[:, None]) % 3
     personal = LinearClients(data.inputs, labels, 3)
-    seen: list[int] = []
-
-    def count(number: int, _: Trained) -> bool:
-        seen.append(number)
-        return number == 10
-
-    trained = train(
-        settings, personal, sources=_sources(settings), schedule=settings.schedule(seed=0), after_round=count
-    )
+    trained = train(settings, personal, sources=_sources(settings), schedule=settings.schedule(seed=0))
     own = personal.correct(trained.models, data.inputs, labels).double().mean()
     shared = personal.correct(trained.global_model.repeat(6, 1), data.inputs, labels).double().mean()
     assert float(own) > 0.8 > float(shared) + 0.2
-    assert seen == list(range(1, 11))
-    assert trained.rounds_taken.tolist() == [10] * 6
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -175,6 +150,6 @@ def test_what_does_not_fit_is_refused() -> None:
         train(SMALL, data, sources=_sources(SMALL)[:3], schedule=schedule)
     with pytest.raises(InvalidSetting, match="schedule"):
         train(SMALL, data, sources=_sources(SMALL), schedule=schedule[:, :3])
-    for wrong in ({"interpolation": 1.5}, {"batch": 21}, {"optimizer": "lion"}, {"learning_rate": 0.0}, {"clients": 0}):
+    for wrong in ({"interpolation": 1.5}, {"batch": 21}, {"learning_rate": 0.0}, {"clients": 0}):
         with pytest.raises(InvalidSetting):
             replace(SMALL, **wrong)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data_sets import DataSet, Split, cache_folder
+from benchmarks import BenchRow
+from benchmarks.data import DataSet, Split, cache_folder
 from benchmarks.learning.blind_averaging import blind_sum, group_event
 from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
 from benchmarks.papers import dp_helmet
-from benchmarks.rows import BenchRow
 from labeler.convex import HUBER_WIDTH
 from workers.progress import silent
 

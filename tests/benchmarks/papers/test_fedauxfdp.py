@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.data_sets import DataSet, Split
+from benchmarks.data import DataSet, Split
 from benchmarks.papers import fedauxfdp
 from benchmarks.papers.runner import run_cells
 
@@ -88,7 +88,7 @@ def test_real_features_keep_the_order_of_table_2(data_root: Path) -> None:
 
 
 def _is_cached(root: Path) -> bool:
-    from benchmarks.data_sets import cache_folder
+    from benchmarks.data import cache_folder
 
     folders = {path.parent for path in cache_folder().glob("*/cifar10-train")}
     return (root / "cifar10-jpeg").is_dir() and any((folder / "cifar10-test").exists() for folder in folders)

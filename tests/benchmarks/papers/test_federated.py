@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.office_caltech import DOMAINS
+from benchmarks.accuracy.office_caltech import DOMAINS
 from benchmarks.papers import federated, federated_office, noisy_step
 from benchmarks.papers.federated import averaging_at, cells, digits_federation
 from benchmarks.papers.federated_office import OFFICE_RECORDS, gradient_rows, office_federation

@@ -1,17 +1,13 @@
-"""The table of PriFedSync: its quick version on real digits, its rows of accounting, and its pictures."""
+"""The table of PriFedSync: its quick version on real digitsand its rows of accounting."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from benchmarks.accounting.federated import LocalTraining
-from benchmarks.papers.prifedsync import PRINTED, cells, pictures
-from benchmarks.papers.tradeoff_curves import draw_personalisation
-from benchmarks.rows import BenchRow
+from benchmarks.papers.prifedsync import PRINTED, cells
 from workers.progress import silent
 
 
@@ -49,28 +45,6 @@ def test_the_quick_table_trains_on_real_digits(data_root: Path) -> None:
         assert row.epsilon is not None
         assert row.settings["exact_mu"] <= row.settings["as_in_paper_mu"] <= 2.71
         assert row.settings["seeds"] == [0]
-
-
-def _row(method: str, share: float, mu: float, value: float) -> BenchRow:
-    settings = {"interpolation": share, "exact_mu": mu, "in_chart": True}
-    return BenchRow("case", method, "accuracy on own digits, %", value, epsilon=1.0, delta=1e-5, settings=settings)
-
-
-def test_pictures_are_drawn_and_none_where_there_is_nothing_to_draw(tmp_path: Path) -> None:
-    rows = [_row("personalised, alpha 0.1", 0.1, mu, 95 + mu) for mu in (0.5, 1.0, 2.3)]
-    rows += [_row("global model, alpha 0.1", 0.1, mu, 93 + mu) for mu in (0.5, 1.0, 2.3)]
-    drawn = pictures(rows, tmp_path)
-    assert [path.name for path in drawn] == [
-        "prifedsync_sampling.png",
-        "prifedsync_limit.png",
-        "prifedsync_accuracy.png",
-    ]
-    for path in drawn:
-        width, height = Image.open(io.BytesIO(path.read_bytes())).size
-        assert min(width, height) > 500
-        assert path.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
-    assert draw_personalisation(tmp_path / "none.png", []) is None
-    assert not (tmp_path / "none.png").exists()
 
 
 def test_the_headline_setting_stays_within_the_printed_mu_by_the_papers_formula_too() -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks import run_bench
-from benchmarks.data_sets import cache_folder
+from benchmarks import BenchRow, run_bench
+from benchmarks.data import cache_folder
 from benchmarks.papers import PAPERS, runner
 from benchmarks.papers.chart import draw_chart
 from benchmarks.papers.runner import Cell, run_cells
-from benchmarks.rows import BenchRow
 from labeler.errors import InvalidSetting
 
 ON_CIFAR_10 = ("fedauxfdp", "dp-helmet")
@@ -106,9 +105,9 @@ def test_the_chart_shows_what_was_reached_under_a_finite_epsilon(tmp_path: Path)
 
 def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="choose ae-dpfl, federated, prifedsync, fedauxfdp, dp-helmet"):
-        run_bench("papers", "pate", data=tmp_path)
-    with pytest.raises(InvalidSetting, match="has no parts"):
-        run_bench("speed", "ae-dpfl")
+        run_bench("papers", paper="pate", data=tmp_path)
+    with pytest.raises(InvalidSetting, match="speed takes no paper"):
+        run_bench("speed", paper="ae-dpfl")
     with pytest.raises(InvalidSetting, match="there is no folder"):
         run_bench("papers", data=tmp_path / "nowhere")
 
@@ -119,7 +118,7 @@ def test_a_table_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_the_quick_version_of_every_table_runs_on_real_data(data_root: Path, tmp_path: Path, paper: str) -> None:
     if paper in ON_CIFAR_10 and len(list(cache_folder().glob("*/cifar10-*/manifest.json"))) < 2:
         pytest.skip("features of CIFAR-10, ten minutes of work, are not computed yet; its tables do it once")
-    document = run_bench("papers", paper, data=data_root, out=tmp_path)
+    document = run_bench("papers", paper=paper, data=data_root, out=tmp_path)
     written = json.loads((tmp_path / f"{paper}.json").read_text())
     assert written["rows"] == document["rows"]
     assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -13,8 +13,6 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
-from benchmarks.answering import AnsweringAgent
-from benchmarks.one_round import run_round
 from feature_store.erasable import keys_in
 from feature_store.faults import FAULT_POINTS
 from feature_store.shard import Shard
@@ -23,7 +21,9 @@ from labeler.budget import Account
 from labeler.release import Release
 from labeler.tally import round_of
 from labeler.task import ReleaseKind, parse_task
+from tests.answering import AnsweringAgent
 from tests.e2e.service.conftest import Service, running, wait_until
+from tests.one_round import run_round
 from workers.agent.ledger import InMemoryLedger
 
 QUERIES = 6

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.search import ClusterIndex, rows_of
 from feature_store.index import Neighbors, nearest_by_definition
@@ -25,6 +24,7 @@ from labeler.budget import Account
 from labeler.errors import InvalidSetting, Unavailable
 from labeler.planning import price
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from workers.agent.ledger import InMemoryLedger
 
 CLASSES = ("healthy", "ill")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.search_memory import measure_search_memory
+from benchmarks.speed.speed import measure_search_memory
 from feature_store.index import build_index, nearest_by_definition
 from feature_store.index.engine import NumpyEngine
 from feature_store.index.exact_index import ExactIndex, check_memory_limit, rows_at_once

@@ -1,5 +1,4 @@
-"""The wheels that are installed hold code for the cards we name: an engine that lacks it would abort at its first
-search."""
+"""The wheel of torch holds code for the cards we name: an engine that lacks it would abort at its first search."""
 
 from __future__ import annotations
 
@@ -8,28 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import faiss
 import pytest
 import torch
 
-from tests.feature_store.index.fatbins import MACHINE_CODE, PTX, architectures_of
-
 ROOT = Path(__file__).parents[3]
 CARDS = {75: "T4", 80: "A100", 86: "A10", 89: "L4", 90: "H100"}
-
-
-@pytest.mark.skipif(not hasattr(faiss, "GpuIndexFlatIP"), reason="this wheel of FAISS is for processors only")
-def test_every_kernel_of_the_faiss_wheel_is_there_for_every_card_and_as_text_for_later_ones() -> None:
-    found = architectures_of(Path(faiss.__file__).parent / "libfaiss.so")
-    kernels = found[MACHINE_CODE, 90]
-    assert kernels > 100
-    assert {card: found[MACHINE_CODE, card] for card in CARDS} == dict.fromkeys(CARDS, kernels)
-    assert found[PTX, 90] == kernels
-
-
-def test_a_library_without_code_for_gpus_has_none() -> None:
-    (library,) = Path(faiss.__file__).parent.glob("_swigfaiss*.so")
-    assert not architectures_of(library)
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this wheel of torch is for processors only")

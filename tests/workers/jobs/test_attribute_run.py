@@ -25,12 +25,12 @@ from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefu
 from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
+from workers.audit.pool import shard_pool
 from workers.jobs.labelling import LabellingJob, run_job
 from workers.jobs.predicting import predict_images
 from workers.jobs.student import read_job, score_student
 from workers.jobs.task_file import read_task_file
 from workers.notebook.job import LabelledJob
-from workers.simulated.federation import shard_pool
 
 NAMES = ("filled", "large", "red")
 TASK = """

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import labeler.noise
-from benchmarks.answering import AnsweringAgent
 from feature_store.erasable import KeysInMemory
 from feature_store.index.engine import NumpyEngine
 from feature_store.index.exact_index import rows_at_once
@@ -48,6 +47,7 @@ from labeler.methods import METHODS
 from labeler.randomness import seeded_source
 from labeler.tally import round_of
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from workers.agent.durable_ledger import DurableLedger
 from workers.agent.ledger import InMemoryLedger

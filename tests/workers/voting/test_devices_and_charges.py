@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.index import build
 from feature_store.index.engine import Engine
 from feature_store.shard import Shard
@@ -15,6 +14,7 @@ from labeler.batch import QueryBatch
 from labeler.budget import Account
 from labeler.errors import BudgetExceeded, InvalidSetting
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from tests.feature_store.index.fake_devices import FakeDevice
 from workers.agent.ledger import InMemoryLedger
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.manifest import MANIFEST_NAME, Manifest, write_manifest
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
@@ -20,6 +19,7 @@ from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.blind_average import weight_sum
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from workers.agent.ledger import InMemoryLedger
 from workers.embedder.shards import embed_images
 

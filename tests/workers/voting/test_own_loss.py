@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.durable import replace_file
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
@@ -22,6 +21,7 @@ from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.own_loss import OwnLosses
 from labeler.planning import price
 from labeler.task import Task
+from tests.answering import AnsweringAgent
 from tests.workers.audit.conftest import audited_task, natural_records
 from workers.agent.ledger import InMemoryLedger
 from workers.cli import main

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows, select_queries
 from feature_store.shard import Shard
@@ -23,6 +22,7 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.planning import price
 from labeler.release import Release
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from workers.agent.ledger import InMemoryLedger
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.site_key import SiteKey
@@ -23,6 +22,7 @@ from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
 from labeler.task import StatedLevel, Task, parse_task
+from tests.answering import AnsweringAgent
 from workers.agent.ledger import InMemoryLedger
 from workers.learning.private_heads import fit_heads
 from workers.voting.records import first_of_each_person, select_records

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.answering import AnsweringAgent
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from labeler.accounting.events import IntegerSum
@@ -23,6 +22,7 @@ from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
 from workers.agent.ledger import InMemoryLedger
 from workers.voting.aux_distill import soft_ballots
 from workers.voting.blind_average import weight_ballots

@@ -19,12 +19,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.plain_tallier import Tallier
 from labeler.errors import ProtocolViolation
 from labeler.randomness import os_source
 from labeler.sharing import PrimeField
 from labeler.tally import NONCE_BYTES, AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.winner import WinnerTerms
+from tests.plain_tallier import Tallier
 from tests.workers.winner.conftest import Words
 from workers.winner.correlations import Width
 from workers.winner.engine import WinnerJob, WinnerOrder

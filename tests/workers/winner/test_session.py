@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.winner_party import _orders, write_trio
+from benchmarks.speed.winner_party import _orders, write_trio
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.randomness import os_source
 from labeler.winner import WinnerTerms
@@ -284,7 +284,7 @@ def test_the_others_stop_when_a_party_is_killed_and_the_same_shares_work_afterwa
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from benchmarks.winner_party import _orders\n"
+        "from benchmarks.speed.winner_party import _orders\n"
         "from workers.winner.session import SecureEngine\n"
         "seen = []\n"
         "def record(peer, data):\n"

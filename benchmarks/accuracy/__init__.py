@@ -1,0 +1,1 @@
+"""How right labels and confidences are, at which price."""

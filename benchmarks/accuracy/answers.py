@@ -1,0 +1,288 @@
+"""Answers read well: the same releases at the same price, read by students that know how noise and classes lie.
+
+Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histograms. Four ways to ask and read:
+
+* **as before**: as many clusters as `labeler bench office-caltech` chose, student `auto`;
+* **leave one server out**: for each epsilon and each server, the number of clusters and the student that did best on
+  the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent) are measured on it;
+* **planned**: what the product does by itself: `labeler.expectation` from public facts (1,000 records of an agent
+assumed),
+  student `planned`;
+* **class means**: not votes but class means on public axes (`training.learner = "means"`, here the study's,
+  `benchmarks.rivals`), whose labels of the public images the student `followed` reads; axes chosen for each
+  server on the other three;
+* **without noise**: sigma 1 vote, which moves nothing.
+
+`SPLITS` splits x `DRAWS` draws of noise each, all by the real round (benchmarks.accuracy.office_caltech). The mean over
+servers is taken run by run, its deviation over runs. The last rows say what no reader of these counts can beat: public
+images divided into their classes without a mistake, the counts' only task being to say which class is which; the
+assignment of largest likelihood, noise as stated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from benchmarks import BenchRow
+from benchmarks.accuracy.office_caltech import DELTA, DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
+from benchmarks.accuracy.rivals.bench import office_domains, office_world
+from benchmarks.accuracy.rivals.methods import LeastSquares
+from benchmarks.accuracy.rivals.world import World
+from benchmarks.data import Split
+from feature_store.quantize import quantize
+from feature_store.shard import Shard
+from feature_store.students import Learners, NoisyAnswers, fit_student
+from labeler.expectation import questions_for
+from labeler.planning import price
+from labeler.task import Task
+from workers.progress import ProgressCallback, silent
+
+EPSILONS: Final = (0.05, 0.1, 0.3, 1.0)
+BEFORE: Final = {0.05: 15, 0.1: 20, 0.3: 20, 1.0: 15}
+"""Clusters per epsilon that `labeler bench office-caltech` chose."""
+
+AXES: Final = (8, 10, 16)
+COUNTS: Final = (10, 20)
+KINDS: Final = ("followed", "matched", "prototypes")
+SPLITS: Final = 10
+DRAWS: Final = 2
+TUNING_SPLITS: Final = 10
+TUNING_DRAWS: Final = {0.05: 4}
+"""Draws per split where single runs scatter most; elsewhere DRAWS."""
+
+NO_NOISE: Final = 1.0
+MEAN: Final = "mean of four servers"
+_METRIC: Final = "student accuracy on unseen images, %"
+_BOUND_DRAWS: Final = 2000
+
+
+def bench_answers(
+    *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Measure what reading well buys; see the module.
+
+    Args:
+        data: folder that holds `office-caltech10/` and `backbones/`; default LABELER_DATA or ../shared/data.
+        full: all splits; else two, at the smallest and largest epsilon.
+        out: folder for the picture; None draws nothing.
+        progress: told how far it is.
+    """
+    shards = embed_domains(data_folder(data), progress)
+    study = _Study(Arena(shards), shards, SPLITS if full else 2, TUNING_SPLITS if full else 1)
+    domains = office_domains(data, progress)
+    epsilons = EPSILONS if full else (EPSILONS[0], EPSILONS[-1])
+    rows: list[BenchRow] = []
+    for number, epsilon in enumerate(epsilons):
+        progress("Answers", number, len(epsilons) + 1)
+        chosen = study.chosen(epsilon)
+        planned = {server: study.planned(server, epsilon, 1) for server in DOMAINS}
+        before = {server: Setting("reverse-knn", 1, BEFORE[epsilon]) for server in DOMAINS}
+        rows += study.measure("as before", before, epsilon=epsilon)
+        for colluding in (0, 1):
+            asked = {server: replace(one, colluding_agents=colluding) for server, one in chosen.items()}
+            rows += study.measure("leave one server out", asked, epsilon=epsilon)
+        rows += study.measure("planned", planned, epsilon=epsilon)
+        rows += [
+            row
+            for colluding in (0, 1)
+            for row in class_means(domains, epsilon, colluding, splits=SPLITS if full else 2)
+        ]
+        rows += [study.bound(server, epsilon, colluding) for colluding in (0, 1) for server in DOMAINS]
+    progress("Answers", len(epsilons), len(epsilons) + 1)
+    rows += study.measure("as before, without noise", before)
+    rows += study.measure("leave one server out, without noise", chosen)
+    if out is not None:
+        draw_answers(rows, out)
+    return rows
+
+
+class _Study:
+    def __init__(self, arena: Arena, shards: dict[str, Shard], splits: int, tuning_splits: int) -> None:
+        self._arena, self._shards = arena, shards
+        self._splits, self._tuning_splits = splits, tuning_splits
+
+    def chosen(self, epsilon: float) -> dict[str, Setting]:
+        """For each server what was best on the mean of the others."""
+        candidates = [Setting("reverse-knn", 1, count, student=kind) for count in COUNTS for kind in KINDS]
+        draws = TUNING_DRAWS.get(epsilon, DRAWS)
+        found = np.array(
+            [
+                [
+                    np.mean(self._arena.runs(server, one, splits=self._tuning_splits, draws=draws, epsilon=epsilon)[0])
+                    for server in DOMAINS
+                ]
+                for one in candidates
+            ]
+        )
+        others = found.sum(axis=1, keepdims=True) - found
+        return {server: candidates[int(others[:, place].argmax())] for place, server in enumerate(DOMAINS)}
+
+    def planned(self, server: str, epsilon: float, colluding: int) -> Setting:
+        """What the product asks and reads by itself."""
+        images = int(PUBLIC_SHARE * len(self._shards[server].sources))
+        asked = Setting("reverse-knn", 1, None, colluding_agents=colluding, student="planned")
+        task = self._arena.task(server, asked, "planned", 20, epsilon=epsilon)
+        return replace(asked, count=questions_for(task, public_images=images))
+
+    def measure(self, name: str, settings: dict[str, Setting], *, epsilon: float | None = None) -> list[BenchRow]:
+        """A row for each server, and one for their mean."""
+        rows, all_runs = [], []
+        for server, setting in settings.items():
+            started = time.perf_counter()
+            sigma = NO_NOISE if epsilon is None else None
+            runs, tasks = self._arena.runs(
+                server, setting, splits=self._splits, draws=DRAWS, epsilon=epsilon, sigma=sigma
+            )
+            all_runs.append(100 * np.array(runs))
+            told: dict[str, object] = {"clusters": setting.count, "student": setting.student}
+            rows.append(_row(server, name, all_runs[-1], tasks[0], time.perf_counter() - started, told))
+        together = np.mean(all_runs, axis=0)
+        return [*rows, _row(MEAN, name, together, tasks[0], None, {})]
+
+    def bound(self, server: str, epsilon: float, colluding: int) -> BenchRow:
+        """Classes matched right where the public images are divided into classes without a mistake."""
+        setting = Setting("reverse-knn", 1, None, colluding_agents=colluding)
+        task = self._arena.task(server, setting, "bound", 20, epsilon=epsilon)
+        classes = task.num_classes
+        private = [np.asarray(shard.labels) for domain, shard in self._shards.items() if domain != server]
+        votes = np.bincount(np.concatenate(private), minlength=classes).astype(np.int64)
+        rng = np.random.default_rng(0)
+        right = [
+            100 * float((linear_sum_assignment(-_noisy(votes, task, rng))[1] == np.arange(classes)).mean())
+            for _ in range(_BOUND_DRAWS)
+        ]
+        told: dict[str, object] = {"clusters": classes, "student": "largest likelihood"}
+        return _row(server, "bound: classes known, to be matched", np.array(right), task, None, told)
+
+
+def class_means(domains: dict[str, Split], epsilon: float, colluding: int, *, splits: int) -> list[BenchRow]:
+    """A row for each server, and one for their mean, of class means whose labels the public images refine."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for server in DOMAINS:
+        for split in range(splits):
+            world = office_world(domains, server, split, colluding_agents=colluding)
+            learners = Learners(quantize(world.public), num_classes=world.num_classes)
+            for axes in AXES:
+                found.setdefault((server, axes), []).extend(_means_of(world, learners, axes, epsilon))
+    taken = {
+        server: max(AXES, key=lambda axes: sum(float(np.mean(found[one, axes])) for one in DOMAINS if one != server))
+        for server in DOMAINS
+    }
+    runs = {server: np.array(found[server, axes]) for server, axes in taken.items()}
+    runs[MEAN] = np.mean(list(runs.values()), axis=0)
+    return [
+        BenchRow(
+            case=case,
+            method=f"class means, colluding {colluding}",
+            metric=_METRIC,
+            value=float(one.mean()),
+            sd=float(one.std(ddof=1)),
+            epsilon=epsilon,
+            delta=DELTA,
+            level="instance",
+            settings={"axes": taken.get(case), "student": "followed", "colluding_agents": colluding, "runs": len(one)},
+        )
+        for case, one in runs.items()
+    ]
+
+
+def _means_of(world: World, learners: Learners, axes: int, epsilon: float) -> list[float]:
+    scored, public = len(world.test), learners.features
+    predict = LeastSquares(axes, math.inf, 0.0).fit(world)
+    right = []
+    for draw in range(DRAWS):
+        said = predict(epsilon, draw)[scored:]
+        answers = NoisyAnswers(
+            features=public,
+            labels=said,
+            total_sigma_votes=0.0,
+            num_classes=world.num_classes,
+            agents=len(world.holdings),
+            assignment=np.arange(len(public)),
+        )
+        student = fit_student("followed", answers, public, num_classes=world.num_classes, learners=learners)
+        right.append(100 * float((student.predict(world.test.inputs) == world.test.labels).mean()))
+    return right
+
+
+def draw_answers(rows: list[BenchRow], folder: Path) -> Path:
+    """Write answers.png: a panel per server and one for their mean, accuracy against epsilon."""
+    # Loaded where it is wanted: a bench without --out draws nothing.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(13.5, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    lines = {
+        "as before, colluding 0": ("as before, 0 colluding", "#7a7a7a", "s--"),
+        "leave one server out, colluding 0": ("read well, 0 colluding", "#1f5a7a", "o-"),
+        "leave one server out, colluding 1": ("read well, 1 colluding", "#b4551d", "o-"),
+    }
+    panels = (*DOMAINS, MEAN)
+    shared = None
+    for place, case in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), place, sharey=shared)
+        shared = shared or axes
+        for method, (label, color, style) in lines.items():
+            found = sorted((row for row in rows if row.case == case and row.method == method), key=_epsilon)
+            spread = [row.sd or 0.0 for row in found]
+            at, values = [_epsilon(row) for row in found], [row.value for row in found]
+            axes.errorbar(at, values, yerr=spread, fmt=style, color=color, label=label, capsize=2, lw=1.4, ms=4)
+        ceiling = [
+            row.value for row in rows if row.case == case and row.method.startswith("leave one server out, without")
+        ]
+        for value in ceiling:
+            axes.axhline(value, color="#3f7d3a", lw=1, ls=":", label="read well, without noise")
+        axes.set(xscale="log", title=case, xlabel="epsilon, one image", ylim=(60, 101))
+        axes.minorticks_off()
+        axes.set_xticks(EPSILONS, labels=[f"{one:g}" for one in EPSILONS])
+        axes.grid(alpha=0.25)
+    if shared is not None:
+        shared.set_ylabel("student right on unseen images, %")
+        shared.legend(frameon=False, fontsize=8, loc="lower right")
+    path = folder / "answers.png"
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _epsilon(row: BenchRow) -> float:
+    return row.epsilon or 0.0
+
+
+def _noisy(votes: NDArray[np.int64], task: Task, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Log likelihoods of matching each true class's cluster to each class, up to what cancels."""
+    classes = task.num_classes
+    counts = np.diag(votes.astype(np.float64)) + rng.normal(0.0, task.total_sigma_votes, (classes, classes))
+    return counts * votes[:, None]
+
+
+def _row(
+    case: str, method: str, runs: NDArray[np.float64], task: Task, seconds: float | None, told: dict[str, object]
+) -> BenchRow:
+    return BenchRow(
+        case=case,
+        method=f"{method}, colluding {task.colluding_agents}",
+        metric=_METRIC,
+        value=float(runs.mean()),
+        sd=float(runs.std(ddof=1)),
+        epsilon=price(task).instance.epsilon,
+        delta=DELTA,
+        level="instance",
+        seconds=seconds,
+        settings=told
+        | {
+            "colluding_agents": task.colluding_agents,
+            "sigma_votes": task.sigma_votes,
+            "total_sigma_votes": task.total_sigma_votes,
+            "runs": len(runs),
+        },
+    )

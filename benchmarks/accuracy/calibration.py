@@ -1,0 +1,189 @@
+"""Do confidences hold? Of labels that are stated between 85 and 95 %, what share is right.
+
+Three data sets: Office-Caltech10 (each domain labelled by the other three: private and public images of other kinds),
+CIFAR-10 (its 10,000 test images halved: public, and three agents) and USPS (test public, train at three agents;
+pixels). Each is labelled several times, with other splits and noise; every public image counts, and truth is looked at
+only to score. Votes are counted without the rounds (the same votes; the rounds are measured elsewhere), the noise is
+the task's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import BenchRow
+from benchmarks.accuracy.office_caltech import DOMAINS, data_folder, embed_domains
+from benchmarks.data import DataSet, cifar10_test_features, data_root, usps
+from feature_store.quantize import quantize
+from feature_store.query_selection import select_queries
+from feature_store.students import NoisyAnswers
+from feature_store.students.labelling import label_images
+from labeler.planning import price
+from labeler.solving import solve_sigma
+from labeler.task import Task, parse_task
+from workers.progress import ProgressCallback, silent
+
+LOW, HIGH = 0.85, 0.95
+LEAST_LABELS = 500
+DELTA = 1e-5
+EPSILONS = (0.5, 1.0)
+FIRST_SEED = 300
+"""The constants of calibration were chosen with seeds below it."""
+
+Records = tuple[NDArray[np.int16], NDArray[np.int64]]
+"""Features and labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Public images with their truth, and what each agent holds."""
+
+    public: Records
+    private: tuple[Records, ...]
+
+
+def bench_calibration(
+    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """A row per data set and price; see the module.
+
+    Args:
+        data: folder of the real data sets, with the backbone's weights.
+        full: more splits and draws of noise.
+
+    Raises:
+        InvalidSetting: the data are not there.
+    """
+    office = _office(data_folder(data), progress)
+    cifar = cifar10_test_features(data_root(data), progress=progress)
+    digits = usps(data_root(data))
+    sets: dict[str, tuple[Callable[[int], Iterator[Case]], int, int]] = {
+        "Office-Caltech10": (lambda seed: _office_cases(office, seed), 20, 10 if full else 4),
+        "CIFAR-10": (lambda seed: _halves((cifar[0], cifar[1]), seed), 50, 4 if full else 2),
+        "USPS": (lambda seed: _usps_cases(digits, seed), 50, 4 if full else 2),
+    }
+    rows: list[BenchRow] = []
+    total = len(sets) * len(EPSILONS)
+    for name, (cases, clusters, repetitions) in sets.items():
+        for epsilon in EPSILONS:
+            progress("Calibration", len(rows), total)
+            rows.append(_measure(name, cases, clusters, range(FIRST_SEED, FIRST_SEED + repetitions), epsilon))
+    progress("Calibration", total, total)
+    return rows
+
+
+def _measure(
+    name: str, cases: Callable[[int], Iterator[Case]], clusters: int, seeds: range, epsilon: float
+) -> BenchRow:
+    started = time.perf_counter()
+    said, right, states = [], [], []
+    for seed in seeds:
+        for case in cases(seed):
+            if len(case.public[0]) <= clusters:
+                continue
+            task, confidence, is_right = label_case(case, clusters=clusters, epsilon=epsilon, seed=seed)
+            said.append(confidence)
+            right.append(is_right)
+            states.append(price(task).instance.epsilon)
+    confidence, is_right = np.concatenate(said), np.concatenate(right)
+    within = (confidence >= LOW) & (confidence < HIGH)
+    count = int(within.sum())
+    gap = float(is_right[within].mean() - confidence[within].mean()) if count else float("nan")
+    return BenchRow(
+        case=name,
+        method="reverse kNN, cluster centres, histogram, colluding 1",
+        metric="share right less mean confidence, of labels stated between 85 and 95 %, points",
+        value=100 * gap,
+        epsilon=max(states),
+        delta=DELTA,
+        level="instance",
+        reference=f"within 5 points, at least {LEAST_LABELS} labels",
+        seconds=time.perf_counter() - started,
+        settings={
+            "labels_within": count,
+            "mean_confidence_within": 100 * float(confidence[within].mean()) if count else None,
+            "right_within": 100 * float(is_right[within].mean()) if count else None,
+            "labels": len(confidence),
+            "mean_confidence": 100 * float(confidence.mean()),
+            "right": 100 * float(is_right.mean()),
+            "clusters": clusters,
+            "seeds": [seeds.start, seeds.stop],
+        },
+    )
+
+
+def label_case(
+    case: Case, *, clusters: int, epsilon: float, seed: int
+) -> tuple[Task, NDArray[np.float64], NDArray[np.bool_]]:
+    """Label all public images of a case: the task, each label's confidence, and whether it is right."""
+    features, truth = case.public
+    classes = int(truth.max()) + 1
+    questions = select_queries(features, strategy="clustered", count=clusters, seed=seed)
+    fields = {
+        "name": "calibration",
+        "classes": [f"class {number}" for number in range(classes)],
+        "method": "reverse-knn",
+        "k": 1,
+        "sigma_votes": 1.0,
+        "delta": DELTA,
+        "max_queries": len(questions),
+        "agents": len(case.private),
+        "colluding_agents": 1,
+    }
+    task = parse_task(fields | {"sigma_votes": solve_sigma(parse_task(fields), epsilon)})
+    votes = np.zeros((len(questions), classes))
+    for records, labels in case.private:
+        nearest = (records.astype(np.float32) @ questions.features.astype(np.float32).T).argmax(axis=1)
+        np.add.at(votes, (nearest, labels), 1.0)
+    noise = np.random.default_rng([seed, len(features)]).normal(0.0, task.total_sigma_votes, votes.shape)
+    noisy = votes + noise
+    answers = NoisyAnswers.of(
+        task,
+        features=questions.features,
+        labels=noisy.argmax(axis=1).astype(np.int16),
+        noisy_votes=noisy,
+        assignment=questions.assignment,
+    )
+    labelled = label_images(answers, features, rows=questions.rows, kind="planned")
+    predicted = labelled.probabilities.argmax(axis=1)
+    return task, labelled.probabilities.max(axis=1), predicted == truth
+
+
+def _office(root: Path, progress: ProgressCallback) -> dict[str, Records]:
+    found = {}
+    for domain, shard in embed_domains(root, progress).items():
+        # By source name: rows of a shard are in random order, which differs from one cache to the next.
+        by_name = np.argsort(np.array(shard.sources), kind="stable")
+        labels = np.asarray(shard.labels)[by_name].astype(np.int64)
+        found[domain] = (np.ascontiguousarray(shard.features[by_name]), labels)
+    return found
+
+
+def _office_cases(domains: dict[str, Records], _: int) -> Iterator[Case]:
+    for server in DOMAINS:
+        yield Case(domains[server], tuple(domains[other] for other in DOMAINS if other != server))
+
+
+def _halves(images: Records, seed: int) -> Iterator[Case]:
+    features, labels = images
+    order = np.random.default_rng(seed).permutation(len(labels))
+    public, private = order[: len(order) // 2], order[len(order) // 2 :]
+    yield Case(
+        (np.ascontiguousarray(features[public]), labels[public]),
+        tuple((features[private[agent::3]], labels[private[agent::3]]) for agent in range(3)),
+    )
+
+
+def _usps_cases(digits: DataSet, seed: int) -> Iterator[Case]:
+    train, test = (
+        (quantize(split.inputs.reshape(len(split.inputs), -1) / 255.0 - 0.5), split.labels)
+        for split in (digits.train, digits.test)
+    )
+    order = np.random.default_rng(seed).permutation(len(train[1]))
+    yield Case(test, tuple((train[0][order[agent::3]], train[1][order[agent::3]]) for agent in range(3)))

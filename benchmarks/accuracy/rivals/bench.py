@@ -1,0 +1,332 @@
+"""Rivals at the same price: `labeler bench rivals` on Office-Caltech10, `labeler bench curves` on CIFAR-10.
+
+**Choosing settings.** On Office-Caltech10 each of the four domains is in turn the server, and what a method does there
+is the setting of best mean student accuracy on the three others at that epsilon, on splits and noise that are not
+reported. On CIFAR-10 settings and reading are those of best accuracy on other images of the set: of the test images
+2,500 are public (their labels are never looked at), 2,500 score while settings are chosen, 5,000 score what is
+reported; of the training images 10,000 are for choosing, 40,000 for what is reported.
+
+**The same free reading for everybody.** What a method releases labels public images too, and whatever is computed from
+these labels and public features is post-processing, for a rival as for us. So every method is shown twice: as its
+authors read it, and with the product's prototypes (`feature_store.students.members`) refined over the public images
+from its labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import BenchRow
+from benchmarks.accuracy.office_caltech import DELTA, DOMAINS, PUBLIC_SHARE, data_folder, embed_domains
+from benchmarks.accuracy.rivals.methods import ClassMeans, Evolution, LeastSquares, PublicPrototypes
+from benchmarks.accuracy.rivals.votes import CentredVotes, ProductVotes
+from benchmarks.accuracy.rivals.world import Rival, World
+from benchmarks.data import Cifar10Backbone, DataSet, Split, cifar10_features, data_root
+from feature_store.students.members import PrototypeLearner
+from workers.progress import ProgressCallback, silent
+
+OURS: Final = ProductVotes().name
+
+ENTRANTS: Final[dict[str, tuple[Rival, ...]]] = {
+    OURS: tuple(ProductVotes(clusters) for clusters in (10, 15, 20, 50)),
+    "reverse-knn, votes x centred centres": tuple(CentredVotes(clusters) for clusters in (10, 12, 15, 20, 50)),
+    "class means on public axes": tuple(LeastSquares(axes, math.inf, 0.0) for axes in (8, 10, 16, 32)),
+    "least squares, public covariance": tuple(
+        LeastSquares(axes, ridge, 0.0) for axes in (10, 16, 32) for ridge in (0.3, 3.0)
+    ),
+    "DPPL-Mean": tuple(ClassMeans(pool) for pool in (1, 16)),
+    "DPPL-Public": (PublicPrototypes(), *(PublicPrototypes(low, low + 0.4) for low in (0.2, 0.3, 0.4))),
+    "Private Evolution, public pool": tuple(
+        Evolution(rounds, population, 1.0) for rounds in (2, 3) for population in (20, 40)
+    ),
+}
+"""Every method by its name, with the settings it may take."""
+
+Reading = Literal["plain", "refined"]
+READINGS: Final[tuple[Reading, ...]] = ("plain", "refined")
+SURE: Final = 0.82
+"""What a refined label starts from: so much for the class a method names, the rest alike for the others."""
+
+OFFICE_EPSILONS: Final = (0.05, 0.1, 0.3, 1.0)
+TUNING_SPLITS, REPORTED_SPLITS = range(100, 104), range(10)
+COLLUDING: Final = 1
+"""Agents that may pool what they know, as in a new task."""
+
+CIFAR_EPSILONS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+SEEDS, DRAWS, TUNING_SEED = (0, 1, 2), 3, 100
+CIFAR_AGENTS: Final = 10
+CIFAR_DELTA: Final = 1e-5
+PUBLIC, TUNING_TEST, TUNING_TRAIN = 2_500, 2_500, 10_000
+CHART: Final = "rivals.png"
+
+Scores = dict[tuple[Rival, float | None, Reading], list[float]]
+"""Accuracies in percent of a setting at an epsilon and a reading, one per world and draw."""
+
+Wanted = Mapping[Rival, Collection[float | None]]
+"""Which epsilons to measure each setting at."""
+
+
+def every_setting(epsilons: Sequence[float | None], names: Collection[str] = tuple(ENTRANTS)) -> Wanted:
+    """All settings of these methods, each at all epsilons."""
+    return {setting: epsilons for name in names for setting in ENTRANTS[name]}
+
+
+def scores(worlds: Iterable[World], wanted: Wanted, *, draws: int) -> Scores:
+    """Accuracy on test images of every setting, world by world; without noise one draw is enough."""
+    found: Scores = {}
+    for world in worlds:
+        reader = Reader(world)
+        for setting, epsilons in wanted.items():
+            predict = setting.fit(world)
+            for epsilon in epsilons:
+                for draw in range(1 if epsilon is None else draws):
+                    for reading, labels in reader.predictions(predict(epsilon, draw)).items():
+                        right = 100 * float((labels == world.test.labels).mean())
+                        found.setdefault((setting, epsilon, reading), []).append(right)
+    return found
+
+
+class Reader:
+    """Reads one world's labels in both ways; see the module."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._learner = PrototypeLearner(world.public, num_classes=world.num_classes, seed=0)
+
+    def predictions(self, labels: NDArray[np.int64]) -> dict[Reading, NDArray[np.int64]]:
+        """Labels of the test images, by reading.
+
+        Args:
+            labels: of `World.asked`, as a method gave them.
+        """
+        scored, classes = len(self._world.test), self._world.num_classes
+        said = labels[scored:]
+        evidence = np.full((len(said), classes), (1 - SURE) / (classes - 1))
+        evidence[np.arange(len(said)), said] = SURE
+        student = self._learner.fit(evidence, np.ones(len(said)))
+        refined = student.predict_proba(self._world.test.inputs).argmax(axis=1)
+        return {"plain": labels[:scored], "refined": np.asarray(refined, dtype=np.int64)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which setting each method takes at each epsilon, for each reading."""
+
+    taken: Mapping[tuple[str, float | None, Reading], Rival]
+
+    @classmethod
+    def best(cls, tried: Sequence[Scores], epsilons: Sequence[float | None], names: Collection[str]) -> Choice:
+        """The setting of best mean over these tables, each table (a server) counting alike."""
+
+        def mean(setting: Rival, epsilon: float | None, reading: Reading) -> float:
+            return float(np.mean([np.mean(table[setting, epsilon, reading]) for table in tried]))
+
+        return cls(
+            {
+                (name, epsilon, reading): max(ENTRANTS[name], key=partial(mean, epsilon=epsilon, reading=reading))
+                for name in names
+                for epsilon in epsilons
+                for reading in READINGS
+            }
+        )
+
+    @property
+    def wanted(self) -> Wanted:
+        """What has to be measured to report it."""
+        found: dict[Rival, set[float | None]] = {}
+        for (_, epsilon, _), setting in self.taken.items():
+            found.setdefault(setting, set()).add(epsilon)
+        return found
+
+
+def bench_rivals(
+    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Every rival's student accuracy on every server of Office-Caltech10; see the module.
+
+    Args:
+        data: folder that holds `office-caltech10/` and `backbones/`.
+        full: as many splits as BENCHMARKS.md reports; else one.
+
+    Raises:
+        InvalidSetting: the data are not there.
+    """
+    domains = office_domains(data, progress)
+    tuning, reported = (TUNING_SPLITS, REPORTED_SPLITS) if full else (TUNING_SPLITS[:1], REPORTED_SPLITS[:1])
+    draws = DRAWS if full else 1
+    epsilons: tuple[float | None, ...] = (*OFFICE_EPSILONS, None)
+    tried: dict[str, Scores] = {}
+    for number, server in enumerate(DOMAINS):
+        progress("Choosing settings", number, len(DOMAINS))
+        worlds = (office_world(domains, server, split) for split in tuning)
+        tried[server] = scores(worlds, every_setting(epsilons), draws=draws)
+    rows: list[BenchRow] = []
+    for number, server in enumerate(DOMAINS):
+        progress("Rivals", number, len(DOMAINS))
+        choice = Choice.best([tried[one] for one in tried if one != server], epsilons, ENTRANTS)
+        found = scores((office_world(domains, server, split) for split in reported), choice.wanted, draws=draws)
+        for (name, epsilon, reading), setting in choice.taken.items():
+            method = name if reading == "plain" else f"{name}; refined"
+            metric = "student accuracy on unseen images, %"
+            rows.append(_row(server, method, metric, found[setting, epsilon, reading], epsilon, DELTA, repr(setting)))
+    progress("Rivals", len(DOMAINS), len(DOMAINS))
+    return rows + _means(rows)
+
+
+def _row(
+    case: str, method: str, metric: str, found: Sequence[float], epsilon: float | None, delta: float, setting: str
+) -> BenchRow:
+    return BenchRow(
+        case=case,
+        method=method,
+        metric=metric,
+        value=float(np.mean(found)),
+        sd=float(np.std(found, ddof=1)) if len(found) > 1 else None,
+        epsilon=epsilon,
+        delta=None if epsilon is None else delta,
+        level=None if epsilon is None else "instance",
+        settings={"colluding_agents": COLLUDING, "setting": setting, "runs": len(found)},
+    )
+
+
+def _means(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The mean over servers of each method at each epsilon, and the mean of the servers' deviations."""
+    groups: dict[tuple[str, float | None], list[BenchRow]] = {}
+    for row in rows:
+        groups.setdefault((row.method, row.epsilon), []).append(row)
+    return [
+        replace(
+            several[0],
+            case="mean of four servers",
+            value=float(np.mean([row.value for row in several])),
+            sd=float(np.mean([row.sd or 0.0 for row in several])),
+            settings={"colluding_agents": COLLUDING},
+        )
+        for several in groups.values()
+    ]
+
+
+def office_domains(data: Path | None, progress: ProgressCallback) -> dict[str, Split]:
+    """The four domains as MobileNetV2 features, in the order of file names.
+
+    Raises:
+        InvalidSetting: the data are not there.
+    """
+    found = {}
+    for domain, shard in embed_domains(data_folder(data), progress).items():
+        order = np.argsort(np.array(shard.sources), kind="stable")
+        rows = np.ascontiguousarray(shard.features[order]).astype(np.float32) / np.float32(2048)
+        found[domain] = Split(rows, np.asarray(shard.labels)[order].astype(np.int64))
+    return found
+
+
+def office_world(domains: Mapping[str, Split], server: str, split: int, *, colluding_agents: int = COLLUDING) -> World:
+    """The world of `labeler bench office-caltech`: the same split of the server's images."""
+    asked = domains[server]
+    order = np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(asked))
+    public, test = np.split(order, [int(PUBLIC_SHARE * len(order))])
+    return World(
+        name=f"office {server} {split}",
+        holdings=[domains[domain] for domain in DOMAINS if domain != server],
+        public=asked.inputs[public],
+        test=_part(asked, test),
+        num_classes=10,
+        colluding_agents=colluding_agents,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One panel of the chart."""
+
+    backbone: Cifar10Backbone
+    records: int
+
+    @property
+    def name(self) -> str:
+        network = "EfficientNet-Lite2" if self.backbone == "efficientnet-lite2" else "MobileNetV2"
+        return f"CIFAR-10, {network}, {CIFAR_AGENTS} agents x {self.records:,}"
+
+
+CASES: Final = (Case("efficientnet-lite2", 400), Case("efficientnet-lite2", 4_000), Case("mobilenetv2", 400))
+
+
+def bench_curves(
+    *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Every method's curve from epsilon 0.05 to 2 on CIFAR-10, in every case; see the module.
+
+    Args:
+        data: folder of the real data sets.
+        full: all cases and seeds; else the first of each at two epsilons.
+        out: folder for the chart; None draws nothing.
+
+    Raises:
+        InvalidSetting: the data are not there.
+    """
+    root = data_root(data)
+    epsilons: tuple[float | None, ...] = (*(CIFAR_EPSILONS if full else (0.1, 1.0)), None)
+    rows: list[BenchRow] = []
+    cases, draws = (CASES, DRAWS) if full else (CASES[:1], 1)
+    for number, case in enumerate(cases):
+        progress("CIFAR-10", number, len(cases))
+        features = cifar10_features(root, backbone=case.backbone, progress=progress)
+        world = cifar10_world(features, TUNING_SEED, records=case.records, tuning=True)
+        tried = scores([world], every_setting(epsilons), draws=draws)
+        choice = Choice.best([tried], epsilons, ENTRANTS)
+        seeds = SEEDS if full else SEEDS[:1]
+        worlds = (cifar10_world(features, seed, records=case.records) for seed in seeds)
+        found = scores(worlds, choice.wanted, draws=draws)
+        rows += [_chosen_row(case, name, epsilon, choice, tried, found) for epsilon in epsilons for name in ENTRANTS]
+    progress("CIFAR-10", len(cases), len(cases))
+    if out is not None:
+        from benchmarks.papers.chart import draw_chart
+
+        draw_chart([row for row in rows if row.epsilon is not None], out / CHART)
+    return rows
+
+
+def _chosen_row(case: Case, name: str, epsilon: float | None, choice: Choice, tried: Scores, found: Scores) -> BenchRow:
+    """The reading, too, is the one that was best on the tuning images."""
+    options = {reading: choice.taken[name, epsilon, reading] for reading in READINGS}
+    reading = max(READINGS, key=lambda one: float(np.mean(tried[options[one], epsilon, one])))
+    values = found[options[reading], epsilon, reading]
+    row = _row(case.name, name, "test accuracy, %", values, epsilon, CIFAR_DELTA, repr(options[reading]))
+    return replace(row, settings=row.settings | {"reading": reading})
+
+
+def cifar10_world(data: DataSet, seed: int, *, records: int, tuning: bool = False) -> World:
+    """Ten agents that hold training images; the server's public and the scored ones are test images.
+
+    Args:
+        data: features; see `benchmarks.data.cifar10_features`.
+        seed: who holds what.
+        records: of each agent; while settings are chosen at most 1,000.
+        tuning: whether settings are chosen with it.
+    """
+    always = np.random.default_rng(10)
+    test, train = always.permutation(len(data.test)), always.permutation(len(data.train))
+    public, choosing, scored = np.split(test, [PUBLIC, PUBLIC + TUNING_TEST])
+    pool = train[:TUNING_TRAIN] if tuning else train[TUNING_TRAIN:]
+    rows = np.random.default_rng([seed, records]).permutation(pool)
+    size = min(records, len(pool) // CIFAR_AGENTS)
+    return World(
+        name=f"cifar10 {seed} {records} {tuning}",
+        holdings=[_part(data.train, rows[agent * size : (agent + 1) * size]) for agent in range(CIFAR_AGENTS)],
+        public=data.test.inputs[public],
+        test=_part(data.test, choosing if tuning else scored),
+        num_classes=data.num_classes,
+        delta=CIFAR_DELTA,
+    )
+
+
+def _part(split: Split, rows: NDArray[np.int64]) -> Split:
+    return Split(split.inputs[rows], split.labels[rows])

@@ -1,0 +1,296 @@
+"""DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025), from its definition: one private prototype for each class.
+
+**DPPL-Mean.** Features, made shorter by averaging runs of `pool` neighbouring numbers, normalised; their sum over
+each class is released with Gaussian noise; an image belongs to the class whose sum it has the largest cosine with.
+A record enters the sum of its own class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The
+authors release a mean under pure or zero-concentrated privacy; a cosine needs no count, so this rival pays for
+none, and the analytic price of the Gaussian is lower than theirs.)
+
+**DPPL-Public.** For each class y the exponential mechanism draws one public image z with probability proportional
+to exp(eta u_y(z)), u_y(z) = sum over the records of class y of s(x, z), s the cosine cut to [low, high] and brought
+to [0, 1].
+
+*Price.* Let D' be D with a record x of class y. Only u_y changes, and u'_y(z) - u_y(z) = s(x, z) is in [0, 1] for
+every z. With Z, Z' the two normalisers the log-ratio of the probabilities of z is eta s(x, z) - log(Z'/Z): the
+first term is in [0, eta] and the second is one number of [0, eta], so ratios lie in an interval of length eta that
+holds 0 (bounded range), which is eta-DP without the factor 2 of scores that may fall. Draws for the C classes are
+independent and a record touches one, so all of them cost what one does. With delta: where ratios lie in [t - eta,
+t], the hockey-stick divergence is largest for two outcomes at the ends, of which the upper has the probability p =
+(1 - e^(t - eta)) / (1 - e^-eta); so delta(epsilon) = max over t of p (1 - e^(epsilon - t)) (Dong, Durfee, Rogers
+2020, Lemma 3.2, in both directions by symmetry of the interval). eta is the largest whose delta(epsilon) is at most
+delta. Given to this rival: one curator holds all scores and draws in double precision. Federated, it would need
+exponentials inside secure computation.
+
+Private Evolution (Lin et al., ICLR 2024), its generator replaced by what is here: a pool of public images.
+
+Each class keeps a population of candidates. A round: every private record votes for the candidate of its own class
+that it is most similar to; the votes are added up and released with noise; counts below a threshold become zero;
+the population is drawn anew in proportion to what is left; and a share of the drawn ones are varied. The
+generator's variation (a new image like an old one) is here a public image among the `NEAREST` nearest of the
+candidate, and the first population is drawn from the public images at random. After the last round class prototypes
+are the means of the candidates, weighted with their released counts, less the public mean.
+
+*Price.* In one round a record casts one vote, in one cell of the class's histogram: a vector of `world` of norm 1
+whatever the candidates are. Candidates of a round follow from public images and released counts, so T rounds are T
+adaptive sums: T times the squared sensitivity of one. The method's own idea, a nearest-neighbour histogram of votes
+over public candidates, with one round, the same candidates for every class and centres of clusters as candidates,
+is reverse-knn.
+
+Least squares with public covariance (Mehta et al., TMLR 2023, DP-LS; here the covariance costs nothing).
+
+The classifier W minimises sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B =
+sum e_y phi^T. Scored by the largest entry of W phi(x). Mehta et al. release A and B; here A is estimated on public
+images, whose covariance differs by the domain but costs no privacy, so all of the price buys B.
+
+phi(x) is the feature less the public mean, along the first `axes` principal axes of the public images, each divided
+by its standard deviation to the power `whiten`, brought to norm 1. Everything in phi is public. So |phi| <= 1, B
+moves by at most 1 when a record comes or goes (e_y phi^T has the norm of phi), and the price is that of one sum of
+`world`; dividing by A + lambda is post-processing. `whiten = 0, ridge = inf` is a nearest class mean on public
+axes: DPPL-Mean with the map that our linear learners use.
+
+Rows of W are brought to one norm before scoring: agents hold more records of one class than of another, and with
+noise a class of few records would else never be named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.accuracy.rivals.world import Predict, World, class_sums, noisy_sum, total_sigma, unit
+from benchmarks.data import Split
+
+_STEPS = 2_000
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """DPPL-Mean; see the module.
+
+    Attributes:
+        pool: how many neighbouring numbers of a feature are averaged into one.
+    """
+
+    pool: int = 1
+
+    @property
+    def name(self) -> str:
+        return "DPPL-Mean"
+
+    def fit(self, world: World) -> Predict:
+        """Each agent's sums."""
+        sums = self.vectors(world)
+        seen = unit(self._pooled(world.asked))
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+            prototypes = unit(noisy_sum(world, sums, epsilon, draw=draw))
+            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+
+        return predict
+
+    def vectors(self, world: World) -> list[NDArray[np.float64]]:
+        """What agents send, before noise."""
+        return [class_sums(one, unit(self._pooled(one.inputs)), world.num_classes) for one in world.holdings]
+
+    def _pooled(self, features: NDArray[np.floating]) -> NDArray[np.floating]:
+        return np.asarray(features.reshape(len(features), features.shape[1] // self.pool, self.pool).mean(axis=2))
+
+
+@dataclass(frozen=True)
+class PublicPrototypes:
+    """DPPL-Public; see the module.
+
+    Attributes:
+        low, high: to which cosines are cut.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return "DPPL-Public"
+
+    def fit(self, world: World) -> Predict:
+        """The scores of all public images for each class, summed over agents: what a curator would hold."""
+        candidates = unit(world.public)
+        scores = np.sum(
+            [
+                class_sums(one, self.scores(near), world.num_classes)
+                for one, near in zip(world.holdings, world.similarities, strict=True)
+            ],
+            axis=0,
+        )
+        seen = unit(world.asked)
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+            chosen = scores
+            if epsilon is not None:
+                random = np.random.default_rng([draw, 7])
+                chosen = range_at(epsilon, world.delta) * scores + random.gumbel(size=np.shape(scores))
+            prototypes = candidates[np.argmax(chosen, axis=1)]
+            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+
+        return predict
+
+    def scores(self, cosines: NDArray[np.floating]) -> NDArray[np.float64]:
+        """s(x, z) in [0, 1], shape (records, candidates)."""
+        cut = np.clip(cosines.astype(np.float64), self.low, self.high)
+        return np.asarray((cut - self.low) / (self.high - self.low))
+
+
+def delta_of_range(epsilon: float, eta: float) -> float:
+    """delta(epsilon) of one mechanism of range eta; see the module."""
+    if eta <= epsilon:
+        return 0.0
+    t = np.linspace(epsilon, eta, _STEPS)
+    # Between two points of the grid the first factor is at most its left end's, the second at most its right end's.
+    upper = -np.expm1(t[:-1] - eta) / -math.expm1(-eta)
+    return float(np.max(upper * -np.expm1(epsilon - t[1:])))
+
+
+def range_at(epsilon: float, delta: float) -> float:
+    """The largest eta (to a millionth) whose mechanism is (epsilon, delta)-DP."""
+    low, high = epsilon, 2 * epsilon + 1
+    while high - low > 1e-6 * epsilon:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of_range(epsilon, middle) <= delta else (low, middle)
+    return low
+
+
+NEAREST = 10
+"""A variation is one of so many public images."""
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """Iterated candidates; see the module.
+
+    Attributes:
+        rounds: T.
+        population: candidates of each class.
+        threshold: in standard deviations of the noise; counts below it are dropped.
+        varied: share of a new population that is replaced by variations.
+    """
+
+    rounds: int = 3
+    population: int = 10
+    threshold: float = 2.0
+    varied: float = 0.5
+
+    @property
+    def name(self) -> str:
+        return "Private Evolution, public pool"
+
+    def fit(self, world: World) -> Predict:
+        """Similarities, once; rounds depend on the noise."""
+        pool = unit(world.public)
+        similar = world.similarities
+        around = np.argsort(-(pool @ pool.T), axis=1)[:, : min(NEAREST, len(pool))]
+        mean = pool.mean(axis=0)
+        seen = unit(world.asked) - mean
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+            random = np.random.default_rng([draw, 11])
+            population = np.stack(
+                [random.choice(len(pool), self.population, replace=False) for _ in range(world.num_classes)]
+            )
+            counts = np.zeros(population.shape)
+            sigma = total_sigma(world, epsilon, dimension=counts.size, releases=self.rounds)
+            for turn in range(self.rounds):
+                if turn:
+                    population = self._next(population, counts, around, random)
+                votes = [
+                    votes_for(holding, near, population) for holding, near in zip(world.holdings, similar, strict=True)
+                ]
+                counts = noisy_sum(world, votes, epsilon, draw=draw, releases=self.rounds, opening=turn)
+                counts = np.where(counts < self.threshold * sigma, 0.0, counts)
+            weights = counts + 1e-9
+            prototypes = unit(np.einsum("cp,cpd->cd", weights, pool[population]) / weights.sum(1)[:, None] - mean)
+            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+
+        return predict
+
+    def _next(
+        self, population: NDArray[np.int64], counts: NDArray[np.float64], around: NDArray[np.int64],
+        random: np.random.Generator,
+    ) -> NDArray[np.int64]:  # fmt: skip
+        drawn = []
+        for candidates, count in zip(population, counts, strict=True):
+            share = count / count.sum() if count.sum() > 0 else None
+            kept = random.choice(candidates, self.population, p=share)
+            varied = random.random(self.population) < self.varied
+            near = around[kept, random.integers(0, around.shape[1], self.population)]
+            drawn.append(np.where(varied, near, kept))
+        return np.stack(drawn)
+
+
+def votes_for(holding: Split, similar: NDArray[np.float32], population: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One vote of each record, for the candidate of its class that it is most similar to; shape (C, population)."""
+    votes = np.zeros(population.shape)
+    for label in range(len(population)):
+        rows = similar[holding.labels == label]
+        np.add.at(votes[label], rows[:, population[label]].argmax(axis=1), 1.0)
+    return votes
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Private class sums, divided by a public covariance; see the module.
+
+    Attributes:
+        axes: public principal axes.
+        ridge: lambda, as a share of the mean variance of phi along an axis; infinite for class means.
+        whiten: power of the standard deviations that phi is divided by.
+    """
+
+    axes: int = 32
+    ridge: float = 0.1
+    whiten: float = 0.5
+
+    @property
+    def name(self) -> str:
+        return "class means on public axes" if math.isinf(self.ridge) else "least squares, public covariance"
+
+    def vectors(self, world: World) -> list[NDArray[np.float64]]:
+        """What agents send, before noise: B of each."""
+        map_ = public_axes(world, axes=self.axes, whiten=self.whiten)
+        return [class_sums(one, map_(one.inputs), world.num_classes) for one in world.holdings]
+
+    def fit(self, world: World) -> Predict:
+        """phi of everything, each agent's B, the public A."""
+        map_ = public_axes(world, axes=self.axes, whiten=self.whiten)
+        sums = self.vectors(world)
+        public, seen = map_(world.public), map_(world.asked)
+        solve = np.eye(public.shape[1])
+        if not math.isinf(self.ridge):
+            covariance = public.T @ public / len(public)
+            least = self.ridge * np.trace(covariance) / len(covariance)
+            solve = np.linalg.inv(covariance + least * np.eye(len(covariance)))
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+            weights = unit(noisy_sum(world, sums, epsilon, draw=draw) @ solve)
+            return np.asarray((seen @ weights.T).argmax(axis=1), dtype=np.int64)
+
+        return predict
+
+
+@dataclass(frozen=True, eq=False)
+class PublicAxes:
+    """phi of the module: a map fitted on public features alone."""
+
+    mean: NDArray[np.float64]
+    matrix: NDArray[np.float64]
+
+    def __call__(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        return unit((unit(features) - self.mean) @ self.matrix)
+
+
+def public_axes(world: World, *, axes: int, whiten: float = 0.0) -> PublicAxes:
+    """Fit the map on the public images."""
+    mean, deviations, components = world.principal_axes
+    kept = min(axes, len(world.public) - 1)
+    return PublicAxes(mean, components[:kept].T / np.maximum(deviations[:kept], 1e-6) ** whiten)

@@ -1,0 +1,112 @@
+"""BENCHMARKS.md, made of benchmarks/page.md and of the documents in benchmarks/results.
+
+    python -m benchmarks.report        writes BENCHMARKS.md
+
+A document is what `labeler bench NAME --full --json` printed, in results/NAME.json. One with the key "carried" was
+not: its rows were carried over from the page of that commit, where a cell that held more than one number stands in
+`settings["printed"]`. A line of page.md names a table of such a document:
+
+    @table NAME rows=FIELD,FIELD columns=FIELD [also=FIELD] [FIELD=VALUE ...]    a column for each value of a field
+    @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
+
+FIELD=VALUE takes the rows that have this value alone, FIELD!=VALUE those that have another. Fields are those of
+`BenchRow`; `value` shows its deviation too.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import BenchRow
+from labeler.errors import BadData
+
+HERE: Final = Path(__file__).parent
+PAGE: Final = HERE.parent / "BENCHMARKS.md"
+HEADINGS: Final = {"reference": "wanted, or printed by the paper"}
+
+
+def render(template: str, results: Path) -> str:
+    """The page of a template, its tables filled in.
+
+    Raises:
+        BadData: a table names a document, a field or rows that are not there.
+    """
+    lines = [
+        _table(line, results) if line.startswith("@table ") else line
+        for line in template.removesuffix("\n").split("\n")
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read_rows(path: Path) -> list[BenchRow]:
+    """The rows of a document.
+
+    Raises:
+        BadData: it is none.
+    """
+    try:
+        return [BenchRow(**row) for row in json.loads(path.read_text())["rows"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BadData(f"{path.name} is no document of a bench: {error}") from None
+
+
+def _table(line: str, results: Path) -> str:
+    _, name, *given = shlex.split(line)
+    options = dict(one.split("=", 1) for one in given)
+    index = options.pop("rows").split(",")
+    columns, show = options.pop("columns", ""), options.pop("show", "").split(",")
+    also = options.pop("also", "")
+    rows = read_rows(results / f"{name}.json")
+    for key, wanted in options.items():
+        rows = [row for row in rows if (_shown(row, key.removesuffix("!")) == wanted) != key.endswith("!")]
+    if not rows:
+        raise BadData(f"no row of {name} has {options}; {line}")
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    headings = list(show) if not columns else []
+    if columns == "epsilon":
+        prices = sorted({row.epsilon for row in rows if row.epsilon is not None})
+        headings = list(dict.fromkeys(map(number, prices))) + ["no noise"] * any(row.epsilon is None for row in rows)
+    for row in rows:
+        cells = lines.setdefault(tuple(_shown(row, key) for key in index), {})
+        if columns:
+            heading = _shown(row, columns)
+            headings += [heading] if heading not in headings else []
+            cells[heading] = _shown(row, "value")
+            if also and _shown(row, also):
+                cells[also] = _shown(row, also)
+        else:
+            cells.update({key: _shown(row, key) for key in show})
+    headings += [also] if also else []
+    labels = [
+        *("" if key in ("case", "method") else key for key in index),
+        *(HEADINGS.get(one, one) for one in headings),
+    ]
+    table = [labels, ["---"] * len(labels)]
+    table += [[*key, *(cells.get(heading, "") for heading in headings)] for key, cells in lines.items()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+
+
+def _shown(row: BenchRow, key: str) -> str:
+    if key == "value" and "printed" in row.settings:
+        return str(row.settings["printed"])
+    found: Any = getattr(row, key)
+    if key == "value" and row.sd is not None:
+        return f"{number(row.value)} ± {number(row.sd)}"
+    if found is None:
+        return "no noise" if key == "epsilon" else ""
+    return found if isinstance(found, str) else number(found)
+
+
+def number(value: float) -> str:
+    """As it is where it is short, else to three digits."""
+    return f"{value:,}" if round(value, 4) == value else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    made = render((HERE / "page.md").read_text(), HERE / "results")
+    PAGE.write_text(made)
+    sys.stdout.write(f"{PAGE.name}: {made.count(chr(10))} lines\n")

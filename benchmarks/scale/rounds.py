@@ -1,0 +1,298 @@
+"""One round of a task among a thousand agents, or a hundred thousand, in one process: its cost, and its labels.
+
+    pool --deal--> groups of agents --ballots_of--> ballots --sum_group--> shares at each tallier --> opened, scored
+
+Each agent's noise, masks and shares are drawn by the functions of an agent in the service, and each tallier adds by
+those of a tallier. Sums of groups add up to the sum of all, so the size of a group changes no bit of the answer and
+memory does not grow with the number of agents. Only the histogram can be opened: sums over more than some eight hundred
+agents leave the range in which winners are compared (`labeler.sharing`). Noise and masks follow from the seed, so a
+run can be repeated: they protect nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.machine import memory_bytes
+from benchmarks.scale.ballots import SIMULATED, Federation, ballots_of, group_size
+from feature_store.keys import PartyKeys
+from feature_store.query_selection import model_rows, select_queries
+from labeler.batch import QueryBatch
+from labeler.contribution import input_shares
+from labeler.errors import InvalidSetting
+from labeler.linear_model import released_model
+from labeler.messages import COORDINATOR, frame
+from labeler.messages.rounds import Ask, TallierKey
+from labeler.messages.shares import share_to_bytes
+from labeler.methods import Method
+from labeler.planning import price
+from labeler.randomness import ByteSource, seeded_source
+from labeler.release import Release, open_histogram
+from labeler.sharing import add_shares as add_words
+from labeler.solving import solve_sigma
+from labeler.tally import AggregateShare, add_shares, round_of
+from labeler.task import StatedLevel, Task, parse_task
+from workers.audit.pool import Pool, digits_pool
+from workers.progress import ProgressCallback, silent
+
+TRAINING: Final = {"regularisation": 1.0, "radius": 0.3, "iterations": 60}
+"""Of blind-average: models of short norm, which is what an agent pays for."""
+
+SourceOf = Callable[[int], ByteSource]
+"""The secret source of an agent, by its number, at its beginning."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is asked of how many agents.
+
+    Attributes:
+        records: of each agent.
+        ballot_radius: reverse-knn: of the ball that ballots are drawn onto; None bounds each agent's records instead.
+        queries: public images asked about; for blind-average the rows of its model are asked, whatever this is.
+        epsilon: the price at `level` that the noise is chosen for.
+        talliers: 2 or 3.
+        seed: of the deal, the questions, the noise and the masks.
+
+    Raises:
+        InvalidSetting: a number out of bounds, or a method that answers for one agent at a time.
+    """
+
+    agents: int
+    method: Method = "knn"
+    k: int = 1
+    records: int = 20
+    queries: int = 100
+    epsilon: float = 1.0
+    level: StatedLevel = "agent"
+    delta: float = 1e-6
+    talliers: int = 2
+    seed: int = 0
+    ballot_radius: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in SIMULATED:
+            raise InvalidSetting(
+                f"method {self.method} cannot answer for many agents at once; choose {', '.join(SIMULATED)}, or run it "
+                "with `labeler run --seed` among a few"
+            )
+        if min(self.agents, self.records, self.queries) < 1:
+            raise InvalidSetting("a round has at least one agent, one record per agent and one query")
+
+    def task(self, pool: Pool) -> Task:
+        """What is asked.
+
+        Raises:
+            InvalidTask, UnsafeGrid: the task cannot be asked.
+            InvalidSetting: no noise gives the price.
+        """
+        fields: dict[str, Any] = {
+            "name": "simulation",
+            "classes": list(pool.classes),
+            "method": self.method,
+            "k": self.k,
+            "sigma_votes": 1.0,
+            "delta": self.delta,
+            "max_queries": self.queries,
+            "agents": self.agents,
+            "colluding_agents": min(1, self.agents - 1),
+            "talliers": self.talliers,
+        }
+        if self.ballot_radius is not None:
+            fields["ballot_radius"] = self.ballot_radius
+        elif self.method == "reverse-knn":
+            fields["max_agent_records"] = self.records
+        if self.method == "blind-average":
+            training = {"min_records": self.records} | TRAINING
+            fields |= {"max_queries": pool.features.shape[1] + 1, "training": training}
+        task = parse_task(fields)
+        return task.model_copy(update={"sigma_votes": solve_sigma(task, self.epsilon, level=self.level)})
+
+
+def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = silent) -> dict[str, Any]:
+    """One round, and what it cost: seconds, CPU seconds by stage, bytes per party, memory, price, labels right.
+
+    Raises:
+        InvalidSetting: a task that cannot be asked, or more questions than public images.
+    """
+    task = wanted.task(pool)
+    batch, score = _questions(wanted, pool)
+
+    def source_of(number: int) -> ByteSource:
+        return seeded_source(f"labeler-simulate/1 {wanted.seed} {task.digest} {number}".encode())
+
+    # What a process does once, whatever the size: libraries are loaded, the table of the noise is made.
+    few = Federation.dealt(pool, 2, records=wanted.records, seed=wanted.seed)
+    sum_group(task, batch, ballots_of(task, batch, few), first=0, source_of=source_of)
+    began = time.perf_counter()
+    federation = Federation.dealt(pool, wanted.agents, records=wanted.records, seed=wanted.seed)
+    size, groups = group_size(task, batch, federation), []
+    seconds = {"votes": 0.0, "noise_and_shares": 0.0, "talliers": 0.0}
+    for start in range(0, wanted.agents, size):
+        progress(f"{wanted.agents:,} agents", start, wanted.agents)
+        voting = time.process_time()
+        ballots = ballots_of(task, batch, federation.part(slice(start, start + size)))
+        seconds["votes"] += time.process_time() - voting
+        summed = sum_group(task, batch, ballots, first=start, source_of=source_of)
+        seconds["noise_and_shares"] += summed.answer_s
+        seconds["talliers"] += summed.tally_s
+        groups.append(summed.shares)
+    progress(f"{wanted.agents:,} agents", wanted.agents, wanted.agents)
+    sums = total_of(groups)
+    release = open_histogram(sums, task)
+    took, cost = time.perf_counter() - began, price(task)
+    return {
+        "settings": asdict(wanted) | {"pool": pool.name, "sigma_votes": task.sigma_votes, "is_seeded": True},
+        "seconds": took,
+        "cpu_seconds": seconds,
+        "bytes": traffic_of(task, batch).of(task.agents),
+        "peak_mib": (memory_bytes("VmHWM") or 0) / 2**20,
+        "epsilon": {level: cost.to_json()[level]["epsilon"] for level in ("instance", "agent")},
+        "sums_sha256": hashlib.sha256(b"".join(one.words.tobytes() for one in sums)).hexdigest(),
+        "labels_right": score(task, release),
+        "copies_of_a_record": wanted.agents * wanted.records / len(pool.labels),
+    }
+
+
+def _questions(wanted: Simulation, pool: Pool) -> tuple[QueryBatch, Callable[[Task, Release], float]]:
+    """What is asked, and the share of right labels that a release of it gives."""
+    if wanted.method == "blind-average":
+
+        def model_right(task: Task, release: Release) -> float:
+            return float((released_model(task, [release], asked).predict(pool.public) == pool.truth).mean())
+
+        asked = model_rows(pool.features.shape[1])
+        return QueryBatch(asked), model_right
+    chosen = select_queries(pool.public, strategy="random", count=wanted.queries, seed=wanted.seed)
+    truth = pool.truth[chosen.rows]
+    return QueryBatch(chosen.features), lambda _, release: float((release.labels == truth).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class GroupSum:
+    """Each tallier's share of a group's sum, and CPU seconds of agents (checks, noise, shares) and of talliers."""
+
+    shares: tuple[AggregateShare, ...]
+    answer_s: float
+    tally_s: float
+
+
+def sum_group(
+    task: Task, batch: QueryBatch, ballots: NDArray[np.int64], *, first: int, source_of: SourceOf
+) -> GroupSum:
+    """The answers of a group of agents, added up by each tallier.
+
+    Args:
+        ballots: int64, shape (agents, num_queries, num_classes).
+        first: number of the first agent of the group.
+        source_of: each agent's source.
+
+    Raises:
+        PrivacyRefusal: ballots beyond the task's bounds.
+    """
+    round, began = round_of(task, batch), time.process_time()
+    answers = [
+        input_shares(own, task, round, agent_id=name_of(number), source=source_of(number))
+        for number, own in enumerate(ballots, start=first)
+    ]
+    answered = time.process_time()
+    shares = tuple(
+        add_shares(index, round, {shares[index].agent_id: shares[index].share for shares in answers})
+        for index in range(task.talliers)
+    )
+    return GroupSum(shares, answered - began, time.process_time() - answered)
+
+
+def total_of(groups: Sequence[tuple[AggregateShare, ...]]) -> tuple[AggregateShare, ...]:
+    """One sum per tallier over the agents of all groups of one round, ready to be opened (labeler.release)."""
+    return tuple(_joined(parts) for parts in zip(*groups, strict=True))
+
+
+def _joined(parts: Sequence[AggregateShare]) -> AggregateShare:
+    digests = json.dumps([part.sharings_digest for part in parts])
+    words = add_words([part.words for part in parts])
+    words.setflags(write=False)
+    return replace(
+        parts[0],
+        contributors=frozenset().union(*(part.contributors for part in parts)),
+        sharings_digest=hashlib.sha256(b"labeler-simulated-sharings/1\n" + digests.encode()).hexdigest(),
+        words=words,
+        is_seeded=any(part.is_seeded for part in parts),
+    )
+
+
+def name_of(number: int) -> str:
+    """The id of an agent."""
+    return f"agent-{number}"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one round's messages as they go over the wire, signed, sealed and framed; HTTP and TLS come on top.
+
+    Attributes:
+        shares: what one agent sends, one message per tallier, through the coordinator.
+    """
+
+    asked: int
+    shares: tuple[int, ...]
+
+    def of(self, agents: int) -> dict[str, int]:
+        """Per party: an agent, the busiest tallier, and the coordinator, which passes everything on."""
+        sent = sum(self.shares)
+        return {
+            "agent_receives": self.asked,
+            "agent_sends": sent,
+            "tallier_receives": agents * max(self.shares),
+            "coordinator_receives": agents * sent,
+            "coordinator_sends": agents * (self.asked + sent),
+        }
+
+
+def traffic_of(task: Task, batch: QueryBatch) -> Traffic:
+    """Measured on real messages to and from one agent; all are equally long but for the digits of the agents' names."""
+    round, agent = round_of(task, batch), name_of(task.agents - 1)
+    parties = [PartyKeys.generate() for _ in range(task.talliers)]
+    talliers = tuple(
+        TallierKey(f"tallier-{index}", keys.public.seal_key, keys.public.verify_key)
+        for index, keys in enumerate(parties)
+    )
+    ask = parties[0].message(
+        "ask",
+        sender=COORDINATOR,
+        recipient=agent,
+        sequence=1,
+        body=Ask(task, batch, talliers, expires_at=2e9).encode(),
+        task_digest=task.digest,
+        round_digest=round.digest,
+    )
+    nothing = np.zeros((len(batch), task.num_classes), dtype=np.int64)
+    shares = input_shares(nothing, task, round, agent_id=agent, source=seeded_source(0))
+    sent = [
+        parties[0].message(
+            "input-share",
+            sender=agent,
+            recipient=tallier.tallier_id,
+            sequence=1,
+            body=share_to_bytes(share.share),
+            seal_to=tallier.seal_key,
+            task_digest=task.digest,
+            round_digest=round.digest,
+        )
+        for tallier, share in zip(talliers, shares, strict=True)
+    ]
+    return Traffic(len(frame([ask])), tuple(len(frame([message])) for message in sent))
+
+
+if __name__ == "__main__":  # in an interpreter of its own, so that its memory is its own
+    given = Simulation(**json.loads(sys.argv[1]))
+    sys.stdout.write(json.dumps(simulate(given, digits_pool(seed=given.seed))))

@@ -1,0 +1,1 @@
+"""A whole service on this machine, under load and under attack."""

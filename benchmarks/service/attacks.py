@@ -1,0 +1,400 @@
+"""A well-behaved requester's job while somebody attacks: seconds from submission to labels, beside the same in quiet.
+
+Each attack is bounded in count and in rate, comes from this machine, and goes to a federation that is started for it.
+Attackers hold a requester's token of their own, or none. Connections that only hold something occupied come from
+other loopback addresses than the well-behaved requester's, as a stranger's would.
+
+What is wanted of the service is a ratio: while an attack goes on, a job takes at most three times its quiet time.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+import numpy as np
+from PIL import Image
+
+from benchmarks import BenchRow
+from benchmarks.service.federation import embed_public, running_service
+from benchmarks.service.requesters import Wanted
+from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, wanted_of
+from benchmarks.service.well_behaved import WellBehaved, new_token, revoke_token
+from workers.federation.home import make_federation
+from workers.federation.up import Plan
+from workers.progress import ProgressCallback, silent
+
+MOST_TIMES: Final = 3.0
+"""How much longer than in quiet a job may take."""
+
+AGENTS: Final = 3
+REQUESTS_PER_S: Final = 20.0
+CONNECTIONS: Final = 1_100
+STREAMS: Final = 50
+BOMB_SIDE: Final = 8_000
+BOMB_IMAGES: Final = 400
+TOKENS: Final = 5
+BROKEN: Final = 20
+CANCELLED: Final = 25
+VIEWERS: Final = 6
+_ADDRESSES: Final = 10
+
+
+@dataclass(frozen=True, repr=False)
+class Scene:
+    """What an attacker knows.
+
+    Attributes:
+        url: of the service.
+        token: a requester's, the attacker's own.
+        name: of that token.
+        task_id: of a task of the attacker's.
+        foreign_task_id: of the well-behaved requester's task.
+        vectors: a body of a job of its own task, without an idempotency key.
+        administrator: of the service; revokes the attacker's token where the attack is about that.
+    """
+
+    url: str
+    token: str
+    name: str
+    task_id: str
+    foreign_task_id: str
+    vectors: dict[str, object]
+    administrator: str
+
+    def client(self, *, token: str | None = None) -> httpx2.Client:
+        """A plain client that tries nothing twice."""
+        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {token or self.token}"}, timeout=30)
+
+
+Answers = Counter[int]
+"""How many answers of each status an attack got; 0 for connections that were refused or cut."""
+
+Attack = Callable[[Scene, Answers, ExitStack], None]
+"""Sets itself going, and leaves what ends it with the stack."""
+
+
+def bench_attacks(
+    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Measure jobs in quiet and under each attack, on one federation of real processes.
+
+    Args:
+        data: folder on whose disk the journals lie; else the system's folder for temporary files.
+        full: more jobs per attack.
+        progress: told how far it is.
+
+    Raises:
+        Unavailable: the federation did not start.
+    """
+    jobs = 15 if full else 3
+    rows = []
+    with tempfile.TemporaryDirectory(dir=data) as name:
+        folder = Path(name)
+        home = folder / "federation"
+        home.mkdir(mode=0o700)
+        federation = make_federation(
+            home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
+        )
+        public = embed_public(folder)
+        wanted = wanted_of(public)
+        with ExitStack() as running:
+            service = running.enter_context(running_service(federation.home))
+            token = new_token(service.url, service.token, "well-behaved")
+            good = running.enter_context(WellBehaved(service.url, token, wanted))
+            good.job_seconds()
+            for done, (case, attack) in enumerate(ATTACKS.items()):
+                progress("Attacks", done, len(ATTACKS))
+                scene = _scene(service.url, service.token, good, wanted, case)
+                quiet = [good.job_seconds() for _ in range(jobs)]
+                rows += _rows(case, quiet, *_under(attack, scene, good, jobs))
+            progress("Attacks", len(ATTACKS), len(ATTACKS))
+    return rows
+
+
+def _scene(url: str, administrator: str, good: WellBehaved, wanted: Wanted, case: str) -> Scene:
+    name = f"attacker: {case}"
+    token = new_token(url, administrator, name)
+    with WellBehaved(url, token, wanted) as own:
+        return Scene(url, token, name, own.task_id, good.task_id, own.body(), administrator)
+
+
+def _under(attack: Attack, scene: Scene, good: WellBehaved, jobs: int) -> tuple[list[float], list[float], Answers]:
+    answers: Answers = Counter()
+    with ExitStack() as attacking:
+        attack(scene, answers, attacking)
+        return [good.job_seconds() for _ in range(jobs)], [good.price_seconds() for _ in range(jobs)], answers
+
+
+def _rows(
+    case: str, quiet: list[float], attacked: list[float], priced: list[float], answers: Answers
+) -> list[BenchRow]:
+    settings = {
+        "jobs": len(quiet),
+        "agents": AGENTS,
+        "queries": QUERIES,
+        "cores": os.cpu_count(),
+        "answers": {str(status): count for status, count in sorted(answers.items())},
+    }
+    ratio = float(np.median(attacked) / np.median(quiet))
+    return [
+        BenchRow(case, "in quiet", "seconds, median", float(np.median(quiet)), settings=settings),
+        BenchRow(case, "under attack", "seconds, median", float(np.median(attacked)), settings=settings),
+        BenchRow(case, "under attack", "seconds, longest", max(attacked), settings=settings),
+        BenchRow(case, "under attack", "seconds of a new price, longest", max(priced), settings=settings),
+        BenchRow(case, "attack / quiet", "time ratio", ratio, reference=f"at most {MOST_TIMES:g}", settings=settings),
+    ]
+
+
+def replays(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """The key of one finished job, sent again and again."""
+    key = {"Idempotency-Key": "the-same-again"}
+    client = attacking.enter_context(scene.client())
+    client.post("/v1/jobs", json=scene.vectors, headers=key)
+    _again(attacking, answers, lambda _: client.post("/v1/jobs", json=scene.vectors, headers=key))
+
+
+def many_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """New small jobs, as many as the service takes."""
+    client = attacking.enter_context(scene.client())
+
+    def submit(number: int) -> httpx2.Response:
+        return client.post("/v1/jobs", json=scene.vectors, headers={"Idempotency-Key": f"job-{number}"})
+
+    _again(attacking, answers, submit, per_s=2.0)
+
+
+def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Small archives of huge black images, as large as the service takes; each job is cancelled after it was sent."""
+    client = attacking.enter_context(scene.client())
+    sizes = [BOMB_IMAGES]
+
+    def send(number: int) -> httpx2.Response:
+        request = {"task_id": scene.task_id, "selection": {"strategy": "random", "count": 1}}
+        answer = client.post(
+            "/v1/jobs",
+            files={
+                "request": (None, json.dumps(request), "application/json"),
+                "archive": ("black.zip", black_images(sizes[0]), "application/zip"),
+            },
+            headers={"Idempotency-Key": f"bomb-{number}"},
+        )
+        if answer.is_success:
+            client.delete(f"/v1/jobs/{answer.json()['job_id']}")
+        else:
+            sizes[0] = max(1, sizes[0] // 2)
+        return answer
+
+    _again(attacking, answers, send, per_s=1.0)
+
+
+def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Connections that never finish their headers, opened anew when they are cut."""
+    place = urlsplit(scene.url)
+    held: list[socket.socket] = []
+
+    def let_go() -> None:
+        for one in held:
+            one.close()
+
+    attacking.callback(let_go)
+
+    def connect(number: int) -> None:
+        source = f"127.0.1.{1 + number % _ADDRESSES}"
+        try:
+            one = socket.create_connection(
+                (place.hostname or "", place.port or 80), timeout=2, source_address=(source, 0)
+            )
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\nX-Slow: ")
+            held.append(one)
+            if len(held) > CONNECTIONS:
+                held.pop(0).close()
+            answers[200] += 1
+        except OSError:
+            answers[0] += 1
+
+    for number in range(CONNECTIONS):
+        connect(number)
+    _again(attacking, answers, connect, per_s=10 * REQUESTS_PER_S)
+
+
+def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Guesses at a token, each with another address in X-Forwarded-For."""
+    client = attacking.enter_context(scene.client(token="lab_wrong"))
+
+    def guess(number: int) -> httpx2.Response:
+        forwarded = {"X-Forwarded-For": f"198.51.100.{number % 250}", "Authorization": f"Bearer lab_{number:043d}"}
+        return client.get("/v1/jobs", headers=forwarded)
+
+    _again(attacking, answers, guess, per_s=5 * REQUESTS_PER_S)
+
+
+def foreign_tasks(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Jobs in somebody else's task."""
+    client = attacking.enter_context(scene.client())
+    body = scene.vectors | {"task_id": scene.foreign_task_id}
+    _again(
+        attacking,
+        answers,
+        lambda number: client.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"foreign-{number}"}),
+    )
+
+
+def revoked_streams(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Event streams of a job, held open after the token that opened them was revoked."""
+    client = attacking.enter_context(scene.client())
+    made = client.post("/v1/jobs", json=scene.vectors, headers={"Idempotency-Key": "watched"}).json()
+
+    def watch() -> None:
+        with suppress(httpx2.HTTPError), client.stream("GET", f"/v1/jobs/{made['job_id']}/events") as stream:
+            answers[stream.status_code] += 1
+            for _ in stream.iter_lines():
+                pass
+
+    watchers = [threading.Thread(target=watch, daemon=True) for _ in range(STREAMS)]
+    for watcher in watchers:
+        watcher.start()
+    revoke_token(scene.url, scene.administrator, name=scene.name)
+
+
+def broken_images(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Jobs whose one image is cut off, of several tokens: none of them may come to a site."""
+    picture = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(picture, format="png")
+    request = {"task_id": "", "selection": {"strategy": "all"}}
+
+    def send(client: httpx2.Client, task_id: str) -> httpx2.Response:
+        return client.post(
+            "/v1/jobs",
+            files={
+                "request": (None, json.dumps(request | {"task_id": task_id}), "application/json"),
+                "images": ("cut-off.png", picture.getvalue()[:1000], "image/png"),
+            },
+        )
+
+    _of_several(scene, answers, attacking, send, BROKEN)
+
+
+def cancelled_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Small jobs of several tokens, each cancelled at once, while sites are asked for their word."""
+
+    def send(client: httpx2.Client, task_id: str) -> httpx2.Response:
+        answer = client.post("/v1/jobs", json=scene.vectors | {"task_id": task_id})
+        return client.delete(f"/v1/jobs/{answer.json()['job_id']}") if answer.is_success else answer
+
+    _of_several(scene, answers, attacking, send, CANCELLED)
+
+
+def _of_several(
+    scene: Scene,
+    answers: Answers,
+    attacking: ExitStack,
+    send: Callable[[httpx2.Client, str], httpx2.Response],
+    count: int,
+) -> None:
+    """So many jobs of each token at once, each token in a task of its own; then one a second."""
+    callers = []
+    for number in range(TOKENS):
+        token = new_token(scene.url, scene.administrator, f"{scene.name}, {number}")
+        client = attacking.enter_context(scene.client(token=token))
+        made = client.post("/v1/tasks", json=TASK | {"max_queries": MAX_QUERIES}).json()
+        callers.append((client, str(made["task_id"])))
+    for _ in range(count):
+        for caller in callers:
+            answers[send(*caller).status_code] += 1
+    _again(attacking, answers, lambda number: send(*callers[number % TOKENS]), per_s=1.0)
+
+
+def large_enrolments(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """A mebibyte of brackets without a token, where a site that was invited sends some 600 bytes."""
+    body = json.dumps({"token": [[] for _ in range(260_000)]}).encode()
+    client = attacking.enter_context(httpx2.Client(base_url=scene.url, timeout=30))
+    headers = {"Content-Type": "application/json"}
+    _again(attacking, answers, lambda _: client.post("/v1/enrolments", content=body, headers=headers))
+
+
+def dear_prices(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
+    """Noise for a price of a million winners, always another one; each takes seconds of a processor."""
+    task = TASK | {"method": "ensemble", "k": 1, "release": "winner", "max_queries": 1_000_000}
+    del task["sigma_votes"]
+    for place in range(VIEWERS):
+        token = new_token(scene.url, scene.administrator, f"{scene.name}, {place}", "viewer")
+        client = attacking.enter_context(scene.client(token=token))
+
+        def ask(number: int, place: int = place, client: httpx2.Client = client) -> httpx2.Response:
+            asked = task | {"epsilon": 2 + (VIEWERS * number + place) / 1000}
+            return client.post("/v1/jobs:estimate", json={"task": asked}, timeout=60)
+
+        _again(attacking, answers, ask, per_s=1.0)
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "a finished job replayed, 20 a second": replays,
+    "new jobs, 2 a second": many_jobs,
+    "archives of black images, one a second, cancelled": bombs,
+    f"{CONNECTIONS} connections that never finish their headers": slow_headers,
+    "wrong tokens, 100 a second, X-Forwarded-For rotating": wrong_tokens,
+    "jobs in a foreign task, 20 a second": foreign_tasks,
+    f"{STREAMS} event streams of a revoked token": revoked_streams,
+    f"{TOKENS} tokens with {BROKEN} images each that cannot be decoded, then one a second": broken_images,
+    f"{TOKENS} tokens that cancel {CANCELLED} jobs each, then one a second": cancelled_jobs,
+    "enrolments of 1 MiB without a token, 20 a second": large_enrolments,
+    f"{VIEWERS} viewers that price a million winners each, always anew": dear_prices,
+}
+"""Every attack by what it is called in the table."""
+
+
+def black_images(count: int) -> bytes:
+    """An archive of black images of 64 megapixels each: some hundred bytes for each of them."""
+    picture = io.BytesIO()
+    Image.new("L", (BOMB_SIDE, BOMB_SIDE)).save(picture, format="png", compress_level=9)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for number in range(count):
+            archive.writestr(f"black-{number:04d}.png", picture.getvalue())
+    return packed.getvalue()
+
+
+def _again(
+    attacking: ExitStack,
+    answers: Answers,
+    act: Callable[[int], httpx2.Response | None],
+    *,
+    per_s: float = REQUESTS_PER_S,
+) -> None:
+    """Do something at a rate, in a thread, until the attack ends."""
+    ended = threading.Event()
+
+    def work() -> None:
+        begun = time.monotonic()
+        for number in itertools.count():
+            # A rate and no burst afterwards: what could not be sent in time is left out.
+            if ended.wait(max(0.0, begun + number / per_s - time.monotonic())):
+                return
+            try:
+                answer = act(number)
+            except httpx2.HTTPError:
+                answers[0] += 1
+            else:
+                if answer is not None:
+                    answers[answer.status_code] += 1
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    attacking.callback(worker.join, 60.0)
+    attacking.callback(ended.set)

@@ -1,0 +1,324 @@
+"""The whole service under load: fifty requesters with small jobs against real processes, and the same jobs by `run`.
+
+A federation is started as `labeler up` starts it: coordinator, embedder, five agents, three talliers and redis-server,
+each a process, on this machine, with every limit at its default. The requesters share its cores. The twin is the
+same job in one process, without messages, sealing or SQL: read and check the shards, price, vote, noise, tally,
+release; as in the speed bench, the student and the report are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks import BenchRow
+from benchmarks.machine import cpu_seconds, memory_bytes
+from benchmarks.service.federation import (
+    AGENTS,
+    RunningService,
+    complaints,
+    embed_public,
+    running_service,
+    seconds_inside,
+)
+from benchmarks.service.reconcile import discrepancies
+from benchmarks.service.requesters import Load, Wanted, put_under_load
+from benchmarks.service.well_behaved import WellBehaved, new_token
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from workers.digits import CLASSES
+from workers.federation.home import LocalFederation, make_federation
+from workers.federation.up import Plan
+from workers.homes.settings_file import COORDINATOR_FILE
+from workers.jobs.folder import open_job_folder
+from workers.jobs.labelling import label
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import TaskFile, TaskTable
+from workers.progress import ProgressCallback, silent
+
+REQUESTERS: Final = 50
+QUERIES: Final = 8
+TASK: Final[dict[str, Any]] = {
+    "name": "load",
+    "method": "knn",
+    "k": 5,
+    "sigma_votes": 100.0,
+    "delta": 1e-5,
+    "colluding_agents": 1,
+}
+"""The same for the service and for `run`."""
+
+MAX_QUERIES: Final = 10_000
+BUDGET_EPSILON: Final = 100.0
+"""Finite, so that every charge passes the check of its cap, and more than the jobs of a minute cost."""
+
+MANY_JOBS: Final = 1000
+"""After so many the coordinator's memory is compared with what it was."""
+
+RATIOS: Final = {500: "at most 3", 5000: "at most 2", 50_000: "at most 1.3"}
+
+_MORE_S = 30.0
+_MOST_S = 240.0
+_WARM_S = 1.0
+"""In which every requester begins one job at least."""
+
+
+def bench_service(
+    *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
+) -> list[BenchRow]:
+    """Measure the service under load, check that every label was charged exactly once, and measure its twin.
+
+    Args:
+        data: folder on whose disk the journals lie; else the system's folder for temporary files.
+        full: a minute of load; else a few seconds.
+        progress: told how far it is.
+
+    Raises:
+        Unavailable: the federation did not start.
+    """
+    seconds, twins = (60.0, 200) if full else (6.0, 20)
+    sizes = (500, 5000, 50_000) if full else (500,)
+    with tempfile.TemporaryDirectory(dir=data) as name:
+        folder = Path(name)
+        progress("Service", 0, 3)
+        home = folder / "federation"
+        home.mkdir(mode=0o700)
+        federation = make_federation(
+            home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
+        )
+        public = embed_public(folder)
+        with running_service(federation.home) as service:
+            progress("Service", 1, 3)
+            before = service.process_ids()
+            wanted = wanted_of(public)
+            # A first job of each, after which threads and caches are what they stay.
+            warm = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S)
+            at_first = _Cost.of(service)
+            load = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds)
+            spent = _Cost.of(service).since(at_first)
+            inside = seconds_inside(federation.logs, load.began_at)
+            loads = [warm, load]
+            if full:
+                loads += _on_to(MANY_JOBS, service, wanted, done=len(load.jobs))
+            grown = _Cost.of(service).since(at_first)
+            errors = [sentence for one in loads for sentence in one.errors] + complaints(federation)
+            died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
+            errors += [f"{name} died and was started again" for name in died]
+        progress("Service", 2, 3)
+        # A federation of their own, so that the journals of the load hold the jobs of the load alone.
+        quiet = _alone(public, folder, jobs=20 if full else 5, sizes=sizes)
+        jobs = [job for one in loads for job in one.jobs]
+        wrong = discrepancies(federation, jobs)
+        wrong += [sentence for one in loads for sentence in one.queries_not_used_once(MAX_QUERIES)]
+        alone_s = _in_process(federation, public, folder, jobs=twins)
+        large_s = {
+            size: _in_process(federation, public, folder, jobs=3 if size <= MAX_QUERIES else 1, queries=size)
+            for size in sizes
+        }
+        progress("Service", 3, 3)
+    rows = _rows(load, errors, wrong, alone_s, inside, seconds=seconds, twins=twins)
+    grown_over = len(jobs) - len(warm.jobs)
+    return rows + _quiet_rows(quiet, large_s) + _cost_rows(spent, len(load.jobs), grown, grown_over)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What the service has cost; None where this system does not tell.
+
+    Attributes:
+        cpu_s: CPU seconds of the coordinator.
+        resident_mib: MiB of it in RAM.
+        parties_cpu_s: CPU seconds of all agents and talliers together.
+    """
+
+    cpu_s: float | None
+    resident_mib: float | None
+    parties_cpu_s: float | None
+
+    @classmethod
+    def of(cls, service: RunningService) -> _Cost:
+        pids = service.process_ids()
+        parties = [cpu_seconds(pid) for name, pid in pids.items() if name.startswith(("agent", "tallier"))]
+        told = [seconds for seconds in parties if seconds is not None]
+        coordinator = pids["coordinator"]
+        together = sum(told) if len(told) == len(parties) else None
+        return cls(cpu_seconds(coordinator), _mib(memory_bytes("VmRSS", coordinator)), together)
+
+    def since(self, before: _Cost) -> _Cost:
+        return _Cost(
+            _less(self.cpu_s, before.cpu_s),
+            _less(self.resident_mib, before.resident_mib),
+            _less(self.parties_cpu_s, before.parties_cpu_s),
+        )
+
+
+def _on_to(jobs: int, service: RunningService, wanted: Wanted, *, done: int) -> list[Load]:
+    """More of the same load, until so many jobs were completed or `_MOST_S` have passed."""
+    loads: list[Load] = []
+    until_s = time.monotonic() + _MOST_S
+    while done < jobs and time.monotonic() < until_s and not any(one.errors for one in loads):
+        more = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_MORE_S)
+        loads.append(more)
+        done += len(more.jobs)
+    return loads
+
+
+def _mib(count: int | None) -> float | None:
+    return None if count is None else count / 2**20
+
+
+def _less(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
+
+
+def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) -> dict[int, list[float]]:
+    """Seconds from submission to labels of jobs that have a service to themselves, by their queries."""
+    home, labels = folder / "quiet", folder / "alone.parquet"
+    home.mkdir(mode=0o700)
+    federation = make_federation(home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
+    settings = federation.home / "coordinator" / COORDINATOR_FILE
+    # More vectors than one job may bring by default.
+    settings.write_text(f"{settings.read_text()}\n[limits]\nmax_images = {max(20_000, *sizes)}\n")
+    with running_service(federation.home) as service:
+        token = new_token(service.url, service.token, "alone")
+        with WellBehaved(service.url, token, wanted_of(public)) as requester:
+            requester.job_seconds(labels=labels)  # the first one finds nothing warmed
+            found = {QUERIES: [requester.job_seconds(labels=labels) for _ in range(jobs)]}
+        for size in sizes:
+            measured, warming = (3, 1) if size <= MAX_QUERIES else (1, 0)  # as many as a site answers in a day
+            wanted = wanted_of(public, max_queries=size * (measured + warming))
+            with WellBehaved(service.url, token, wanted) as requester:
+                took = [
+                    requester.job_seconds(queries=size, deadline_s=600, labels=labels)
+                    for _ in range(warming + measured)
+                ]
+            found[size] = took[warming:]
+    return found
+
+
+def _quiet_rows(quiet: dict[int, list[float]], in_process: dict[int, list[float]]) -> list[BenchRow]:
+    rows = []
+    for size, found in quiet.items():
+        case, settings = f"one job of {size} queries alone, {AGENTS} agents", {"jobs": len(found), "task": TASK}
+        seconds = float(np.median(found))
+        reference = "at most 0.6" if size == QUERIES else None
+        row = BenchRow(case, "submit to labels", "seconds, median", seconds, reference=reference, settings=settings)
+        rows.append(row)
+        if size in in_process:
+            alone = float(np.median(in_process[size]))
+            rows.append(BenchRow(case, "run, in one process", "seconds, median", alone, settings=settings))
+            ratio = seconds / alone
+            reference = RATIOS.get(size)
+            rows.append(
+                BenchRow(case, "the service / run", "time ratio", ratio, reference=reference, settings=settings)
+            )
+    return rows
+
+
+def _cost_rows(spent: _Cost, jobs: int, grown: _Cost, grown_over: int) -> list[BenchRow]:
+    case, settings = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents", {"jobs": jobs}
+    rows = []
+    if spent.cpu_s is not None and jobs:
+        cpu_ms = 1e3 * spent.cpu_s / jobs
+        rows.append(BenchRow(case, "coordinator", "CPU ms per job", cpu_ms, reference="at most 50", settings=settings))
+    if spent.parties_cpu_s is not None and jobs:
+        cpu_ms, who = 1e3 * spent.parties_cpu_s / jobs, f"{AGENTS} agents and 3 talliers, together"
+        rows.append(BenchRow(case, who, "CPU ms per job", cpu_ms, reference="at most 70", settings=settings))
+    if grown.resident_mib is not None:
+        reference, over = f"at most 20 over {MANY_JOBS:,} jobs", {"jobs": grown_over}
+        mib = grown.resident_mib
+        metric = f"MiB grown over {grown_over:,} jobs"
+        rows.append(BenchRow(case, "coordinator", metric, mib, reference=reference, settings=over))
+    return rows
+
+
+def wanted_of(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:
+    """What every requester asks for."""
+    fields = TASK | {"max_queries": max_queries, "backbone_fingerprint": public.fingerprint}
+    return Wanted(fields, public.fingerprint, np.asarray(public.features, dtype=np.float64), QUERIES)
+
+
+def _in_process(
+    federation: LocalFederation, public: Shard, folder: Path, *, jobs: int, queries: int = QUERIES
+) -> list[float]:
+    """Seconds of each of the same jobs as `labeler run` does them, over the agents' own shards."""
+    shards = tuple(home / "images.shard" for home in federation.agents.values())
+    file = TaskFile(task=TaskTable.model_validate(TASK))
+    features = np.asarray(public.features, dtype=np.float64)
+    choose = np.random.default_rng(0)
+    seconds = []
+    for number in range(jobs):
+        source = folder / f"queries-{queries}-{number}.shard"
+        rows = choose.choice(len(features), queries, replace=queries > len(features))
+        with ShardWriter(
+            source, classes=CLASSES, fingerprint=public.fingerprint, dimension=features.shape[1], public=True
+        ) as writer:
+            writer.append(features[rows], np.full(queries, -1, np.int16), [f"digit-{row}" for row in rows.tolist()])
+            writer.finish()
+        job = LabellingJob(
+            file=file, shards=shards, queries=source, out=folder / f"run-{queries}-{number}", engine="numpy"
+        )
+        started = time.perf_counter()
+        with open_job_folder(job.out) as opened:
+            prepared = prepare(job, opened)
+            opened.begin(prepared.plan())
+            label(prepared, opened)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _rows(
+    load: Load,
+    errors: list[str],
+    wrong: list[str],
+    alone_s: list[float],
+    inside: Mapping[str, list[float]],
+    *,
+    seconds: float,
+    twins: int,
+) -> list[BenchRow]:
+    case = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents"
+    settings = {
+        "requesters": REQUESTERS,
+        "queries": QUERIES,
+        "agents": AGENTS,
+        "task": TASK,
+        "load_s": seconds,
+        "cores": os.cpu_count(),
+        "jobs_in_process": twins,
+    }
+    rows = []
+
+    def row(method: str, metric: str, value: float, reference: str | None = None, took_s: float | None = None) -> None:
+        rows.append(BenchRow(case, method, metric, value, reference=reference, seconds=took_s, settings=settings))
+
+    for kind in ("price", "submit", "status", "labels", "job"):
+        found = load.seconds[kind] or [0.0]
+        for percent in (50, 99):
+            row(kind, f"p{percent}, milliseconds", 1e3 * float(np.percentile(found, percent)))
+            if inside.get(kind):
+                told = 1e3 * float(np.percentile(inside[kind], percent))
+                row(f"{kind}, by the coordinator's log", f"p{percent}, milliseconds", told)
+    if load.jobs:
+        row("the requesters themselves", "CPU ms per job", 1e3 * load.cpu_s / len(load.jobs))
+    labels = sum(job.labels for job in load.jobs)
+    together = labels / load.wall_s
+    alone = QUERIES * len(alone_s) / sum(alone_s)
+    requests = sum(len(found) for kind, found in load.seconds.items() if kind != "job")
+    row("requests", "count", requests, took_s=load.wall_s)
+    row("jobs completed", "count", len(load.jobs), took_s=load.wall_s)
+    row("jobs per second", "per second", len(load.jobs) / load.wall_s, reference="at least 10", took_s=load.wall_s)
+    row("the service, end to end", "labels per second", together, took_s=load.wall_s)
+    row("run, in one process", "labels per second", alone, took_s=sum(alone_s))
+    row("run / the service", "throughput ratio", alone / together if together else float("inf"))
+    settings_found = settings | {"errors": errors[:20], "not_charged_once": wrong[:20]}
+    for method, found_words in (("errors", errors), ("charges that do not add up", wrong)):
+        rows.append(BenchRow(case, method, "count", len(found_words), reference="0", settings=settings_found))
+    return rows

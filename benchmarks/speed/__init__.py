@@ -1,0 +1,1 @@
+"""Numbers of speed: what the product takes beside the bare libraries."""

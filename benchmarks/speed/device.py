@@ -1,0 +1,210 @@
+"""What a CUDA device does for a party, as ratios within one run: exact search, a whole job, and when it is worth it.
+
+Beside ours stands what anybody would write: one product in half precision and `torch.topk`, or FAISS's flat index on
+the device (float32). Neither settles ties; both twins get their records and queries where ours get them, on the host.
+Every measured search was compared with the definition on a few of its queries.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import BenchRow
+from benchmarks.speed.bare import bare_device_search, bare_device_votes
+from benchmarks.speed.speed import CLASSES, write_synthetic_shard
+from feature_store.index import build_index, nearest_by_definition
+from feature_store.index.build import WORTH_A_DEVICE
+from feature_store.index.device_probe import contact, forget
+from feature_store.shard import Shard
+from labeler.errors import InvalidSetting
+from workers.doctor.engines import full_norm
+from workers.jobs.folder import open_job_folder
+from workers.jobs.labelling import label
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
+from workers.progress import ProgressCallback, silent
+
+_DIMENSION = 768
+_K = 50
+_JUDGED = 3
+_ENGINES = ("torch-gpu",)
+
+
+def bench_device(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
+    """Measure; see the module.
+
+    Raises:
+        InvalidSetting: no CUDA device works here.
+    """
+    if not torch.cuda.is_available():
+        raise InvalidSetting("bench device needs a CUDA device, and torch sees none")
+    progress("Device", 0, 4)
+    rows = _first_contact()
+    progress("Device", 1, 4)
+    for records in (100_000, 1_000_000) if full else (50_000,):
+        rows += _searches(records, queries=4096 if full else 1024)
+    progress("Device", 2, 4)
+    rows += _worth(largest=37 if full else 33)
+    progress("Device", 3, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        rows += _job(Path(folder), agents=10, records=50_000 if full else 5_000, queries=5_000 if full else 500)
+    progress("Device", 4, 4)
+    return rows
+
+
+def _first_contact() -> list[BenchRow]:
+    """What a process pays once, before anything is charged: a child that finds the device and judges it."""
+    rows = []
+    for engine in _ENGINES:
+        forget()
+        seconds = _seconds(contact)
+        rows.append(BenchRow(torch.cuda.get_device_name(), f"first contact, {engine}", "seconds", seconds))
+    return rows
+
+
+def _searches(records: int, *, queries: int) -> list[BenchRow]:
+    rng = np.random.default_rng(1)
+    features = np.concatenate([full_norm(rng, min(50_000, records), _DIMENSION)] * max(1, records // 50_000))
+    # Copies would tie; what shifts each of them by its number does not change how long anything takes.
+    features[:, :4] = rng.integers(-30, 31, (records, 4))
+    ids = rng.permutation(records).astype(np.int64)
+    asked = full_norm(rng, queries, _DIMENSION)
+    case = f"{records:,} records of {_DIMENSION} numbers, {queries:,} queries, k = {_K}"
+    expected = nearest_by_definition(features, ids, asked[:_JUDGED], _K)
+    rows, taken = [], {}
+
+    def row(method: str, metric: str, value: float, reference: str | None = None) -> None:
+        settings = {"records": records, "queries": queries, "dimension": _DIMENSION, "k": _K}
+        rows.append(BenchRow(case, method, metric, value, reference=reference, settings=settings))
+
+    for engine in _ENGINES:
+        started = time.perf_counter()
+        index = build_index(features, ids, engine=engine)
+        row(engine, "seconds to load, check included", time.perf_counter() - started)
+        found = index.search(asked, _K)
+        if not np.array_equal(found.record_ids[:_JUDGED], expected.record_ids):
+            raise InvalidSetting(f"engine {engine} found other neighbours than the definition; run labeler doctor")
+        taken[engine] = _least(lambda index=index: index.search(asked, _K))  # type: ignore[misc]
+        row(engine, "queries per second", queries / taken[engine])
+        del index, found
+    taken["bare torch"], taken["product alone"] = _bare_torch(features, asked)
+    taken["bare FAISS"] = bare_device_search(features, asked, _K, _least)
+    for method in ("bare torch", "product alone", "bare FAISS"):
+        row(method, "queries per second", queries / taken[method])
+    for method in ("product alone", "bare torch", "bare FAISS"):
+        row(f"torch-gpu / {method}", "time ratio", taken["torch-gpu"] / taken[method])
+    return rows
+
+
+def _bare_torch(features: NDArray[np.int16], asked: NDArray[np.int16]) -> tuple[float, float]:
+    """Seconds of product and topk, and of the product alone."""
+    there = torch.from_numpy(features).cuda().half()
+    taken = _least(lambda: _product_and_topk(there, asked)), _least(lambda: _product(there, asked))
+    torch.cuda.empty_cache()
+    return taken
+
+
+def _tiles(there: torch.Tensor, queries: NDArray[np.int16]) -> tuple[torch.Tensor, range]:
+    return torch.from_numpy(queries).cuda().half(), range(0, len(there), 1 << 17)
+
+
+def _product(there: torch.Tensor, queries: NDArray[np.int16]) -> None:
+    """The product and nothing else."""
+    asked, starts = _tiles(there, queries)
+    for start in starts:
+        torch.mm(asked, there[start : start + (1 << 17)].T, out_dtype=torch.float32)
+    torch.cuda.synchronize()
+
+
+def _product_and_topk(there: torch.Tensor, queries: NDArray[np.int16]) -> NDArray[np.float32]:
+    """What anybody would write: a tile, its topk, topk of those."""
+    asked, starts = _tiles(there, queries)
+    best = torch.empty((len(queries), 0), dtype=torch.float32, device="cuda")
+    for start in starts:
+        found = torch.mm(asked, there[start : start + (1 << 17)].T, out_dtype=torch.float32)
+        best = torch.topk(torch.cat([best, torch.topk(found, _K).values], dim=1), _K).values
+    return best.cpu().numpy()
+
+
+def _worth(*, largest: int) -> list[BenchRow]:
+    """A whole small search, loading included, on the device and on the processor: where the one overtakes the other."""
+    rng = np.random.default_rng(2)
+    build_index(full_norm(rng, 100, _DIMENSION), np.arange(100), engine="torch-gpu")  # the process has its device
+    rows = []
+    for power in range(29, largest + 1, 2):
+        queries = 1024
+        records = (1 << power) // queries // _DIMENSION
+        features, asked = full_norm(rng, records, _DIMENSION), full_norm(rng, queries, _DIMENSION)
+        ids = np.arange(records, dtype=np.int64)
+
+        def search(engine: str, features: NDArray[np.int16] = features, ids: NDArray[np.int64] = ids) -> None:
+            build_index(features, ids, engine=engine).search(asked, min(_K, len(features)))  # noqa: B023
+
+        there, here = _least(lambda: search("torch-gpu")), _least(lambda: search("int16"))
+        settings = {"records": records, "queries": queries, "auto_from": f"2^{WORTH_A_DEVICE.bit_length() - 1}"}
+        rows.append(
+            BenchRow(
+                f"2^{power} products, loading included", "torch-gpu / int16 of the processor", "time ratio",
+                there / here, seconds=there, settings=settings,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _job(folder: Path, *, agents: int, records: int, queries: int) -> list[BenchRow]:
+    shards = tuple(folder / f"agent-{number}" for number in range(agents))
+    for number, path in enumerate(shards):
+        write_synthetic_shard(path, records=records, dimension=_DIMENSION, seed=number + 1)
+    public = folder / "public"
+    write_synthetic_shard(public, records=queries, dimension=_DIMENSION, seed=999, public=True)
+    file = TaskFile(task=TaskTable(name="device", k=_K, sigma_votes=25.0, delta=1e-4), queries=QueriesTable())
+
+    def job(name: str, engine: str) -> None:
+        request = LabellingJob(file=file, shards=shards, queries=public, out=folder / name, engine=engine)
+        with open_job_folder(request.out) as opened:
+            prepared = prepare(request, opened)
+            opened.begin(prepared.plan())
+            label(prepared, opened)
+
+    def bare() -> None:
+        questions = Shard.open(public, verify=False).features
+        votes = np.zeros((queries, len(CLASSES)), np.int64)
+        for path in shards:
+            shard = Shard.open(path, verify=False)
+            votes += bare_device_votes(shard.features, np.asarray(shard.labels), questions, _K, len(CLASSES))
+
+    bare()
+    turns = [
+        [_seconds(bare), _seconds(lambda turn=turn: job(f"there-{turn}", "torch-gpu"))]  # type: ignore[misc]
+        for turn in range(3)
+    ]
+    there = statistics.median(turn[1] for turn in turns)
+    here = _seconds(lambda: job("here", "int16"))
+    case = f"{agents} x {records:,} x {_DIMENSION}, {queries:,} queries"
+    settings = {"agents": agents, "records": records, "dimension": _DIMENSION, "queries": queries, "k": _K}
+    ratio = statistics.median(ours / theirs for theirs, ours in turns)
+    return [
+        BenchRow(case, "run / bare FAISS on the device and numpy", "time ratio", ratio, settings=settings),
+        BenchRow(case, "run", "labels per second", queries / there, seconds=there, settings=settings),
+        BenchRow(case, "run, torch-gpu / int16", "time ratio", there / here, seconds=here, settings=settings),
+    ]
+
+
+def _least(work: Callable[[], object]) -> float:
+    """Of five, after one that warms up; ours and the bare twins end with a copy to the host."""
+    work()
+    return min(_seconds(work) for _ in range(5))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -1,0 +1,245 @@
+"""How fast a job runs, as a ratio to the bare library calls in the same process, and other speeds and sizes.
+
+The bare twin of a job is what nobody can do without: one FAISS index per agent, one search of the queries, votes
+counted by numpy. Both twins start from the same shards on disk and take turns, so that a change of the machine's
+speed hits both.
+
+What a search under a memory limit really adds to a process is measured in a fresh interpreter, over a shard it maps
+from a file, by the anonymous memory while the index is built and searched (`benchmarks.machine`). A small search comes
+first: it loads the matrix library and its fixed workspace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import BenchRow
+from benchmarks.machine import PeakMemory, memory_bytes, run_alone
+from benchmarks.speed.bare import bare_votes
+from feature_store.index.build import build_index, engine_of_processor, products_of
+from feature_store.shard import Shard
+from feature_store.shard_writer import ShardWriter
+from labeler.errors import InvalidSetting
+from labeler.noise import DiscreteGaussian
+from labeler.planning import price
+from labeler.randomness import os_source
+from labeler.task import parse_task
+from workers.jobs.folder import open_job_folder
+from workers.jobs.labelling import label
+from workers.jobs.preparation import LabellingJob, prepare
+from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
+from workers.progress import ProgressCallback, silent
+
+CLASSES = tuple(f"class {number}" for number in range(10))
+
+
+def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
+    """Measure the job against its bare twin, the noise sampler, a price, and a search under a memory limit."""
+    agents, records, queries = (10, 10_000, 2_000) if full else (3, 4_000, 500)
+    steps = 4
+    with tempfile.TemporaryDirectory() as folder:
+        progress("Speed", 0, steps)
+        rows = _job_against_bare(Path(folder), agents=agents, records=records, queries=queries, turns=5 if full else 3)
+        progress("Speed", 1, steps)
+        rows.append(_noise())
+        progress("Speed", 2, steps)
+        rows.append(_price())
+        progress("Speed", 3, steps)
+        rows += _memory(Path(folder), records=20_000)
+        progress("Speed", steps, steps)
+    return rows
+
+
+def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int, public: bool = False) -> None:
+    """A shard of random unit vectors around ten class centres."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).normal(size=(len(CLASSES), dimension))
+    labels = rng.integers(0, len(CLASSES), records).astype(np.int16)
+    features = centres[labels] + 2 * rng.normal(size=(records, dimension)).astype(np.float32)
+    with ShardWriter(path, classes=CLASSES, fingerprint="synthetic", dimension=dimension, public=public) as writer:
+        writer.append(features, labels, [f"record {number}" for number in range(records)])
+        writer.finish()
+
+
+def _job_against_bare(folder: Path, *, agents: int, records: int, queries: int, turns: int) -> list[BenchRow]:
+    dimension, k = 1280, 50
+    shards = tuple(folder / f"agent-{number}" for number in range(agents))
+    for number, path in enumerate(shards):
+        write_synthetic_shard(path, records=records, dimension=dimension, seed=number + 1)
+    public = folder / "public"
+    write_synthetic_shard(public, records=queries, dimension=dimension, seed=999, public=True)
+    file = TaskFile(task=TaskTable(name="speed", k=k, sigma_votes=25.0, delta=1e-4), queries=QueriesTable())
+
+    def bare() -> NDArray[np.int64]:
+        questions = Shard.open(public, verify=False).features
+        votes = np.zeros((queries, len(CLASSES)), np.int64)
+        for path in shards:
+            shard = Shard.open(path, verify=False)
+            votes += bare_votes(shard.features, np.asarray(shard.labels), questions, k, len(CLASSES))
+        return votes
+
+    def job(turn: int) -> None:
+        request = LabellingJob(file=file, shards=shards, queries=public, out=folder / f"job-{turn}")
+        with open_job_folder(request.out) as opened:
+            prepared = prepare(request, opened)
+            opened.begin(prepared.plan())
+            label(prepared, opened)
+
+    bare()
+    pairs = [(_seconds(bare), _seconds(lambda turn=turn: job(turn))) for turn in range(turns)]  # type: ignore[misc]
+    ratio = statistics.median(ours / theirs for theirs, ours in pairs)
+    ours = statistics.median(pair[1] for pair in pairs)
+    settings = {
+        "agents": agents,
+        "records": records,
+        "dimension": dimension,
+        "queries": queries,
+        "k": k,
+        "turns": turns,
+    }
+    case = f"{agents} x {records} x {dimension}, {queries} queries"
+    return [
+        BenchRow(case, "run / bare FAISS and numpy", "time ratio", ratio, reference="at most 0.8", settings=settings),
+        BenchRow(case, "run", "labels per second", queries / ours, seconds=ours, settings=settings),
+    ]
+
+
+def _noise() -> BenchRow:
+    noise, source, count = DiscreteGaussian(400.0), os_source(), 4_000_000
+    noise.sample(source, 1000)
+    seconds = min(_seconds(lambda: noise.sample(source, count)) for _ in range(3))
+    return BenchRow(
+        "sigma 400 grid units", "discrete Gaussian sampler, one core", "million samples per second",
+        count / seconds / 1e6, reference="at least 5", seconds=seconds, settings={"count": count},
+    )  # fmt: skip
+
+
+def _price() -> BenchRow:
+    task = parse_task(
+        {"name": "price", "classes": list(CLASSES), "k": 50, "sigma_votes": 25.0, "delta": 1e-4,
+         "max_queries": 206, "agents": 3, "colluding_agents": 1}
+    )  # fmt: skip
+    price(task)
+    seconds = statistics.median(_seconds(lambda: price(task)) for _ in range(20))
+    return BenchRow(
+        "206 queries", "price, warm", "milliseconds", 1e3 * seconds, reference="at most 50", seconds=seconds
+    )
+
+
+def _memory(folder: Path, *, records: int) -> list[BenchRow]:
+    use = measure_search_memory(folder, records=records)
+    settings = {"shard_bytes": use.shard_bytes, "limit_bytes": use.limit_bytes}
+    return [
+        BenchRow(
+            f"shard {use.shard_bytes / use.limit_bytes:.1f} times its memory limit", "search in blocks",
+            "added memory / limit", use.added_bytes / use.limit_bytes, reference="at most 1", seconds=use.seconds,
+            settings=settings,
+        )
+    ]  # fmt: skip
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What one search used.
+
+    Attributes:
+        shard_bytes: the features on disk (int16).
+        limit_bytes: the limit that was set.
+        added_bytes: most anonymous memory added while building and searching, less what was returned.
+        returned_bytes: size of the Neighbors returned.
+        seconds: building and searching.
+    """
+
+    shard_bytes: int
+    limit_bytes: int
+    added_bytes: int
+    returned_bytes: int
+    seconds: float
+
+
+def measure_search_memory(
+    folder: Path,
+    *,
+    records: int = 20_000,
+    dimension: int = 1280,
+    queries: int = 500,
+    k: int = 50,
+    limit_bytes: int | None = None,
+    engine: str = "auto",
+) -> MemoryUse:
+    """Search a shard of synthetic features that is larger than the memory limit, in a process of its own.
+
+    Args:
+        folder: where the features are written (records * dimension * 2 bytes) and removed again.
+        limit_bytes: a quarter of the shard if None.
+
+    Raises:
+        InvalidSetting: not on Linux.
+        LabelerError: the process failed; its last line is in the message.
+    """
+    if memory_bytes("RssAnon") is None:
+        raise InvalidSetting("measuring memory needs Linux's /proc")
+    path = folder / "memory_probe_features.npy"
+    generator = np.random.default_rng(0)
+    shard = np.lib.format.open_memmap(path, mode="w+", dtype=np.int16, shape=(records, dimension))
+    bound = int(2048 / np.sqrt(dimension))
+    for start in range(0, records, 1000):
+        shard[start : start + 1000] = generator.integers(-bound, bound + 1, shard[start : start + 1000].shape)
+    shard.flush()
+    shard_bytes = int(shard.nbytes)
+    del shard
+    order = {
+        "path": str(path),
+        "queries": queries,
+        "k": k,
+        "limit_bytes": limit_bytes or shard_bytes // 4,
+        "engine": engine,
+    }
+    try:
+        (found,) = run_alone("benchmarks.speed.speed", order, one_core=False)
+    finally:
+        path.unlink()
+    return MemoryUse(**found)
+
+
+def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> MemoryUse:
+    """Runs in the fresh interpreter."""
+    features = np.load(path, mmap_mode="r")
+    if engine == "auto":
+        engine = engine_of_processor(products_of(features.shape[1], max_records=None, searches=queries))
+    record_ids = np.random.default_rng(1).permutation(len(features)).astype(np.int64)
+    asked = np.array(features[:: max(1, len(features) // queries)][:queries])
+    few = np.array(features[:600])
+    few_at_a_time = 40 * 600 + (1 << 20) + 24 * few.shape[1] * 150
+    for limit in (None, few_at_a_time):
+        build_index(few, record_ids[:600], engine=engine, memory_limit_bytes=limit).search(asked[:100], k)
+    # Heap that the warm-up freed but the allocator kept would be used again unseen.
+    ctypes.CDLL(None).malloc_trim(0)
+    with PeakMemory() as peak:
+        began = time.perf_counter()
+        found = build_index(features, record_ids, engine=engine, memory_limit_bytes=limit_bytes).search(asked, k)
+        seconds = time.perf_counter() - began
+    returned = found.record_ids.nbytes + found.similarities.nbytes + found.rows.nbytes
+    added = peak.bytes - peak.before_bytes - returned
+    return MemoryUse(int(features.nbytes), limit_bytes, added, returned, seconds)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(_measure(**json.loads(sys.argv[1])))))
