@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.coordinator.ownership import Reader
-from api.limits import BODY_KEY, Body, RateLimits, address_group
+from api.limits import BODY_KEY, SMALL_BYTES, Body, RateLimits, address_group
 from api.schema import Role
 from labeler.errors import LabelerError, NotAllowed, NotAuthenticated, TooLarge
 
@@ -86,7 +86,6 @@ VERSIONED: Final = "/v1/"
 JSON: Final = "application/json"
 MAX_JSON_VALUES: Final = 2_000_000
 """Each number of a parsed document takes up to 100 bytes, however short it was written."""
-SMALL_BYTES: Final = 64 * 1024
 PARSED_AT_ONCE: Final = 2
 """Large documents: parsing takes many times their size in memory, for a moment."""
 

@@ -61,9 +61,13 @@ BODY_S: Final = 30.0
 LEAST_BYTES_PER_S: Final = 16 * 1024
 """A body has `BODY_S`, and a second more for as many bytes as have come."""
 
+SMALL_BYTES: Final = 64 * 1024
+"""Of a body that costs nothing: parsed at once, and counted for strangers alone."""
+
 Sender = Literal["token", "party", "stranger"]
 BODIES_EACH: Final[dict[Sender, int]] = {"token": 16, "party": 64, "stranger": 4}
-"""Bodies that one token, or one client without a token, sends at once."""
+"""Bodies that one token, or one client without a token, sends at once; of tokens and parties, those beyond
+`SMALL_BYTES`. Smaller ones mostly come with their head, and are bounded as requests are."""
 BODIES_TOTAL: Final[dict[Sender, int]] = {"token": 128, "party": 512, "stranger": 64}
 
 RETRY_S: Final = 2
@@ -259,7 +263,8 @@ class Body:
         """
         if self._stated is not None and self._stated > self._most:
             raise too_large(self._most, self._stated)
-        if not self.is_read and self._held is None:
+        is_small = sender != "stranger" and self._stated is not None and self._stated <= SMALL_BYTES
+        if not self.is_read and not is_small:
             slots = self._bodies[sender]
             slots.take(name)
             self._held = (slots, name)

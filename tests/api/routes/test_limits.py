@@ -160,7 +160,7 @@ def test_one_client_holds_few_bodies_at_once(service: Service, held: list[socket
     each = limits.BODIES_EACH["token"]
     for _ in range(each + 1):
         held.append(connected(service))
-        held[-1].sendall(head("/v1/jobs", service.tokens["requester"], length=1000) + b"{")
+        held[-1].sendall(head("/v1/jobs", service.tokens["requester"], length=100_000) + b"{")
     refused = first(held[-1])
     assert (refused["status"], refused["again"]) == (503, True)
     with service.http("admin") as http:
@@ -168,7 +168,7 @@ def test_one_client_holds_few_bodies_at_once(service: Service, held: list[socket
     for one in held:
         one.close()
     with service.http("requester") as http:
-        eventually(lambda: http.post("/v1/jobs:estimate", json={}).status_code == 422)
+        eventually(lambda: http.post("/v1/jobs", json={"x": "y" * 100_000}).status_code == 422)
 
 
 @pytest.mark.parametrize("path", ["/v1/enrolments", "/v1/jobs", "/v1/labels", "/v1/messages", "/v1/tokens"])
