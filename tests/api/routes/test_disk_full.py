@@ -78,7 +78,7 @@ def storage(service: Service) -> tuple[int, bool, str]:
 def test_on_a_full_disk_uploads_are_refused_with_507_and_go_through_once_there_is_room(
     disk: Path, config_of: ConfigOf, serve_in: ServeIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "TOLD_AGAIN_S", 0.0)
+    monkeypatch.setattr(home, "TOLD_AGAIN_S", 0.0)
     with serve_in(config_of(disk / "home")) as service, service.http("requester") as http:
         task = service.task()
         assert storage(service)[1]
