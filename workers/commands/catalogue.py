@@ -75,9 +75,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "client",
         "Write labels as other tools want them: those of every image of a local job, or those of a service's job.",
     ),
-    "serve": Entry("roles", "Run the coordinator of a home; with --init make that home first."),
+    "serve": Entry("federation", "Run the coordinator of a home; with --init make that home first."),
     "embedder": Entry(
-        "roles",
+        "federation",
         "Run the embedder beside the coordinator: it turns uploaded images into questions. Uses the coordinator's "
         "home.",
     ),

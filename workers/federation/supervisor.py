@@ -265,7 +265,7 @@ def _clear_session(process: Process) -> None:
 
 WARMED: Final = (
     "workers.commands.parties",
-    "workers.commands.roles",
+    "workers.commands.federation",
     "workers.agent.service",
     "workers.tallier.service",
     "workers.embedder.service",
