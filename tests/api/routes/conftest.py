@@ -81,7 +81,7 @@ class Service:
         )
 
 
-def eventually(holds: Callable[[], bool], *, seconds: float = 60.0) -> None:
+def eventually(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not holds():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from PIL import Image
 
 from api.coordinator import home
-from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
 DISK_BYTES = 24 * 2**20
 
@@ -59,13 +58,6 @@ def archive(size: int) -> bytes:
             Image.fromarray(rng.integers(0, 255, size=(140, 140, 3), dtype=np.uint8)).save(picture, "PNG")
             file.writestr(f"{number}.png", picture.getvalue())
     return packed.getvalue()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 90
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
 
 
 def storage(service: Service) -> tuple[int, bool, str]:
@@ -132,7 +124,7 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
         vectors = {"task_id": task.task_id, "features": np.eye(3, 8).tolist(), "backbone_fingerprint": FINGERPRINT}
         with ThreadPoolExecutor() as waiting:
             posted = waiting.submit(http.post, "/v1/jobs", json=vectors)
-            until(lambda: bool(held.driver._inbox.errands))
+            eventually(lambda: bool(held.driver._inbox.errands))
             tick()  # in which it is taken; the driver hears of it afterwards
             job_id = posted.result().json()["job_id"]
         filler = fill(disk)
@@ -142,7 +134,7 @@ def test_a_job_that_was_taken_waits_while_the_disk_is_full_and_goes_on(
         filler.unlink()
         service.agree(job_id)
         take_turn()
-        until(lambda: jobs.get(job_id).state == "collecting" or take_turn())
+        eventually(lambda: jobs.get(job_id).state == "collecting" or take_turn())
 
 
 def test_what_was_found_is_told_again_for_a_moment_so_that_asking_often_is_no_work(

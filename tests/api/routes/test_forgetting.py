@@ -9,8 +9,8 @@ import pytest
 
 from api.client import Client, ServiceProblem
 from api.schema import JobView
-from tests.api.routes.conftest import FINGERPRINT, Service
-from tests.api.routes.test_labels import complete, until
+from tests.api.routes.conftest import FINGERPRINT, Service, eventually
+from tests.api.routes.test_labels import complete
 
 FEATURES = np.eye(3, 8).tolist()
 
@@ -29,7 +29,7 @@ def test_an_ended_job_is_forgotten_by_who_sent_it_and_its_labels_are_gone_for_go
         early = owner.delete(f"{path}/data")
         assert (early.status_code, early.json()["type"]) == (409, "urn:labeler:problem:not-ready")
         complete(service, job.job_id, FEATURES)
-        until(lambda: owner.get(f"{path}/labels").status_code == 200)
+        eventually(lambda: owner.get(f"{path}/labels").status_code == 200)
         assert viewer.delete(f"{path}/data").status_code == 403
         head = service.coordinator.ledger.head()
         gone = owner.delete(f"{path}/data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from feature_store.journal.jobs import RoundRecord
 from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
-from tests.api.routes.conftest import FINGERPRINT, Service
+from tests.api.routes.conftest import FINGERPRINT, Service, eventually
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 Features = list[list[float]]
@@ -57,15 +56,8 @@ def asked(service: Service, features: Features) -> RoundRecord:
     """The one round of a job of vectors, once its agents have been asked."""
     job_id = submit(service, features).json()["job_id"]
     service.agree(job_id)
-    until(lambda: service.coordinator.stores.jobs.rounds(job_id)[0].state == "asked")
+    eventually(lambda: service.coordinator.stores.jobs.rounds(job_id)[0].state == "asked")
     return service.coordinator.stores.jobs.rounds(job_id)[0]
-
-
-def until(holds: Any) -> None:
-    end = time.monotonic() + 90
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_facts_that_do_not_hold_refuse_that_poll_and_break_no_page(own: Service) -> None:
@@ -194,7 +186,7 @@ def test_a_token_keeps_a_bounded_number_of_event_streams_open_and_closing_one_fr
             again.close()
             return answer.startswith(b"HTTP/1.1 200")
 
-        until(is_free)
+        eventually(is_free)
     finally:
         for connection, _ in held:
             connection.close()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from feature_store.job_files.pseudo_labels import SCHEMA
 from feature_store.job_files.releases import release_to_bytes
 from feature_store.quantize import quantize
 from labeler.release import Release
-from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone
+from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone, eventually
 from tests.job_steps import take_step
 
 Features = list[list[float]]
@@ -37,15 +36,6 @@ def service(config_of: ConfigOf, tmp_path_factory: pytest.TempPathFactory) -> It
     """Other tests' jobs of the same requester would each keep their place for ten seconds."""
     with alone(config_of, tmp_path_factory.mktemp("labels")) as started:
         yield started
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        if holds():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come about")
 
 
 def complete(service: Service, job_id: str, features: Features) -> None:
@@ -62,11 +52,11 @@ def complete(service: Service, job_id: str, features: Features) -> None:
     save_file(arrays, folder / "partial", {"fingerprint": FINGERPRINT, "backbone": "pixels"})
     (folder / "partial").rename(folder / "questions.safetensors")
     service.agree(job_id)
-    until(lambda: jobs.rounds(job_id)[0].state == "asked")
+    eventually(lambda: jobs.rounds(job_id)[0].state == "asked")
     for tallier in TALLIERS:
         take_step(jobs, "report_holdings", job_id, 0, tallier, dict.fromkeys(AGENTS, "5" * 32))
     coordinator.conductor.wake(job_id)
-    until(lambda: jobs.rounds(job_id)[0].state == "posted")
+    eventually(lambda: jobs.rounds(job_id)[0].state == "posted")
     votes = np.full((count, len(CLASSES)), -1.25)
     votes[np.arange(count), np.arange(count) % 3] = 40.5
     labels = votes.argmax(axis=1).astype(np.int16)
@@ -167,7 +157,7 @@ def test_a_small_question_is_answered_at_once(service: Service, task: TaskView, 
     before = {job.job_id for job in service.coordinator.stores.jobs.unfinished()}
 
     def answer() -> None:
-        until(lambda: {job.job_id for job in service.coordinator.stores.jobs.unfinished()} - before != set())
+        eventually(lambda: {job.job_id for job in service.coordinator.stores.jobs.unfinished()} - before != set())
         (job,) = [job for job in service.coordinator.stores.jobs.unfinished() if job.job_id not in before]
         complete(service, job.job_id, features)
 

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from feature_store.mailbox.redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
 from labeler.messages.envelope import Poll
-from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
 ROOT = Path(__file__).parents[3]
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -71,13 +70,6 @@ def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
     assert "journal" not in missing
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
-
-
 def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
     def embedder(http: httpx2.Client) -> tuple[bool, str]:
         (check,) = (one for one in http.get("/readyz").json()["checks"] if one["name"] == "embedder")
@@ -89,11 +81,11 @@ def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of
         with Client(service.url, service.tokens["requester"]) as client:
             features = [[1.0] + [0.0] * 7]
             job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
-            until(lambda: bool(service.coordinator.stores.jobs.rounds(job.job_id)[0].round_digest))
+            eventually(lambda: bool(service.coordinator.stores.jobs.rounds(job.job_id)[0].round_digest))
             assert embedder(http)[0], "vectors need no embedder"
             Image.new("L", (8, 8)).save(tmp_path / "one.png")
             client.submit(service.task().task_id, images=tmp_path / "one.png")
-        until(lambda: not embedder(http)[0])
+        eventually(lambda: not embedder(http)[0])
         ok, detail = embedder(http)
         assert not ok
         assert "1 job waits" in detail
