@@ -1,26 +1,26 @@
 """Keys that can be erased, and with them whatever was encrypted under them, in every copy that was ever made of it.
 
 A row that is deleted lives on in yesterday's backup, in a write-ahead log, on a replica. So what must not outlive its
-round is kept encrypted under a key of its own, and the key lies in a slot of a file outside the journal, in a folder
-that no backup copies (`workers.homes.journals`). Erasing the slot erases every copy of what its key opened.
+round is kept encrypted under a key of its own, and the key lies in a file outside the journal, in a folder that no
+backup copies (`workers.homes.journals`). Erasing the key erases every copy of what it opened.
 
-    HOME/erasable/keys_1   every key in a slot of its own, which is overwritten with zeros and synced
-                           (feature_store.key_slots)
-    HOME/erasable/NAME     32 bytes, of a version that had a file for each key; overwritten, synced, then removed
+    HOME/erasable/keys.json    every key by its name; written anew, synced and renamed with each change
 
-What erasing means. ext4 and XFS in their usual modes write a changed block where it was, so the old bytes are
-gone from the medium's addresses when `erase` returns. A file system that copies on write (btrfs, ZFS), a snapshot, or
-the spare blocks of a flash disk may keep them: put the folder on a plain file system, take no snapshots of it, and
-encrypt the disk, so that who finds old blocks finds nothing. Bytes in this process's memory go with the process.
+What erasing means. When `erase` returns, no file of the home holds the key any more, also after a power cut. The blocks
+that the earlier file lay in are free, and their bytes stay on the medium until they are used again; snapshots and the
+spare blocks of a flash disk may keep them longer. So take no snapshots of the folder, and encrypt the disk: who finds
+old blocks then finds nothing. Bytes in this process's memory go with the process.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hmac
+import json
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -28,8 +28,8 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from feature_store.durable import replace_file
 from feature_store.faults import between
-from feature_store.key_slots import KeySlots
 from feature_store.room import making_room
 from labeler.errors import BadData, InvalidSetting, UnsafeStorage
 from labeler.randomness import KEY_BYTES, derive_key
@@ -37,8 +37,8 @@ from labeler.randomness import KEY_BYTES, derive_key
 ERASABLE_FOLDER = "erasable"
 """Of a home; never part of a backup."""
 
-SLOTS_FILE = "keys_1"
-"""In that folder; the name of no key."""
+KEYS_FILE = "keys.json"
+"""In that folder."""
 
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 8
@@ -47,7 +47,7 @@ _NAME = re.compile(r"[0-9a-z][0-9a-z.-]{0,99}")
 
 
 class ErasableKeys(Protocol):
-    """Keys by name; `feature_store.erasable.KeyFolder`, and a twin in memory."""
+    """Keys by name; `KeyFolder`, and a twin in memory."""
 
     def draw(self, name: str) -> bytes:
         """The key of a name: 32 random bytes, durable before this returns; the same until it is erased.
@@ -72,8 +72,58 @@ class ErasableKeys(Protocol):
         """Every key there is, sorted."""
 
 
-class KeyFolder:
-    """Keys in a folder of their own.
+class KeysInMemory:
+    """The twin of KeyFolder for tests and simulations: kept as long as this object."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, bytes] = {}
+
+    def draw(self, name: str) -> bytes:
+        """See ErasableKeys."""
+        self.draw_all([name])
+        return self._found()[name]
+
+    def draw_all(self, names: Collection[str]) -> None:
+        """See ErasableKeys."""
+        wanted = {_checked(name) for name in names}
+
+        def add(keys: dict[str, bytes]) -> dict[str, bytes]:
+            return {name: os.urandom(KEY_BYTES) for name in sorted(wanted - keys.keys())} | keys
+
+        self._change(add)
+
+    def read(self, name: str) -> bytes | None:
+        """See ErasableKeys."""
+        return self._found().get(_checked(name))
+
+    def erase(self, name: str) -> None:
+        """See ErasableKeys."""
+        self.erase_all([name])
+
+    def erase_all(self, names: Collection[str]) -> None:
+        """See ErasableKeys."""
+        gone = {_checked(name) for name in names}
+        self._change(lambda keys: {name: key for name, key in keys.items() if name not in gone})
+
+    def names(self) -> list[str]:
+        """See ErasableKeys."""
+        return sorted(self._found())
+
+    def _found(self) -> dict[str, bytes]:
+        return self._keys
+
+    def _change(self, changed: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
+        self._keys = changed(self._keys)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(<secret>)"
+
+
+class KeyFolder(KeysInMemory):
+    """Keys in a folder of their own. However many are drawn or erased at once, the file is written once.
+
+    Several objects may work on one folder, in one process or in several: who writes holds a lock on it, and everybody
+    reads the file again once somebody has changed it.
 
     Args:
         folder: made where it is missing, for its owner only.
@@ -83,89 +133,43 @@ class KeyFolder:
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
+        self._version: tuple[int, int] | None = None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
             raise UnsafeStorage(
                 f"the folder {folder.name!r} is open to others, who could read what is to be erased: chmod 700"
             )
-        for left in folder.glob(".*"):
-            # Of a process of an earlier version that died while it drew a key that nobody used.
-            _overwrite(left)
-        self._slots = KeySlots(folder / SLOTS_FILE)
-        self._files = _files_of(folder)
 
-    def draw(self, name: str) -> bytes:
-        """See ErasableKeys."""
-        return self._files.get(name) or self._drawn([name])[name]
+    def _found(self) -> dict[str, bytes]:
+        """The keys as they lie in the file."""
+        try:
+            about = (self._folder / KEYS_FILE).stat()
+        except FileNotFoundError:
+            self._keys, self._version = {}, None
+            return self._keys
+        if self._version != (version := (about.st_ino, about.st_mtime_ns)):
+            self._keys, self._version = keys_in(self._folder), version
+        return self._keys
 
-    def draw_all(self, names: Collection[str]) -> None:
-        """See ErasableKeys. However many there are, one file is synced once."""
-        self._drawn(names)
-
-    def _drawn(self, names: Collection[str]) -> dict[str, bytes]:
-        wanted = [_checked(name) for name in names if name not in self._files]
-        drawn = os.urandom(KEY_BYTES * len(wanted))
-        with making_room("a key of a round"):
-            return self._slots.put({name: drawn[KEY_BYTES * at :][:KEY_BYTES] for at, name in enumerate(wanted)})
-
-    def read(self, name: str) -> bytes | None:
-        """See ErasableKeys."""
-        return self._slots.get(_checked(name)) or self._files.get(name)
-
-    def erase(self, name: str) -> None:
-        """See ErasableKeys."""
-        self.erase_all([name])
-
-    def erase_all(self, names: Collection[str]) -> None:
-        """See ErasableKeys. However many there are, one file is synced once."""
-        for name in names:
-            if self._files.pop(_checked(name), None) is not None:
-                _overwrite(self._folder / name)
-        self._slots.erase(names)
-
-    def names(self) -> list[str]:
-        """See ErasableKeys."""
-        return sorted({*self._slots.names(), *self._files})
-
-    def __repr__(self) -> str:
-        return f"KeyFolder({self._folder.name!r})"
-
-
-class KeysInMemory:
-    """The twin of KeyFolder for tests and simulations: kept as long as this object."""
-
-    def __init__(self) -> None:
-        self._keys: dict[str, bytes] = {}
-
-    def draw(self, name: str) -> bytes:
-        """See ErasableKeys."""
-        return self._keys.setdefault(_checked(name), os.urandom(KEY_BYTES))
-
-    def draw_all(self, names: Collection[str]) -> None:
-        """See ErasableKeys."""
-        for name in names:
-            self.draw(name)
-
-    def read(self, name: str) -> bytes | None:
-        """See ErasableKeys."""
-        return self._keys.get(_checked(name))
-
-    def erase(self, name: str) -> None:
-        """See ErasableKeys."""
-        self._keys.pop(_checked(name), None)
-
-    def erase_all(self, names: Collection[str]) -> None:
-        """See ErasableKeys."""
-        for name in names:
-            self.erase(name)
-
-    def names(self) -> list[str]:
-        """See ErasableKeys."""
-        return sorted(self._keys)
-
-    def __repr__(self) -> str:
-        return "KeysInMemory(<secret>)"
+    def _change(self, changed: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
+        handle = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            keys = self._found()
+            wanted = changed(keys)
+            if wanted.keys() == keys.keys():
+                return
+            for left in self._folder.glob(f".{KEYS_FILE}.*"):
+                left.unlink()  # of a process that died while it wrote
+            data = json.dumps({name: key.hex() for name, key in sorted(wanted.items())}).encode()
+            between("keys")
+            with making_room("a key of a round"):
+                replace_file(self._folder / KEYS_FILE, data, mode=0o600)
+            between("keys kept")
+        finally:
+            os.close(handle)
 
 
 def lock_away(key: bytes, context: str, parts: tuple[bytes, ...]) -> bytes:
@@ -210,7 +214,7 @@ def take_out(key: bytes, context: str, data: bytes) -> tuple[bytes, ...]:
 
 
 def is_locked_away(data: bytes) -> bool:
-    """Whether bytes are such as `lock_away` writes; versions before it kept shares as they came."""
+    """Whether bytes are such as `lock_away` writes."""
     return data.startswith(_MARK)
 
 
@@ -219,30 +223,30 @@ def check_value(key: bytes) -> str:
     return hmac.digest(key, b"labeler-erasable-check/1", "sha256").hex()
 
 
+def keys_in(folder: Path) -> dict[str, bytes]:
+    """Every key of a folder by its name, for looking only: nothing is made, written or removed.
+
+    Raises:
+        BadData: the file holds something else.
+    """
+    try:
+        found = json.loads((folder / KEYS_FILE).read_bytes())
+        return {_checked(name): bytes.fromhex(key) for name, key in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError, TypeError, InvalidSetting):
+        raise BadData(
+            "the file of erasable keys holds something else; put the one back that belongs to this journal, or go on "
+            "without it as after a restored backup: labeler journal accept-restored"
+        ) from None
+
+
 def erase_file(path: Path) -> None:
     """Overwrite a small secret file where it lies, and remove it; nothing happens where there is none."""
-    _overwrite(path)
-
-
-def keys_in(folder: Path) -> dict[str, bytes]:
-    """Every key of a folder by its name, for looking only: nothing is made, written or removed."""
-    slots = KeySlots(folder / SLOTS_FILE)
-    return _files_of(folder) | {name: slots.get(name) or b"" for name in slots.names()}
-
-
-def _files_of(folder: Path) -> dict[str, bytes]:
-    """Keys of a version that had a file for each."""
-    found = {path.name: path.read_bytes() for path in folder.iterdir() if _NAME.fullmatch(path.name)}
-    # Zeros: erased, and the process died before the file was removed.
-    return {name: key for name, key in found.items() if len(key) == KEY_BYTES and any(key)}
-
-
-def _overwrite(path: Path) -> None:
     between("erase")
     with suppress(FileNotFoundError):
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            # In place: a file written anew would leave the old bytes in blocks that nobody owns.
             os.pwrite(handle, bytes(os.fstat(handle).st_size), 0)
             os.fsync(handle)
         finally:

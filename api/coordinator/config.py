@@ -83,7 +83,7 @@ class LimitsTable(_Table):
         max_connections_per_address: open at once, of one client address; behind a trusted proxy, requests at once.
         max_unasked_jobs_per_day: of one token: jobs that ended after agents had said whether they will, and before
             anybody was asked. Such a job costs nothing, and leaves entries in every site's ledger for ever. What it
-            tells of their budgets the sites bound themselves (feature_store.journal.told).
+            tells of their budgets the sites bound themselves (feature_store.journal.promises).
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000

@@ -5,7 +5,7 @@
     `questions_s`,
                                 and before that the labels of all its images are made (api.coordinator.image_labels)
     older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
-    or forgotten on request     (feature_store.journal.forgotten); charges, digests and releases stay for ever
+    or forgotten on request     (feature_store.journal.jobs); charges, digests and releases stay for ever
 
 It is level-triggered: every sweep looks at what is there, so a crash between two steps costs nothing. Folders of no
 job, which a crash in the middle of taking one leaves, go after an hour.

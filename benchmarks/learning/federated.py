@@ -34,8 +34,7 @@ from torch.nn import functional
 
 from benchmarks.learning.gradients import flatten, unflatten
 from benchmarks.learning.together import Parameters, Training, apply_together, batches, of_each
-from benchmarks.private_sum import private_sum
-from benchmarks.sampled_sum import SampledSum, poisson_sample
+from benchmarks.sums import SampledSum, poisson_sample, private_sum
 from labeler.errors import InvalidSetting
 from labeler.randomness import ByteSource
 from workers.progress import ProgressCallback, silent
@@ -258,7 +257,6 @@ def dp_fed_avg(
     local: LocalUpdates | None = None,
     server: ServerStep | None = None,
     source_of: SourceOf,
-    talliers: int = 2,
     progress: ProgressCallback = silent,
 ) -> Parameters:
     """DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
@@ -267,7 +265,6 @@ def dp_fed_avg(
         module, params, inputs, labels, sizes, training, local, server, progress: as for `fed_avg`.
         plan: rounds, probability and noise. Its spec's largest_norm is the clipping norm S; its level is "agent".
         source_of: secret sources of coins, noise, shares and orders. In production each agent has its own.
-        talliers: 2 or 3.
 
     Returns:
         The global model.
@@ -296,7 +293,6 @@ def dp_fed_avg(
             spec,
             (of_agent.get(agent, nothing) for agent in range(spec.agents)),
             sources=(source_of(f"round {number}, noise of agent {agent}") for agent in range(spec.agents)),
-            talliers=talliers,
         )
         descent.move(total / (plan.sampling_probability * spec.agents))
         progress("DP-FedAvg", number + 1, plan.rounds)

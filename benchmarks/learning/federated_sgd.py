@@ -9,7 +9,7 @@ which are. A record in the batch moves its agent's sum by at most `sum_sensitivi
 to be about what runs:
 
 * *Places.* The batch has a fixed, public number of places, and sampled records take places in uniformly random order
-  (`benchmarks.sampled_sum.random_places`). Without a record, the others' places have the same law; pairing equal
+  (`benchmarks.sums.random_places`). Without a record, the others' places have the same law; pairing equal
   places, only the record's own place differs, and `benchmarks.learning.gradients` bounds what that does.
 * *Room.* If more records are sampled than there are places, the agent sends zeros. `plan_fed_sgd` makes that as rare as
   `_FAILURES` over the whole training for agents of up to `most_records` records, and the accountant pays for it.
@@ -34,8 +34,7 @@ from torch import Tensor, nn
 from benchmarks.learning.federated import Descent, ServerStep, SourceOf
 from benchmarks.learning.gradients import clipped_gradient_sums, flatten, sum_sensitivity, unflatten
 from benchmarks.learning.together import Parameters, of_each
-from benchmarks.private_sum import private_sum
-from benchmarks.sampled_sum import SampledSum, poisson_sample, random_places, with_budget
+from benchmarks.sums import SampledSum, poisson_sample, private_sum, random_places, with_budget
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
@@ -85,8 +84,6 @@ def plan_fed_sgd(
     clip_norm: float,
     probability: float,
     rounds: int,
-    colluding_agents: int = 0,
-    max_dropouts: int = 0,
 ) -> FedSgdPlan:
     """The plan with the least noise that a budget allows.
 
@@ -98,7 +95,6 @@ def plan_fed_sgd(
         clip_norm: C.
         probability: q, of a record to be in a step's batch.
         rounds: steps.
-        colluding_agents, max_dropouts: as for `VectorSum`.
     """
     capacity = _capacity(most_records, probability, _FAILURES / (agents * rounds))
     sensitivity = sum_sensitivity(clip_norm)
@@ -108,8 +104,6 @@ def plan_fed_sgd(
         sensitivity=sensitivity,
         sigma=sensitivity,
         agents=agents,
-        colluding_agents=colluding_agents,
-        max_dropouts=max_dropouts,
     )
     failure = _failure(most_records, probability, capacity) * agents
     sampled = with_budget(SampledSum(spec, "instance", probability, rounds, failure), epsilon, delta)
@@ -127,7 +121,6 @@ def dp_fed_sgd(
     expected_batch: float,
     server: ServerStep,
     source_of: SourceOf,
-    talliers: int = 2,
     progress: ProgressCallback = silent,
 ) -> Parameters:
     """Train one model on the records of all agents, private for every record.
@@ -142,7 +135,6 @@ def dp_fed_sgd(
         expected_batch: public number the sum is divided by: about q times all records.
         server: its learning rate is that of SGD.
         source_of: secret sources of coins, places, noise and shares; in production each agent has its own.
-        talliers: 2 or 3.
         progress: told how many steps are done.
 
     Returns:
@@ -172,7 +164,6 @@ def dp_fed_sgd(
             spec,
             sums,
             sources=(source_of(f"round {number}, noise of agent {agent}") for agent in range(spec.agents)),
-            talliers=talliers,
         )
         descent.move(-total / expected_batch)
         progress("DP-FedSGD", number + 1, rounds)

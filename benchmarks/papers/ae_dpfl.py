@@ -33,9 +33,8 @@ from torch.nn import functional
 from benchmarks import BenchRow
 from benchmarks.data import Split, mnist, usps
 from benchmarks.learning.adaptation import DomainAdversarial, adapt_together, adversarial_convnet
-from benchmarks.learning.jitter import Jitter
 from benchmarks.learning.networks import image_tensor, linear_head, small_convnet
-from benchmarks.learning.together import Parameters, Training, batches, initial_parameters, train_together
+from benchmarks.learning.together import Jitter, Parameters, Training, batches, initial_parameters, train_together
 from benchmarks.papers.ensemble_rounds import (
     Requester,
     Table,

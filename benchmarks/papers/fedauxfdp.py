@@ -40,8 +40,15 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow
 from benchmarks.data import DataSet, cifar10_features
-from benchmarks.learning.distillation import distil, grid_votes, soft_labels, student_features, sum_votes
-from benchmarks.learning.head_noise import paper_scores_share, solve_noise
+from benchmarks.learning.heads import (
+    distil,
+    grid_votes,
+    paper_scores_share,
+    soft_labels,
+    solve_noise,
+    student_features,
+    sum_votes,
+)
 from benchmarks.papers.partitions import dirichlet_partition
 from benchmarks.papers.runner import Cell
 from labeler.local_heads import LocalHeadTerms

@@ -27,9 +27,8 @@ from torch import nn
 
 from benchmarks import BenchRow
 from benchmarks.data import mnist, usps
-from benchmarks.learning.adaptation import DomainAdversarial
+from benchmarks.learning.adaptation import AdversarialUpdates, DomainAdversarial, with_domain_head
 from benchmarks.learning.federated import LocalTraining, ServerStep, dp_fed_avg, fed_avg
-from benchmarks.learning.federated_adaptation import AdversarialUpdates, with_domain_head
 from benchmarks.learning.gradients import flatten
 from benchmarks.learning.networks import image_tensor, small_convnet
 from benchmarks.learning.together import Training, initial_parameters
@@ -38,7 +37,7 @@ from benchmarks.papers.federations import AGENT_DELTA, Federation, accuracy_of, 
 from benchmarks.papers.noisy_step import step_rows
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, iid_partition, mnist_partition
 from benchmarks.papers.runner import Cell
-from benchmarks.sampled_sum import SampledSum, with_budget
+from benchmarks.sums import SampledSum, with_budget
 from labeler.noise import VectorSum
 from workers.progress import ProgressCallback
 

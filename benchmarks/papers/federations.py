@@ -16,7 +16,7 @@ from benchmarks import BenchRow
 from benchmarks.learning.federated import SourceOf
 from benchmarks.learning.together import Parameters
 from benchmarks.papers.partitions import Rows
-from benchmarks.sampled_sum import SampledSum
+from benchmarks.sums import SampledSum
 from labeler.randomness import seeded_source
 
 ACCURACY: Final = "test accuracy, %"

@@ -4,7 +4,7 @@ The mu of tables 1 to 3 are limits (theorem 2). Beside each stand the exact comp
 C_{B/n}(G_{1/sigma}) composed K R times, and what three ways to draw batches really cost. Training is on the paper's
 partition (100 clients of 4 shards of MNIST sorted by label, 600 records each) and its test: 200 test digits of the
 classes that a client has seen. The model is smaller than the paper's two-layer CNN: a linear layer on fixed features
-(`benchmarks.learning.edge_features`).
+(`benchmarks.learning.networks`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks import BenchRow
 from benchmarks.accounting.federated import LocalTraining, strong_mu_as_printed
 from benchmarks.data import mnist
-from benchmarks.learning.edge_features import edge_features
+from benchmarks.learning.networks import edge_features
 from benchmarks.learning.personalised import LinearClients, PriFedSync, Trained, train
 from benchmarks.papers.partitions import shard_partition
 from benchmarks.papers.runner import Cell

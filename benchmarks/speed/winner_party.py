@@ -47,16 +47,13 @@ class Took:
     winners: NDArray[np.int16]
 
 
-def write_trio(
-    folder: Path, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms, *, addresses: Sequence[Address] = ()
-) -> None:
+def write_trio(folder: Path, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> None:
     """Write a job at its three talliers, with certificates, and the share of each."""
     jobs = three_jobs(folder, num_queries=len(shares[0]), num_classes=shares[0].shape[1], terms=terms)
-    where = addresses or jobs[0].addresses
     job = jobs[0]
     told = {
         "certificates": list(job.certificates),
-        "addresses": [[one.host, one.port] for one in where],
+        "addresses": [[one.host, one.port] for one in job.addresses],
         "lowest": job.lowest,
         "highest": job.highest,
         "threshold": job.threshold,
@@ -67,19 +64,18 @@ def write_trio(
         np.save(folder / f"share-{party}.npy", share)
 
 
-def measure(folder: Path, *, jobs: int = 1, prefixes: Sequence[Sequence[str]] = ((), (), ())) -> Took:
+def measure(folder: Path, *, jobs: int = 1) -> Took:
     """Run what `write_trio` wrote in three processes.
 
     Args:
         folder: where it is.
         jobs: as how many jobs of one computation, the queries divided among them.
-        prefixes: what the command of each tallier stands behind.
     """
     started = time.perf_counter()
     with ExitStack() as owned:
         processes = [
-            owned.enter_context(_process([*prefix, *COMMAND, str(folder), str(party), str(jobs)]))
-            for party, prefix in enumerate(prefixes)
+            owned.enter_context(_process([*COMMAND, str(folder), str(party), str(jobs)]))
+            for party in range(NUM_PARTIES)
         ]
         for process in processes:
             _line(process)

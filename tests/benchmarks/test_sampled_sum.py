@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.private_sum import private_sum
-from benchmarks.sampled_sum import SampledSum, poisson_sample, random_places, with_budget
+from benchmarks.sums import SampledSum, poisson_sample, private_sum, random_places, with_budget
 from labeler.accounting import integer
 from labeler.errors import InvalidSetting, UnsafeGrid
 from labeler.noise import VectorSum

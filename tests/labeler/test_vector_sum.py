@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.private_sum import private_sum
+from benchmarks.sums import private_sum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached, UnsafeGrid

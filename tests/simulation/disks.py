@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from feature_store.clock import Clock
-from feature_store.erasable import SLOTS_FILE
+from feature_store.erasable import keys_in
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.chain import Entry
@@ -22,7 +22,6 @@ from feature_store.journal.ledger import Ledger
 from feature_store.journal.lifetimes import SET_ASIDE
 from feature_store.journal.tallier_memory import TallierMemory
 from feature_store.journal.tasks import TaskStore
-from feature_store.key_slots import KeySlots
 from labeler.errors import NotFound
 from tests.simulation.watched import WatchedJournal
 
@@ -31,13 +30,13 @@ class _Peek:
     """Erasable keys as they lie on the disk; `feature_store.erasable.ErasableKeys`, for looking only."""
 
     def __init__(self, folder: Path) -> None:
-        self._slots = KeySlots(folder / SLOTS_FILE)
+        self._folder = folder
 
     def read(self, name: str) -> bytes | None:
-        return self._slots.get(name) if name in self._slots.names() else None
+        return keys_in(self._folder).get(name)
 
     def names(self) -> list[str]:
-        return sorted(self._slots.names())
+        return sorted(keys_in(self._folder))
 
     def draw(self, name: str) -> bytes:
         raise NotImplementedError(name)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.erasable import SLOTS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
+from feature_store.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from feature_store.faults import listening
 from feature_store.journal.agent_memory import AgentMemory
 from feature_store.journal.agent_rounds import JournalRounds
@@ -165,9 +165,10 @@ def test_nothing_of_an_answer_lies_in_the_journal_and_of_a_key_nowhere_once_it_i
     rounds.store(ROUND, TALLIERS, BODIES)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(BODIES[0] in path.read_bytes() for path in files)
-    assert [path.name for path in files if key in path.read_bytes()] == [SLOTS_FILE]
+    assert [path.name for path in files if key.hex().encode() in path.read_bytes()] == [KEYS_FILE]
     rounds.erase(ROUND)
-    assert not any(key in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(key in data or key.hex().encode() in data for data in kept)
 
 
 def test_what_nobody_may_ask_for_any_more_expires_and_only_that(database: Database, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def write_off_account(home: Path, account: str, level: Level, *, reason: str) ->
 def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     """Go on with an older journal, or a restored one; all that is left counts as spent.
 
-    See feature_store.journal.recovery. A party's erasable keys are made anew: nothing is kept of any round from before.
+    See feature_store.journal.backup. A party's erasable keys are made anew: nothing is kept of any round from before.
 
     Returns:
         The accepted head; `witness`, where the agent keeps one, of which a person makes a copy of the new head: a

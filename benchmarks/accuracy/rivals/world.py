@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data import Split
-from benchmarks.private_sum import private_sum
+from benchmarks.sums import private_sum
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.learning.distillation import distil, grid_votes, soft_labels, student_features, sum_votes
+from benchmarks.learning.heads import distil, grid_votes, soft_labels, student_features, sum_votes
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import seeded_source
 

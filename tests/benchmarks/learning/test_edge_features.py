@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.data import mnist
-from benchmarks.learning.edge_features import DIMENSION, edge_features
+from benchmarks.learning.networks import DIMENSION, edge_features
 from labeler.errors import BadData
 
 

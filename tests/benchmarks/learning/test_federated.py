@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.learning import federated
 from benchmarks.learning.federated import LocalTraining, ServerStep, clipped, dp_fed_avg, fed_avg, local_updates
 from benchmarks.learning.gradients import flatten
-from benchmarks.sampled_sum import SampledSum, with_budget
+from benchmarks.sums import SampledSum, with_budget
 from labeler.errors import InvalidSetting
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source

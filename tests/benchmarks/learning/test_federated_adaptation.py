@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.learning.adaptation import AdversarialUpdates, with_domain_head
 from benchmarks.learning.federated import LocalTraining, fed_avg
-from benchmarks.learning.federated_adaptation import AdversarialUpdates, with_domain_head
 from benchmarks.learning.gradients import flatten
 from benchmarks.learning.together import Training
 from labeler.errors import InvalidSetting

@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.learning.federated import ServerStep
 from benchmarks.learning.federated_sgd import Batch, FedSgdPlan, batch_sums, dp_fed_sgd, draw_batch, plan_fed_sgd
 from benchmarks.learning.gradients import flatten, sum_sensitivity
-from benchmarks.sampled_sum import SampledSum
+from benchmarks.sums import SampledSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.learning.jitter import NUMBERS, Jitter, moved
+from benchmarks.learning.together import NUMBERS, Jitter, moved
 from labeler.errors import InvalidSetting
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from benchmarks.learning.regression import Array, fit_multinomial
+from benchmarks.learning.heads import Array, fit_multinomial
 from labeler.errors import InvalidSetting
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from benchmarks.learning.jitter import Jitter
 from benchmarks.learning.networks import linear_head, small_convnet
 from benchmarks.learning.together import (
+    Jitter,
     Parameters,
     Training,
     batches,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.learning.networks import linear_head
 from benchmarks.learning.together import Training, initial_parameters, predict_together, train_together
-from benchmarks.learning.votes import group_ballots
+from benchmarks.papers.ensemble_rounds import group_ballots
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods.sensitivity import squared_sensitivity
 from labeler.task import Task
