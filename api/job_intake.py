@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.access import JSON, media_type, parse_json, read_json
-from api.coordinator.incoming import INCOMING
+from api.coordinator.home import INCOMING
 from api.coordinator.uploads import UploadWriter
 from api.limits import MAX_JSON_BYTES, SPOOL_BYTES
 from api.schema import JobRequest

@@ -20,10 +20,8 @@ from api.coordinator.labels import release_to_bytes
 from api.coordinator.preparation import Preparation
 from api.coordinator.stores import Stores
 from feature_store.driving.coordinator import CoordinatorDriver
-from feature_store.driving.errands import Errand
-from feature_store.driving.intake import Delivery
-from feature_store.driving.post_office import PostOffice
-from feature_store.driving.sending import Sender
+from feature_store.driving.intake import Delivery, Errand
+from feature_store.driving.sending import PostOffice, Sender
 from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
 from feature_store.journal.jobs import JobRecord
 from feature_store.keys import PartyKeys
@@ -131,7 +129,6 @@ class Conductor:
     Args:
         steady: seconds that never run backwards.
         requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
-        settle_after_s: see CoordinatorDriver.
     """
 
     def __init__(
@@ -145,7 +142,6 @@ class Conductor:
         preparation: Preparation | None = None,
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
-        settle_after_s: float = 0.0,
     ) -> None:
         self.preparation = preparation or Preparation(
             home, mailbox, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
@@ -169,7 +165,6 @@ class Conductor:
             clock=stores.clock,
             steady=steady,
             requester_of=requester_of,
-            settle_after_s=settle_after_s,
         )
 
     def wake(self, job_id: str) -> None:

@@ -8,26 +8,31 @@ was lost that it has arrived. Messages may end with their sender's next poll; it
 
 Sequence numbers of messages to the coordinator are kept in SQL, in the transaction that stores their effect. Those
 of relayed messages are kept durably by the party they are for; here in memory, so that most replays end early.
+
+What the mailroom waits for: work beside the event loop, and the driver's turn. A coordinator without a loop waits
+for neither, because both have happened when they are asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from anyio import to_thread
 
 from api.coordinator.facts import check_facts
 from api.coordinator.stores import Stores
-from api.coordinator.waiting import InLoop, Waiting
 from api.coordinator.witnesses import Witnesses
 from feature_store.driving.intake import Delivery, Incoming, incoming, with_heads
-from feature_store.driving.post_office import PostOffice
-from feature_store.driving.relays import Relays
+from feature_store.driving.sending import PostOffice, Relays
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys, verify, verify_header
@@ -35,6 +40,71 @@ from feature_store.mailbox import Mailbox
 from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed, TooLarge
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
+
+T = TypeVar("T")
+
+
+class Waiting(Protocol):
+    """How a request waits."""
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do something that takes long, or writes."""
+        ...
+
+    async def told(self, ask: Callable[[Callable[[T], None]], None]) -> T:
+        """Ask for something that somebody else will tell of, by the callable it is given."""
+        ...
+
+
+class InLoop:
+    """Of a server: threads for what takes long, while the event loop goes on."""
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """See Waiting."""
+        return await to_thread.run_sync(work)
+
+    async def told(self, ask: Callable[[Callable[[T], None]], None]) -> T:
+        """See Waiting."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def settle(outcome: T) -> None:
+            if not answer.done():
+                answer.set_result(outcome)
+
+        def tell(outcome: T) -> None:
+            # From the driver's thread to whoever waits; nobody does once the loop has ended.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, outcome)
+
+        ask(tell)
+        return await answer
+
+
+class AtOnce:
+    """Of one thread that does one thing after the other; `run` what waits so."""
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """See Waiting."""
+        return work()
+
+    async def told(self, ask: Callable[[Callable[[T], None]], None]) -> T:
+        """See Waiting."""
+        outcomes: list[T] = []
+        ask(outcomes.append)
+        return outcomes[0]
+
+    @staticmethod
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        """What comes of something that never waits, without an event loop."""
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        coroutine.close()
+        raise RuntimeError("nobody is there to wait for what this waits for")
+
 
 log = logging.getLogger("labeler.mailroom")
 

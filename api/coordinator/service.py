@@ -32,17 +32,14 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Estimates
 from api.coordinator.evidence import signed_evidence
 from api.coordinator.health import Health
-from api.coordinator.home_lock import owning_home
-from api.coordinator.identity import own_keys
+from api.coordinator.home import RoomProbe, clear_incoming, own_keys, owning_home
 from api.coordinator.image_labels import ImageLabeller
-from api.coordinator.incoming import clear_incoming
 from api.coordinator.invitations import Invitations
 from api.coordinator.keeping import Keeper
 from api.coordinator.long_prices import LongPrices
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
 from api.coordinator.preparation import Bounds, Preparation
-from api.coordinator.room import RoomProbe
 from api.coordinator.roster import Roster
 from api.coordinator.stores import Stores
 from api.coordinator.tasks import create_task, task_view
@@ -67,7 +64,7 @@ from api.schema import (
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
 from feature_store.decode_process import PixelLimits
-from feature_store.driving.errands import Errand
+from feature_store.driving.intake import Errand
 from feature_store.evidence_file import SignedEvidence
 from feature_store.faults import fault_point
 from feature_store.journal.evidence import Wanted
@@ -83,10 +80,6 @@ log = logging.getLogger("labeler.coordinator")
 WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
 
-
-SETTLE_AFTER_S = 0.25
-"""After the end of a job its agents are told so, unless the next one's question comes first. Later than the half second
-for which their posts are held it would cost each a poll more."""
 
 LEAST_BETWEEN_S = 0.25
 """Between two changes that a watcher is told of, but for the end: a job of few questions has eight in less."""
@@ -143,7 +136,6 @@ class Coordinator:
             mailbox=mailbox,
             patience=Patience(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
             requester_of=stores.tokens.name_of,
-            settle_after_s=SETTLE_AFTER_S,
             preparation=self._preparation,
         )
         if config.telemetry == "otlp":

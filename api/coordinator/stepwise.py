@@ -19,12 +19,11 @@ from safetensors.numpy import save
 
 from api.coordinator import submission
 from api.coordinator.conductor import Conductor
-from api.coordinator.mailroom import Mailroom
+from api.coordinator.mailroom import AtOnce, Mailroom
 from api.coordinator.stores import Stores
-from api.coordinator.waiting import AtOnce
 from api.schema import JobView
 from feature_store.clock import Clock
-from feature_store.driving.errands import Errand
+from feature_store.driving.intake import Errand
 from feature_store.durable import replace_file
 from feature_store.faults import fault_point
 from feature_store.job_files.questions import QUESTIONS

@@ -10,7 +10,7 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.settlement import JournalSettlement
 from feature_store.clock import Clock
 from feature_store.clock import now_utc as utc_now
-from feature_store.driving.errands import Errand, Result, run_errand
+from feature_store.driving.intake import Errand, Result, run_errand
 from feature_store.journal.database import Connection, Database, open_database
 from feature_store.journal.jobs import ForgottenJobs, JobStore
 from feature_store.journal.ledger import Ledger

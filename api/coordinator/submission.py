@@ -22,7 +22,7 @@ from functools import partial
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.facts import facts_of
-from api.coordinator.incoming import INCOMING
+from api.coordinator.home import INCOMING
 from api.coordinator.long_prices import LongPrices
 from api.coordinator.ownership import Owners, Reader, own_spenders
 from api.coordinator.pricing import accounts_of, first_shortage

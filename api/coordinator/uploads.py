@@ -6,6 +6,11 @@
 Every image's header is read: a known format, not too many pixels. Names are only names and never become paths. Where
 something is refused, nothing stays behind. The digest is of the content, so that the same upload sent again under the
 same idempotency key is known as the same.
+
+Vectors are quantised here, or on the grid already and then left as they are: quantising twice would move entries by a
+unit, and ask another question than the one sent.
+
+More than 400 lines: everything that a requester may send is checked in one place.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import hashlib
 import io
 import os
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,15 +35,69 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
-from api.coordinator.names import tidy_name
 from api.coordinator.parquet_process import parquet_rows
 from api.coordinator.parquet_rows import FeatureRows
-from api.coordinator.vectors import matrix_of, quantised_rows
 from feature_store.durable import sync_folder
 from feature_store.embed_board import job_pixels_refusal
+from feature_store.quantize import on_grid, quantize
 from feature_store.room import is_full, storage_full
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
+
+
+def quantised_rows(features: NDArray[np.float64]) -> NDArray[np.int16]:
+    """Rows that are on the grid already as they are, all others quantised; each row by itself."""
+    ready = on_grid(features)
+    result = np.empty(features.shape, dtype=np.int16)
+    result[ready] = features[ready].astype(np.int16)
+    if not ready.all():
+        result[~ready] = quantize(features[~ready])
+    return result
+
+
+def matrix_of(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:
+    """Vectors as an array.
+
+    Raises:
+        BadData: integers that are not int16.
+        InvalidSetting: rows of different lengths.
+    """
+    if isinstance(features, np.ndarray):
+        if features.dtype != np.int16 and not np.issubdtype(features.dtype, np.floating):
+            raise BadData(f"features must be floats, or int16 made by quantize; found {features.dtype}")
+        return features
+    lengths = {len(row) for row in features}
+    if len(lengths) != 1:
+        raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
+    return np.array(features, dtype=np.float64)
+
+
+MAX_NAME_LENGTH = 500
+_APART = frozenset("/\\")
+_NOWHERE = ("", ".", "..")
+
+
+def tidy_name(name: str) -> str:
+    """A name that is only a name: no way up, no backslash, nothing that does not print.
+
+    Raises:
+        InvalidSetting: nothing is left of it, or it is too long.
+    """
+    # Fifty thousand vectors come with names that are tidy already.
+    is_tidy = name.isascii() and name.isprintable() and not _APART.intersection(name)
+    tidied = name if is_tidy and name.strip() not in _NOWHERE else _tidied(name)
+    if not tidied or len(tidied) > MAX_NAME_LENGTH:
+        raise InvalidSetting(
+            f"every image or vector needs a name of 1 to {MAX_NAME_LENGTH} characters, found {name[:100]!r}"
+        )
+    return tidied
+
+
+def _tidied(name: str) -> str:
+    written = unicodedata.normalize("NFC", name).replace("\\", "/")
+    parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
+    return "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
+
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of the formats that are taken."""

@@ -1,24 +1,31 @@
-"""From a message of a party to the event it is for the coordinator's machine; nothing is looked up but the party.
+"""What comes to the coordinator's driver: messages of parties, what others want written, and wakes.
 
-Who may send what is checked here, and the body decoded; whether it belongs to a round that is open, and whether its
-number is new, is decided when the driver takes it.
+Who may send what is checked here, and the body decoded; nothing is looked up but the party. Whether a message belongs
+to a round that is open, and whether its number is new, is decided when the driver takes it.
+
+What others want written (a job that was submitted) shares the commit of a turn: a commit costs the same however much it
+holds. Each errand is undone by itself where it is refused, and takes nothing else of the turn with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from feature_store.journal.chain import Head
+from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyRecord
 from feature_store.keys import PartyKeys
-from labeler.errors import LabelerError, ProtocolViolation
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.messages import COORDINATOR, Kind, Message
 from labeler.messages.rounds import ANSWER_KINDS, AnswerSent, Declined, Refusal, Willing
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
 from labeler.rounds.effects import (
     AgentDone,
     Answered,
+    Event,
     HoldingsCame,
     MessageEvent,
     RefusalCame,
@@ -26,6 +33,8 @@ from labeler.rounds.effects import (
     ShareCame,
     SumCame,
 )
+
+Result = TypeVar("Result")
 
 _ROLES_OF = {
     "input-share": ("agent",),
@@ -154,3 +163,153 @@ def said_of(said: Willing | Declined) -> Said:
         return Said("willing", until_s=said.until)
     refusal = said.refusal
     return Said("declined" if refusal.is_final else "later", refusal.reason, refusal.sentence)
+
+
+@dataclass(eq=False)
+class Errand:
+    """Something to be written, and whoever waits for it.
+
+    Attributes:
+        write: writes it within the transaction of a turn. It may run again, where the turn is done again piece by
+            piece; what it did before was undone then. A `LabelerError` of it is a refusal.
+        done: called once: with None when it is durable, else with why nothing of it was kept.
+    """
+
+    write: Callable[[Connection], None] = field(repr=False)
+    done: Callable[[BaseException | None], None] = field(repr=False)
+    is_settled: bool = False
+
+    def settle(self, error: BaseException | None) -> None:
+        """Tell who waits; the first time counts."""
+        if not self.is_settled:
+            self.is_settled = True
+            self.done(error)
+
+
+def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], Result]) -> Result:
+    """Have a step written by the driver, and wait in this thread until it is durable.
+
+    Args:
+        step: see `Errand.write`.
+
+    Returns:
+        What the step returned.
+
+    Raises:
+        LabelerError: it was refused, or the journal cannot take it now; nothing of it was kept.
+    """
+    is_done = threading.Event()
+    results: list[Result] = []
+    failures: list[BaseException] = []
+
+    def write(connection: Connection) -> None:
+        results.clear()
+        results.append(step(connection))
+
+    def done(error: BaseException | None) -> None:
+        if error is not None:
+            failures.append(error)
+        is_done.set()
+
+    hand_in(Errand(write, done))
+    is_done.wait()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+class Inbox:
+    """What others say to the driver between two turns; any thread may say it.
+
+    Who waits for what becomes of a delivery or an errand is told also when the driver ends. Nobody waits for a wake: a
+    job that was changed is found by looking, too, only later.
+    """
+
+    def __init__(self) -> None:
+        self._bell = threading.Condition()
+        self.deliveries: list[Delivery] = []
+        self.errands: list[Errand] = []
+        self.told: list[tuple[str, Event]] = []
+        self.woken: dict[str, None] = {}
+        self._rung = False
+        self._closed = False
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Have messages taken at the next turn; `delivery.done` is told what became of them."""
+        with self._bell:
+            if not self._closed:
+                self.deliveries.append(delivery)
+                self._bell.notify()
+                return
+        delivery.done(_stopping())
+
+    def hand_in(self, errand: Errand) -> None:
+        """Have something written in the next turn's transaction; `errand.done` is told what became of it."""
+        with self._bell:
+            if not self._closed:
+                self.errands.append(errand)
+                self._bell.notify()
+                return
+        errand.settle(_stopping())
+
+    def tell(self, job_id: str, event: Event) -> None:
+        """Have an event of a job taken at the next turn, from a party of this process."""
+        with self._bell:
+            self.told.append((job_id, event))
+            self._bell.notify()
+
+    def wake(self, job_id: str) -> None:
+        """Something about a job was changed in the journal, or around it: read it again at the next turn."""
+        with self._bell:
+            self.woken[job_id] = None
+            self._bell.notify()
+
+    def wake_again(self, job_ids: Iterable[str]) -> None:
+        """Jobs that a turn could not look at; they come before those that were woken since."""
+        with self._bell:
+            self.woken = dict.fromkeys(job_ids) | self.woken
+
+    def ring(self) -> None:
+        """End a `wait` at once."""
+        with self._bell:
+            self._rung = True
+            self._bell.notify()
+
+    def take(self) -> tuple[list[Delivery], list[Errand], list[tuple[str, Event]], dict[str, None]]:
+        """Everything that was said since the last turn."""
+        with self._bell:
+            deliveries, self.deliveries = self.deliveries, []
+            errands, self.errands = self.errands, []
+            told, self.told = self.told, []
+            woken, self.woken = self.woken, {}
+        return deliveries, errands, told, woken
+
+    def close(self) -> None:
+        """Take nothing more; whoever waits is told to send again."""
+        with self._bell:
+            self._closed = True
+        deliveries, errands, _, _ = self.take()
+        for delivery in deliveries:
+            delivery.done(_stopping())
+        for errand in errands:
+            errand.settle(_stopping())
+
+    def wait(self, pause_s: Callable[[], float]) -> None:
+        """Wait until there is something to do, or `ring`.
+
+        Args:
+            pause_s: for how long at most; asked once nothing is there.
+        """
+        with self._bell:
+            waiting = (self.deliveries, self.errands, self.told, self.woken)
+            if self._rung or self._closed or any(waiting):
+                self._rung = False
+                return
+            longest_s = pause_s()
+            if longest_s > 0:
+                self._bell.wait(longest_s)
+            self._rung = False
+
+
+def _stopping() -> LabelerError:
+    return Unavailable("the coordinator is stopping; send again in a moment")

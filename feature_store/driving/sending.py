@@ -1,42 +1,63 @@
-"""The machine's sends, written and signed: one body for all who get it, one pipeline for all of a turn.
+"""Send: what leaves after a turn's commit, written, signed, and sent in one pipeline; places where a test may kill.
 
-What a round asks is made before it is charged for and kept until its agents have answered, so that a batch that fits
-into no message costs nothing and is not encoded twice.
+A message that is lost is asked for again; a job whose messages cannot be written harms itself alone. What a round asks
+is made before it is charged for and kept until its agents have answered, so that a batch that fits into no message
+costs nothing and is not encoded twice.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import logging
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.driving.post_office import PostOffice
-from feature_store.journal.chain import Head
-from feature_store.mailbox import Letter
-from labeler.errors import TooLarge, Unavailable, WrongDigest
-from labeler.messages import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind
+from feature_store.driving.reading import Plan
+from feature_store.faults import fault_point
+from feature_store.journal.chain import EMPTY, Head
+from feature_store.journal.ledger import Ledger
+from feature_store.journal.sequences import Sequences
+from feature_store.keys import PartyKeys
+from feature_store.mailbox import Letter, Mailbox
+from labeler.errors import LabelerError, ProtocolViolation, TooLarge, Unavailable, WrongDigest
+from labeler.messages import COORDINATOR, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind, Message, frame
 from labeler.messages.rounds import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
 from labeler.rounds.effects import (
+    UNFINISHED,
     AskForSums,
+    Failed,
+    FixContributors,
     OpenAt,
     Party,
+    Post,
     Send,
     SendAsks,
     SendProposals,
     SendWithdrawn,
+    StoreRelease,
+    Tell,
     TellSettled,
 )
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.tally import QueryBatch
+
+log = logging.getLogger("labeler.conductor")
 
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""
 
 _KEPT_BYTES = 64 * 1024 * 1024
 """Of asks that may be sent again; what does not fit is made again."""
+
+BYTES_PER_ENTRY = 8
+SHARE_OVERHEAD_BYTES = 8 * 1024
+"""What the seal and the head of a share add to its numbers, at most."""
+
+MAX_SHARES_WAITING = 4
 
 _SETTLED = Settled().encode()
 
@@ -72,6 +93,83 @@ class Writer(Protocol):
 
     def forget(self, round_digests: list[str]) -> None:
         """These rounds ask nobody any more."""
+
+
+class PostOffice:
+    """Signs what the coordinator says."""
+
+    def __init__(self, *, keys: PartyKeys, sequences: Sequences) -> None:
+        self._keys = keys
+        self._sequences = sequences
+
+    def letter(self, kind: Kind, recipient: str, body: bytes, *, task_digest: str, round_digest: str = "") -> Letter:
+        """One message, ready for its recipient's mail."""
+        return letter_of(self.sign(kind, recipient, body, task_digest=task_digest, round_digest=round_digest))
+
+    def sign(
+        self, kind: Kind, recipient: str, body: bytes, *, task_digest: str = "", round_digest: str = ""
+    ) -> Message:
+        """A message of the coordinator, with the next sequence number for its recipient."""
+        return self._keys.message(
+            kind,
+            sender=COORDINATOR,
+            recipient=recipient,
+            task_digest=task_digest,
+            round_digest=round_digest,
+            sequence=self._sequences.next(recipient),
+            body=body,
+        )
+
+
+def letter_of(message: Message) -> Letter:
+    """A signed message as the mailbox takes it."""
+    return Letter(message.header.recipient, frame([message]), message.message_id)
+
+
+class Relays:
+    """How much one agent may put into a tallier's mail: shares of the size of their round, and a few of each.
+
+    A share is sealed, so the coordinator cannot look into it; its size and number it can bound. An honest agent sends
+    the same share again when it is asked again, so a few are taken. More are refused until the tallier's mail has run
+    empty, which it does once the tallier took them, and also when Redis lost them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Counter[tuple[str, str]]] = {}
+
+    def check(self, message: Message, num_queries: int, num_classes: int) -> None:
+        """Refuse a share that is larger than one of its round, or one too many.
+
+        Raises:
+            TooLarge: more bytes than the votes of the round take.
+            ProtocolViolation: several shares of this agent for this round lie in the tallier's mail already.
+        """
+        header = message.header
+        most = BYTES_PER_ENTRY * num_queries * num_classes + SHARE_OVERHEAD_BYTES
+        if len(message.body) > most:
+            raise TooLarge(
+                f"a share of {num_queries} queries and {num_classes} classes has at most {most} bytes, found "
+                f"{len(message.body)}"
+            )
+        with self._lock:
+            count = self._waiting.get(header.recipient, Counter())[header.sender, header.round_digest]
+        if count >= MAX_SHARES_WAITING:
+            raise ProtocolViolation(
+                f"{count} shares of {header.sender!r} for one round lie in the mail of {header.recipient!r} already; "
+                "no more are taken until it has read them"
+            )
+
+    def sent(self, message: Message) -> None:
+        """Count a share that was put into its tallier's mail."""
+        header = message.header
+        with self._lock:
+            self._waiting.setdefault(header.recipient, Counter())[header.sender, header.round_digest] += 1
+
+    def emptied(self, recipient: str) -> None:
+        """A party asked for its mail, and there was none: whatever was counted has been read, or is lost."""
+        with self._lock:
+            self._waiting.pop(recipient, None)
 
 
 class Sender:
@@ -207,3 +305,56 @@ def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str
         participants=participants,
         expires_at=job.expires_at_s + SUM_GRACE_S,
     ).encode()
+
+
+def note_stored(plan: Plan) -> None:
+    """Everything of a turn that is stored is durable, and nothing has left."""
+    for kind, name in (
+        (FixContributors, "coordinator.agreed"),
+        (Post, "coordinator.posted"),
+        (StoreRelease, "coordinator.released"),
+    ):
+        if any(isinstance(one, kind) for stores in plan.stores.values() for one in stores):
+            fault_point(name)
+
+
+def _is_no_opening(send: tuple[str, Send]) -> bool:
+    """A tallier learns of a round before it is given a share of it."""
+    return not isinstance(send[1], OpenAt)
+
+
+def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
+    """Send everything of a turn at once; why it could not, where it could not: it is asked for again."""
+    letters: list[Letter] = []
+    tell: dict[str, None] = {}
+    head = ledger.known_head() if any(isinstance(send, AskForSums) for _, send in plan.sends) else EMPTY
+    relayed = [letter_of(incoming.message) for incoming in plan.relays]
+    for job_id, send in sorted(plan.sends, key=_is_no_opening):
+        if isinstance(send, Tell):
+            tell[job_id] = None
+            continue
+        if not isinstance(send, OpenAt):
+            letters, relayed = letters + relayed, []
+        try:
+            letters += sender.letters(plan.runs[job_id], send, head)
+        except LabelerError as error:
+            # Of this job alone; the others' messages leave. What the round to be opened sends comes before the next's.
+            plan.broken.setdefault(job_id, Failed(error, getattr(send, "number", None)))
+    letters += relayed
+    try:
+        if letters or tell:
+            ended = [job_id for job_id in tell if plan.runs[job_id].state not in UNFINISHED]
+            mailbox.send_all(letters, tell=tell, ended=ended)
+    except LabelerError as error:
+        log.warning("messages could not be sent", extra={"problem": error.problem_type, "letters": len(letters)})
+        return error
+    for kind, name in (
+        (SendProposals, "coordinator.proposed"),
+        (SendAsks, "coordinator.asked"),
+        (AskForSums, "coordinator.sum-asked"),
+    ):
+        if any(isinstance(send, kind) for _, send in plan.sends):
+            fault_point(name)
+    for job_id in {one for one, stores in plan.stores.items() if any(isinstance(s, StoreRelease) for s in stores)}:
+        log.info("round opened", extra={"job_id": job_id})
+    return None

@@ -1,4 +1,4 @@
-"""Steps of the coordinator's machine, with what its computations come back as: questions, bodies, releases, turns."""
+"""Step: the coordinator's machine, with what its computations come back as (questions, bodies, releases, turns)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.driving.intake import Incoming
-from feature_store.driving.live_jobs import Live, LiveJobs
-from feature_store.driving.relays import Relays
-from feature_store.driving.sending import Writer, batch_of
-from feature_store.driving.turn_plan import Plan
+from feature_store.driving.reading import Loaded, Plan
+from feature_store.driving.sending import Relays, Writer, batch_of
 from feature_store.faults import fault_point
 from feature_store.journal.jobs import JobRecord
 from labeler.errors import BadData, LabelerError, TryAgain
@@ -76,24 +74,15 @@ class Questions(Protocol):
 class Stepper:
     """Steps jobs; what comes of it goes into a plan."""
 
-    def __init__(
-        self, live: LiveJobs, sender: Writer, questions: Questions, relays: Relays, patience: Patience
-    ) -> None:
-        self._live = live
+    def __init__(self, sender: Writer, questions: Questions, relays: Relays, patience: Patience) -> None:
         self._sender = sender
         self._questions = questions
         self._relays = relays
         self._patience = patience
 
-    def run_of(self, job_id: str, plan: Plan) -> JobRun:
-        """A job as this turn has made it so far."""
-        return plan.runs[job_id] if job_id in plan.runs else self._live.jobs[job_id].run
-
     def step_safely(self, job_id: str, event: Event, plan: Plan) -> None:
         """A step that no message waits for: a job that meets a defect must not stop the others."""
-        if job_id not in self._live.jobs:
-            return
-        draft = plan.draft(job_id, self.run_of(job_id, plan))
+        draft = plan.draft(job_id)
         try:
             refusal = self.step(job_id, event, draft)
             if refusal is not None:  # of what a party of this process has told; nothing else that comes here is refused
@@ -108,7 +97,7 @@ class Stepper:
         waiting: list[Event] = [event]
         is_unfinished = False
         while waiting:
-            run, effects = step(self.run_of(job_id, plan), waiting.pop(0), plan.now)
+            run, effects = step(plan.run_of(job_id), waiting.pop(0), plan.now)
             plan.runs[job_id] = run
             for effect in effects:
                 if isinstance(effect, Refuse):
@@ -133,14 +122,14 @@ class Stepper:
 
     def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event] | None:
         """What comes back of an effect that is neither stored nor sent; None where it is to be tried again."""
-        live, run = self._live.jobs[job_id], plan.runs[job_id]
+        job, run = plan.jobs[job_id], plan.runs[job_id]
         match effect:
             case WaitUntil():
                 plan.looks[job_id] = effect.steady_s
             case Enter():
                 if run.task.traits.asks_for_a_model:
                     try:
-                        if not self._questions.has_features(live.loaded.record, run.task):
+                        if not self._questions.has_features(job.record, run.task):
                             return []
                     except TryAgain:
                         raise
@@ -148,9 +137,9 @@ class Stepper:
                         return [Failed(error)]
                 if job_id in plan.lanes.held:
                     return [Admitted()]  # the step that took its place could not be kept; the place could
-                plan.lanes = enter(plan.lanes, live.loaded.record.created_by, job_id)
+                plan.lanes = enter(plan.lanes, job.record.created_by, job_id)
             case Prepare():
-                return self._prepare(live, run)
+                return self._prepare(job, run)
             case MakeBodies():
                 try:
                     self._sender.make(run, effect.number)
@@ -184,9 +173,9 @@ class Stepper:
                     plan.lanes = leave(plan.lanes, job_id)
         return []
 
-    def _prepare(self, live: Live, run: JobRun) -> list[Event]:
+    def _prepare(self, job: Loaded, run: JobRun) -> list[Event]:
         try:
-            features = self._questions.look(live.loaded.record, run.task)
+            features = self._questions.look(job.record, run.task)
             if features is None:
                 return []
             if len(features) != run.num_queries // run.task.steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from feature_store.driving.loading import Loaded
+from feature_store.driving.reading import Loaded
 from feature_store.journal import rounds as steps
 from feature_store.journal.database import Connection
 from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from api.coordinator import settlement
-from feature_store.driving import storing
+from feature_store.driving import reading, storing
 from feature_store.driving.coordinator import CoordinatorDriver
-from feature_store.driving.loading import Loader
+from feature_store.driving.reading import Loader
+from feature_store.driving.sending import send_off
 from feature_store.journal.agent_rounds import JournalRounds
 from feature_store.journal.jobs import JobStore
 from feature_store.journal.ledger import Ledger
@@ -109,7 +110,7 @@ def _send_before_committing(patch: Patch) -> None:
     commit = CoordinatorDriver._commit
 
     def sending(self: Any, plan: Any) -> None:
-        self._send(plan)
+        send_off(plan, self._sender, self._ledger, self._mailbox)
         commit(self, plan)
 
     patch.setattr(CoordinatorDriver, "_commit", sending)
@@ -122,6 +123,7 @@ def _contributors_in_memory_only(patch: Patch) -> None:
         return False if isinstance(one, FixContributors) else store(self, job, one, connection, prices)
 
     patch.setattr(storing.Storer, "_store", skipping)
+    patch.setattr(reading, "_remembering", lambda _, known: known)  # else the journal says that nothing is fixed
 
 
 class _Forgetful:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from threading import Event, Thread
+from threading import Thread
 from time import sleep
 from typing import Any
 
@@ -18,11 +18,10 @@ from api.coordinator.conductor import Conductor
 from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
-from feature_store.driving.errands import Errand
-from feature_store.driving.gathering import FEW_JOBS
-from feature_store.driving.intake import Delivery, incoming, with_heads
+from feature_store.driving.coordinator import CoordinatorDriver
+from feature_store.driving.intake import Delivery, Errand, incoming, with_heads
+from feature_store.driving.reading import Plan
 from feature_store.driving.sending import Sender
-from feature_store.driving.settling import Settling
 from feature_store.journal.chain import EMPTY, Head
 from feature_store.journal.database import Connection
 from feature_store.journal.parties import PartyStore
@@ -31,7 +30,7 @@ from feature_store.journal.tasks import TaskShares
 from feature_store.keys import PartyKeys
 from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
-from labeler.errors import InvalidSetting, JournalBehind, LabelerError, NotReady, Replayed, Unavailable, WrongDigest
+from labeler.errors import InvalidSetting, JournalBehind, LabelerError, Replayed, Unavailable, WrongDigest
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import AnswerSent, Willing
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
@@ -174,98 +173,6 @@ def test_many_jobs_take_each_step_in_one_commit(site: Site, monkeypatch: pytest.
         assert site.house.ledger.state(f"{job.job_id}/0") == "posted"
 
 
-class Waiting(Thread):
-    """The driver's thread on its way to its next turn; patient, so that no clock decides what a test sees."""
-
-    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(daemon=True)
-        self.driver = site.conductor.driver
-        self.is_gathering = Event()
-        gatherer = self.driver.gatherer
-        gatherer.gap_s = gatherer.longest_s = 60.0
-        is_part_of_more = gatherer._is_part_of_more
-
-        def looked(deliveries: Sequence[Delivery]) -> bool:
-            self.is_gathering.set()
-            return is_part_of_more(deliveries)
-
-        monkeypatch.setattr(gatherer, "_is_part_of_more", looked)
-        self.start()
-
-    def run(self) -> None:
-        self.driver.wait()
-
-    def has_ended(self) -> bool:
-        self.join(30.0)
-        return not self.is_alive()
-
-
-def test_answers_of_one_step_are_one_turn_and_the_last_of_them_ends_the_wait(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = site.submit()
-    site.conductor.tick()
-    for party in (*AGENTS, *TALLIERS):  # a block of numbers is taken before it is counted
-        site.conductor.post_office._sequences.next(party)
-    waiting = Waiting(site, monkeypatch)
-    outcomes = [site.deliver(site.yes("east", job))]
-    assert waiting.is_gathering.wait(30.0), "two others are about to say the same"
-    outcomes.append(site.deliver(site.yes("north", job)))
-    assert waiting.is_alive()
-    outcomes.append(site.deliver(site.yes("west", job)))
-    assert waiting.has_ended()
-    commits: list[int] = []
-    write = type(site.house.database).write
-
-    def counted(database: Any) -> Any:
-        commits.append(1)
-        return write(database)
-
-    monkeypatch.setattr(type(site.house.database), "write", counted)
-    site.conductor.tick()
-    assert outcomes == [[1]] * 3
-    assert len(commits) == 1
-    assert site.state(job) == "collecting"
-
-
-def test_whoever_wants_something_else_ends_the_wait_for_answers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = site.submit()
-    site.conductor.tick()
-    enders: tuple[Callable[[], object], ...] = (
-        lambda: site.conductor.hand_in(Errand(lambda _: None, lambda _: None)),
-        lambda: site.conductor.wake(job.job_id),
-        site.conductor.ring,
-    )
-    for end in enders:
-        waiting = Waiting(site, monkeypatch)
-        outcome = site.deliver(site.yes("east", job))
-        assert waiting.is_gathering.wait(30.0)
-        end()
-        assert waiting.has_ended()
-        site.conductor.tick()
-        assert outcome == [1]
-
-
-def test_a_job_whose_others_are_silent_goes_on_after_the_wait(site: Site) -> None:
-    job = site.submit()
-    site.conductor.tick()
-    gatherer = site.conductor.driver.gatherer
-    gatherer.gap_s = 0.001
-    outcome = site.deliver(site.yes("east", job))
-    site.conductor.driver.wait()
-    site.conductor.tick()
-    assert outcome == [1]
-
-
-def test_with_many_jobs_under_way_no_turn_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [site.submit(by=f"tok-{number}") for number in range(FEW_JOBS + 1)]
-    site.conductor.tick()
-    site.deliver(site.yes("east", jobs[0]))
-    waiting = Waiting(site, monkeypatch)
-    assert waiting.has_ended()
-    assert not waiting.is_gathering.is_set()
-
-
 def test_who_delivers_is_told_when_its_effect_is_durable_and_not_before(site: Site) -> None:
     job = site.submit()
     site.conductor.tick()
@@ -298,22 +205,25 @@ def test_of_one_delivery_what_comes_before_the_first_refused_message_counts(site
 
 
 def test_one_job_that_the_journal_refuses_harms_itself_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was ended beside the driver, which has not heard of it yet; the others' step is kept."""
+    """It is ended by somebody else after a turn has read it; the others' step is kept."""
     jobs = [site.submit() for _ in range(3)]
     site.conductor.tick()
     for agent in AGENTS[:2]:
         site.deliver(*(site.yes(agent, job) for job in jobs))
     site.conductor.tick()
-    submission.cancel(jobs[1].job_id, stores=site.house.stores)
+    driver, commit = site.conductor.driver, CoordinatorDriver._commit
+
+    def overtaken(driver: CoordinatorDriver, plan: Plan) -> None:
+        monkeypatch.setattr(CoordinatorDriver, "_commit", commit)
+        submission.cancel(jobs[1].job_id, stores=site.house.stores)
+        commit(driver, plan)
+
+    monkeypatch.setattr(CoordinatorDriver, "_commit", overtaken)
     outcomes = site.deliver(*(site.yes("west", job) for job in jobs))
-    single = site.deliver(site.yes("west", jobs[1]))
     site.conductor.tick()
-    assert [site.state(job) for job in jobs] == ["collecting", "cancelled", "queued"]
-    assert isinstance(outcomes[0], NotReady), "the second of three was refused, and so the third not looked at"
-    assert single == [1], "by then it is known that the job has ended; it is told so"
-    site.deliver(site.yes("west", jobs[2]))
-    site.conductor.tick()
+    assert outcomes == [3], "of the second it is known by then that it has ended; its agent is told so"
     assert [site.state(job) for job in jobs] == ["collecting", "cancelled", "collecting"]
+    assert driver.trouble(jobs[0].job_id) is None
 
 
 def test_a_journal_that_cannot_be_written_loses_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +257,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, mo
         site.deliver(site.held(tallier, agreed))
     driver = site.conductor.driver
     driver.turn()
-    assert driver._live.stored == [agreed.job_id]
+    assert driver._stored == [agreed.job_id]
     site._rotate("west")
     site.steady_s += LONGEST_PAUSE_S
     with monkeypatch.context() as broken:
@@ -355,7 +265,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, mo
         def away(*_: Any) -> Any:
             raise Unavailable("the journal is away")
 
-        broken.setattr(driver._reader._loader, "load", away)
+        broken.setattr(driver._loader, "load", away)
         site.conductor.wake("another")
         site.conductor.tick()
     site.conductor.tick()
@@ -364,7 +274,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_loses_nothing(site: Site, mo
     site.steady_s += LONGEST_PAUSE_S
     site.conductor.tick()
     assert site.waiting("west") > sent, "the job whose look was lost asks again"
-    assert driver._live.jobs[due.job_id].run.parties["west"].verify_key == site.keys["west"].public.verify_key
+    assert driver._live[due.job_id].run.parties["west"].verify_key == site.keys["west"].public.verify_key
 
 
 def test_a_job_whose_question_is_damaged_keeps_no_other_s_messages_back(site: Site) -> None:
@@ -602,43 +512,6 @@ def test_what_lay_in_the_mail_of_a_killed_process_is_asked_for_again_in_the_firs
     assert (lying(), after_a_kill()) == ((["ask"], ["open-round", "sum"]), ([], ["sum"]))
 
 
-def test_agents_are_told_of_settled_rounds_with_the_next_question_or_by_itself_a_moment_later(site: Site) -> None:
-    """Else five agents are woken while the requester fetches its labels."""
-
-    def ended() -> None:
-        job = site.submit()
-        site.conductor.tick()
-        for agent in AGENTS:
-            site.deliver(site.yes(agent, job))
-        site.conductor.tick()
-        for tallier in TALLIERS:
-            site.deliver(site.held(tallier, job))
-        site.conductor.tick()
-        for number in range(3):
-            site.deliver(site.summed(number, job))
-        site.conductor.tick()
-        assert site.state(job) == "completed"
-
-    def kinds() -> list[str]:
-        return [message.header.kind for message in site.mail("west")]
-
-    driver = site.conductor.driver
-    driver._settling = Settling(5.0)
-    ended()
-    site.steady_s += 4.5
-    site.conductor.tick()
-    assert kinds() == ["proposal", "ask"]
-    assert driver._next_s() <= site.steady_s + 0.5
-    ended()
-    assert kinds()[2:] == ["answered", "proposal", "ask"]
-    site.steady_s += 5.0
-    site.conductor.tick()
-    assert kinds()[5:] == ["answered"]
-    ended()
-    driver.close()
-    assert kinds()[6:] == ["proposal", "ask", "answered"]
-
-
 def test_a_requester_with_many_jobs_does_not_fill_the_mail_before_anothers_job(site: Site) -> None:
     for number in range(12):
         site.submit(by="loud", prepared=False, start=number)
@@ -668,11 +541,11 @@ def test_what_was_lost_of_a_wake_is_found_by_looking(site: Site) -> None:
     job = site.submit(prepared=False)
     site.conductor.driver._inbox.woken.clear()
     site.conductor.tick()
-    assert job.job_id in site.conductor.driver._live.jobs
+    assert job.job_id in site.conductor.driver._live
     submission.cancel(job.job_id, stores=site.house.stores)
     site.steady_s += 2.0
     site.conductor.tick()
-    assert job.job_id not in site.conductor.driver._live.jobs
+    assert job.job_id not in site.conductor.driver._live
 
 
 def test_nothing_is_kept_of_jobs_that_have_ended(site: Site) -> None:
@@ -686,12 +559,12 @@ def test_nothing_is_kept_of_jobs_that_have_ended(site: Site) -> None:
     site.conductor.wake(job.job_id)
     site.conductor.tick()
     driver = site.conductor.driver
-    assert (driver._live.jobs, driver._live.of_round, driver._live.stored) == ({}, {}, [])
+    assert (driver._live, driver._loader.of_round, driver._stored) == ({}, {}, [])
     outcomes = site.deliver(late), site.deliver(site.yes("east", job))
     site.conductor.tick()
     assert isinstance(outcomes[0][0], WrongDigest)
     assert outcomes[1] == [1]
-    assert (driver._live.jobs, driver._live.of_round) == ({}, {})
+    assert (driver._live, driver._loader.of_round) == ({}, {})
 
 
 def test_a_driver_that_is_closed_tells_whoever_still_delivers_to_send_again(site: Site) -> None:

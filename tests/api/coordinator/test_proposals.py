@@ -15,7 +15,7 @@ from api.coordinator.pricing import charges_of
 from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.driving.intake import said_of
-from feature_store.driving.loading import parties_of
+from feature_store.driving.reading import parties_of
 from feature_store.journal.chain import Head
 from feature_store.journal.database import Connection, Database
 from feature_store.mailbox.redis import RedisMailbox

@@ -19,7 +19,7 @@ from api.coordinator.pricing import price_view
 from api.coordinator.views import read_view
 from api.problems import problem_of
 from api.schema import JobRequest
-from feature_store.driving.errands import Errand
+from feature_store.driving.intake import Errand
 from feature_store.journal.ledger import Ledger
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO

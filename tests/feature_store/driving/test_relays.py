@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from feature_store.driving.relays import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTES, Relays
+from feature_store.driving.sending import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTES, Relays
 from feature_store.keys import PartyKeys
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.messages import Message

@@ -319,7 +319,7 @@ def test_the_database_itself_refuses_to_change_or_drop_an_entry(ledger: Ledger, 
             (f"REPLACE INTO ledger_entries SELECT 2, {columns} FROM ledger_entries WHERE seq = 1", "no gaps")
         )
     else:
-        changes.append(("TRUNCATE ledger_entries", "append-only"))
+        changes.append(("TRUNCATE ledger_entries CASCADE", "append-only"))
     for change, reason in changes:
         with pytest.raises(Exception, match=reason), database.write() as connection:
             connection.execute(text(change))

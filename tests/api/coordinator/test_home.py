@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.home_lock import LOCK_FILE, owning_home
+from api.coordinator.home import LOCK_FILE, owning_home
 from api.coordinator.service import Coordinator
 from feature_store.journal import ownership
 from labeler.errors import InvalidSetting, JournalInUse
