@@ -391,7 +391,8 @@ def test_inspection_finds_a_comparison_whose_mask_is_missing(
     make_jobs: MakeJobs, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """The winners are right: only what is opened shows it."""
-    from workers.winner import correlations, tournament
+    from workers.winner import engine as correlations
+    from workers.winner import tournament
 
     true = correlations.draw_masks
 
