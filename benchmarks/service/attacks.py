@@ -35,8 +35,8 @@ from benchmarks.service.federation import embed_public, running_service
 from benchmarks.service.requesters import Wanted
 from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, wanted_of
 from benchmarks.service.well_behaved import WellBehaved, new_token, revoke_token
+from workers.federation import Plan
 from workers.federation.home import make_federation
-from workers.federation.up import Plan
 from workers.progress import ProgressCallback, silent
 
 MOST_TIMES: Final = 3.0

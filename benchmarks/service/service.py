@@ -34,8 +34,8 @@ from benchmarks.service.well_behaved import WellBehaved, new_token
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from workers.digits import CLASSES
+from workers.federation import Plan
 from workers.federation.home import LocalFederation, make_federation
-from workers.federation.up import Plan
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.jobs.folder import open_job_folder
 from workers.jobs.labelling import label

@@ -23,8 +23,8 @@ import pytest
 
 from feature_store.journal.database import open_database
 from feature_store.journal.tokens import TokenStore
+from workers.federation import Plan
 from workers.federation.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
-from workers.federation.up import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,10 @@ from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
 from workers.agent.policy import read_policy
 from workers.embedder.shards import embed_images
+from workers.federation import Plan
 from workers.federation.home import AdminToken, LocalFederation, make_federation, prepare_journal
 from workers.federation.supervisor import Death
-from workers.federation.up import Plan, _Run, last_complaint, run_up
+from workers.federation.up import _Run, last_complaint, run_up
 from workers.jobs.task_file import read_task_file
 from workers.party.home import read_agent_config, read_tallier_config
 

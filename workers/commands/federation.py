@@ -50,7 +50,8 @@ def up(
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
     """
-    from workers.federation.up import Plan, run_up
+    from workers.federation import Plan
+    from workers.federation.up import run_up
 
     logging.getLogger("labeler").addHandler(logging.NullHandler())
     plan = Plan(

@@ -40,8 +40,8 @@ from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, 
 from labeler.methods import METHODS
 from labeler.settings import describe_validation
 from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
+from workers.federation import Plan
 from workers.federation.data import FederationData, bring_shards, deal_digits
-from workers.federation.up import Plan
 from workers.homes.keys import journal_of
 from workers.homes.new import public_document
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line

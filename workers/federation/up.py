@@ -24,10 +24,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.durable import exclusive
 from labeler.errors import InvalidSetting, LabelerError, Unavailable
+from workers.federation import Plan
 from workers.federation.redis_server import RedisServer
 from workers.federation.supervisor import Death, Process, Program, Supervisor, die_with_parent, role_launcher, warm
 from workers.service_process import tell_ready
@@ -48,29 +49,6 @@ _ASK_EVERY_S = 0.2
 _ASK_TIMEOUT_S = 10.0
 _TELL_AFTER_S = 5.0
 """How long the parts have before it is told which of them is missing, and why."""
-
-Epsilon = float | Literal["unlimited"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a federation should be when it is made; what is None is left to its default, or to what is there.
-
-    Attributes:
-        agents: how many; 5 by default, or as many as there are shards.
-        shards: one per agent, used where they lie; none: the digits of scikit-learn are dealt out.
-        backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
-        instance_epsilon: budget of the federation and of every agent, per private image.
-        agent_epsilon: the same per agent.
-        life_epsilon: what of the budget per image is set aside for votes for life; nothing where absent.
-    """
-
-    agents: int | None = None
-    shards: tuple[Path, ...] = ()
-    backbone: str | None = None
-    instance_epsilon: Epsilon | None = None
-    agent_epsilon: Epsilon | None = None
-    life_epsilon: float | None = None
 
 
 @dataclass(frozen=True, repr=False)

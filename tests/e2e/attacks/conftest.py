@@ -8,8 +8,8 @@ import pytest
 
 from tests.e2e.conftest import SharedFederations
 from tests.e2e.service.conftest import Service, digit_features, running
+from workers.federation import Plan
 from workers.federation.home import make_federation
-from workers.federation.up import Plan
 from workers.homes.settings_file import COORDINATOR_FILE
 
 __all__ = ["digit_features"]

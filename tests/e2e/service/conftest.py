@@ -17,8 +17,8 @@ from api.client import Client
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
 from tests.postgres_server import PostgresServer
+from workers.federation import Plan
 from workers.federation.home import make_federation
-from workers.federation.up import Plan
 from workers.homes.settings_file import COORDINATOR_FILE, set_line
 
 START_S = 90.0
