@@ -10,14 +10,16 @@ the ledger, read again from its first entry, ends as it did before. Whoever dies
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, inspect, text
 
 from feature_store.journal import schema
-from feature_store.journal.database import Database
 from feature_store.journal.verification import verify_ledger
 from labeler.errors import InvalidSetting, JournalBroken
+
+if TYPE_CHECKING:
+    from feature_store.journal.database import Database
 
 VERSIONS: list[Path] = [Path(__file__).parent / "versions"]
 """Folders of revisions."""

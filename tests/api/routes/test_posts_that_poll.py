@@ -15,7 +15,7 @@ from feature_store.mailbox import Letter
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
 from labeler.messages.rounds import Willing
-from tests.api.routes.conftest import AGENTS, ConfigOf, ServeIn, Service
+from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
 
 AGENT = AGENTS[0]
@@ -130,11 +130,9 @@ def test_trouble_of_the_poll_is_no_refusal_of_what_was_taken(own: Service) -> No
     assert (told.status_code, told.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
 
 
-def test_a_poll_that_is_held_behind_messages_ends_when_the_server_stops(
-    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
-) -> None:
+def test_a_poll_that_is_held_behind_messages_ends_when_the_server_stops(config_of: ConfigOf, tmp_path: Path) -> None:
     answers: list[httpx2.Response] = []
-    with serve_in(config_of(tmp_path / "home")) as service:
+    with alone(config_of, tmp_path) as service:
         job = submitted(service)
         first = post(service, polling(service.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
         after = Mail.decode(read_frames(first.content, max_messages=9)[0].body).after

@@ -126,7 +126,7 @@ def test_an_emptied_journal_is_refused(filled: Place, clock: Clock, tmp_path: Pa
     if filled.dialect == "sqlite":
         filled.target = str(tmp_path / "new.db")
     else:
-        tamper(filled, "DROP TABLE ledger_entries, ledger_accounts, ledger_reservations")
+        tamper(filled, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     with pytest.raises(JournalBehind, match="ends at entry 0"):
         Ledger(filled.open(), clock=clock)
 

@@ -19,7 +19,7 @@ from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, we
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np
-from workers.doctor import engines, home
+from workers.doctor import engines, machine
 from workers.doctor.checkup import well
 
 
@@ -101,14 +101,14 @@ def environment():
 
 def full_disk(home_folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # EFBIG, as a full quota says it
-    yield from home.disk(home_folder)
+    yield from machine.disk(home_folder)
 
 
 def disk_of_another(home_folder):
     if os.geteuid() == 0:
         os.seteuid(65534)
-    yield from home.disk(home_folder)
-    yield from home.sqlite(home_folder)
+    yield from machine.disk(home_folder)
+    yield from machine.sqlite(home_folder)
 '''
 
 
