@@ -94,7 +94,7 @@ def test_of_real_digits_hardly_a_vote_is_another_than_that_of_an_agent_of_the_pr
     )  # fmt: skip
     found = ballots_of(task, batch, agents).argmax(axis=2)
     heads = [
-        train_head(Records(pool.features[own], np.arange(30), pool.labels[own], "v"), num_classes=10)
+        train_head(Records(pool.features[own], np.arange(30), pool.labels[own], "v").trainable(None), num_classes=10)
         for own in agents.places
     ]
     expected = np.stack([predict(head, batch.features) for head in heads])
