@@ -103,6 +103,13 @@ def _in_order(outcomes: Integers, order: tuple[int, ...]) -> bool:
     return bool(np.all(np.diff(places) >= 0)) and max(places) < len(order)
 
 
+def _is_split(outcomes: Integers) -> bool:
+    """Whether a line of outcomes is void, then a class, void and the same class, then void."""
+    stretches = [outcome for outcome, _ in itertools.groupby(outcomes.tolist())]
+    inner = stretches[stretches[0] == VOID : len(stretches) - (stretches[-1] == VOID)]
+    return len(inner) == 3 and inner[0] == inner[2] and inner[1] == VOID
+
+
 @given(
     others=st.lists(st.sampled_from(EDGES), min_size=1, max_size=5),
     near=st.lists(st.integers(-40, 40), min_size=5, max_size=5),
@@ -141,6 +148,8 @@ def test_void_lies_at_the_ends_of_the_line_of_one_changed_sum(
     base=st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)),
     near_masks=st.none() | st.tuples(st.integers(-30, 30), st.integers(-30, 30)),
 )
+@example(others=[2**BITS], near=[1, 0, 0, 0], places=[0, 1, 2, 3, 4, 5], base=(0, 0), near_masks=None)
+@example(others=[2**BITS], near=[1, 0, 0, 0], places=[0, 1, 2, 3, 4, 5], base=(0, 0), near_masks=(-22, -27))
 @settings(max_examples=300, deadline=None)
 def test_void_lies_at_the_ends_of_the_line_of_a_swap(
     others: list[int],
@@ -149,6 +158,7 @@ def test_void_lies_at_the_ends_of_the_line_of_a_swap(
     base: tuple[int, int],
     near_masks: tuple[int, int] | None,
 ) -> None:
+    """Or between two stretches of a third class: where both changed sums are below what reaches it."""
     fixed = [edge + off for edge, off in zip(others, near, strict=False)]
     classes = len(fixed) + 2
     a, b = [place for place in places if place < classes][:2]
@@ -164,7 +174,7 @@ def test_void_lies_at_the_ends_of_the_line_of_a_swap(
     found = opened(sums, None if masks is None else tuple(masks))
     rest = [c for c in dict.fromkeys(found.tolist()) if c not in (VOID, a, b)]
     assert len(rest) <= 1
-    assert _in_order(found, (b, *rest, a))
+    assert _in_order(found, (b, *rest, a)) or (rest and _is_split(found))
 
 
 def _noise() -> Floats:
