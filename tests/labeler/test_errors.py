@@ -9,6 +9,7 @@ ADORNED = {
     "api.coordinator.long_prices",
     "api.client_http",
     "api.limits",
+    "feature_store.decode_process",
     "workers.agent.durable_ledger",
     "workers.party.http",
 }
