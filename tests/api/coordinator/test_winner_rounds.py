@@ -53,6 +53,7 @@ def job(desk: Desk) -> JobView:
     vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(QUERIES)])
     folder: Path = desk.house.config.home / "jobs" / job.job_id
     (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+    desk.agree(job)
     desk.conductor().advance(job.job_id)
     desk.held(job, *AGENTS)
     return job
