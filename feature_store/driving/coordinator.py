@@ -206,7 +206,7 @@ class CoordinatorDriver:
                 log.info("a turn is done again piece by piece", extra={"problem": problem})
                 self._apart(deliveries, events, errands, now)
             else:
-                self._refused(deliveries, events, errands, error, now)
+                self._refused(deliveries, events, errands, error, plan)
             return
         self._keep(plan)
 
@@ -232,9 +232,12 @@ class CoordinatorDriver:
         events: Sequence[JobEvent],
         errands: Sequence[Errand],
         error: Exception,
-        now: Now,
+        plan: Plan,
     ) -> None:
         """The journal does not take one single piece; nothing of it is kept."""
+        for job_id, job in plan.jobs.items():
+            if job.run.state in UNFINISHED:  # one that was read for the first time waits as others do
+                self._live.setdefault(job_id, Live(job.run, due_s=plan.now.steady_s))
         for errand in errands:
             errand.settle(error)
         for delivery in deliveries:
@@ -247,12 +250,12 @@ class CoordinatorDriver:
                     self._last.pop((incoming.message.header.sender, incoming.verify_key), None)
                     self.wake(self._loader.known_job(incoming))
                 else:
-                    self._fail(self._loader.known_job(incoming), error, now)
+                    self._fail(self._loader.known_job(incoming), error, plan.now)
         for job_id, event in events:
             if isinstance(event, Failed) and job_id in self._live:
                 self._live[job_id].pause(error, self._steady())  # it could not be ended yet
             else:
-                self._fail(job_id, error, now)
+                self._fail(job_id, error, plan.now)
 
     def _fail(self, job_id: str, error: Exception, now: Now, *, number: int | None = None) -> None:
         """After a step of a job was not kept: end it where it cannot go on, else it waits.

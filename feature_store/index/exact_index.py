@@ -84,6 +84,7 @@ _GATHER_FREELY_BYTES: Final = 1 << 23
 """Records are converted to float32 this many bytes at a time, with a limit and without."""
 
 _MARKED_AT_ONCE: Final = 1 << 16
+_DECODED_AT_ONCE: Final = 1 << 16
 _RECOMPUTED_QUERIES: Final = 16
 _CHECKED_FOUND: Final = 100
 _CHECKED_NORM: Final = 4090.0
@@ -315,17 +316,21 @@ class ExactIndex:
         # No part has more, from public numbers; where there is none, of fewer records there are keys of none.
         count = min(filter(None, (k, self._max_records, self._step)))
         at_once = self._queries_at_once(k, count)
+        step = max(1, _DECODED_AT_ONCE // k)
         is_first = True
         for part in self._each_loaded() if self._kept is None else self._kept:
             for start in range(0, len(queries), at_once):
-                some = slice(start, start + at_once)
-                found = self._decoded(part.block.first_keys(queries[some], count), part)
-                if is_first:
-                    best.record_ids[some, :count] = found.record_ids
-                    best.similarities[some, :count] = found.similarities
-                    best.rows[some, :count] = found.rows
-                else:
-                    best.merge(some, found)
+                keys = part.block.first_keys(queries[start : start + at_once], count)
+                for first in range(0, len(keys), step):
+                    found = self._decoded(keys[first : first + step], part)
+                    some = slice(start + first, start + first + len(found.rows))
+                    if is_first:
+                        best.record_ids[some, :count] = found.record_ids
+                        best.similarities[some, :count] = found.similarities
+                        best.rows[some, :count] = found.rows
+                    else:
+                        best.merge(some, found)
+                del keys  # before the next ones are found
             is_first = False
             del part  # before the next one is loaded
         self._check_recomputed(queries, best)

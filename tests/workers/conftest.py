@@ -101,6 +101,7 @@ class Relay:
         self.sequence = 0
         self.url = ""
         self._mail: dict[str, list[bytes]] = defaultdict(list)
+        self._asked_after: dict[str, int] = {}
         self._dropped: dict[str, int] = defaultdict(int)
         self._taken: dict[tuple[str, str], int] = defaultdict(int)
 
@@ -139,6 +140,13 @@ class Relay:
         while len(self.polls) < count:
             assert time.monotonic() < end, f"waited {seconds} s for {count} polls"
             time.sleep(0.02)
+
+    def wait_for_rest(self, party: str, *, seconds: float = 60.0) -> None:
+        """Until a party knows that all its mail is done with: what that has come to was taken, and was said to be."""
+        end = time.monotonic() + seconds
+        while self._asked_after.get(party) != len(self._mail[party]):
+            assert time.monotonic() < end, f"waited {seconds} s for {party} to be done with its mail"
+            time.sleep(0.01)
 
     def forget_mail(self, recipient: str) -> None:
         """What waited for a party is lost, and its numbers begin anew with what is sent next."""
@@ -196,6 +204,8 @@ class Relay:
         self.polls.append(poll)
         self.proofs.append(proof[0] if proof else None)
         start = int(poll.after.partition("-")[0] or 0)
+        if is_answered_empty:  # by itself: the answer to what was posted before has come
+            self._asked_after[party] = start
         until = time.monotonic() + poll.wait_s
         while len(self._mail[party]) <= start and time.monotonic() < until and not await request.is_disconnected():
             await asyncio.sleep(0.01)

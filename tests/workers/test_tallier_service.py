@@ -89,7 +89,7 @@ class Table:
         self.relay.send("sum", ME, body, task=round.task_digest, round=round.digest)
 
     def run(self) -> Any:
-        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now[0], wait_s=0.5))
+        return self.start(lambda stop: run_tallier(self.home, stop=stop, clock=lambda: self.now[0], wait_s=0.1))
 
     def through(self, work: Callable[[], None] = lambda: None) -> None:
         """Run until all mail that is there was handled: a marker round is opened last and waited for."""
@@ -99,6 +99,7 @@ class Table:
         self.open(marker, expires_at=1e11 - 1)
         running = self.run()
         self.relay_holdings(marker)
+        self.relay.wait_for_rest(ME)  # else it would take all of it again
         running.end()
 
     def relay_holdings(self, round: Round) -> dict[str, bytes]:
