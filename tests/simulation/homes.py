@@ -32,7 +32,7 @@ from tests.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes
 from tests.simulation.winners import MeetingRoom
 from workers.agent.policy import Policy
 from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
-from workers.party.home import AgentConfig, create_agent_home
+from workers.party.home import JOURNAL_FILE, AgentConfig, create_agent_home
 from workers.party.http import CoordinatorDoor
 from workers.tallier.peers import pin_peers
 
@@ -185,7 +185,7 @@ class Templates:
         """The template of a shape."""
         if shape not in self._made:
             _make_shards(self._folder / "shards")
-            self._made[shape] = _make(self._folder / f"template-{len(self._made)}", shape)
+            self._made[shape] = _make(self._folder / f"template-{len(self._made)}", shape, _blank(self._folder))
             self._complete(self._made[shape].folder / "coordinator")
         return self._made[shape]
 
@@ -210,7 +210,15 @@ class _Still:
         return 0.0
 
 
-def _make(folder: Path, shape: Shape) -> Template:
+def _blank(folder: Path) -> Path:
+    """A journal in which nothing was written yet, made once: its tables take longer than all else of a home."""
+    journal = folder / "blank.db"
+    if not journal.exists():
+        open_database(journal, allow_unsynced=True).close()
+    return journal
+
+
+def _make(folder: Path, shape: Shape, blank: Path) -> Template:
     folder.mkdir()
     clock: Clock = _Still()
     door: CoordinatorDoor = _NoDoor()
@@ -243,6 +251,8 @@ def _make(folder: Path, shape: Shape) -> Template:
         config = AgentConfig(agent_id=name, coordinator_url=URL, shard="records", engine="numpy")
         publics[name] = create_agent_home(folder / name, config, template.policy())
         (folder / name / "records").symlink_to(template.shard(name, VARIANTS[0]))
+    for name in ("coordinator", *template.agents, *template.talliers):
+        shutil.copy2(blank, folder / name / JOURNAL_FILE)
     _make_journal(home, template, publics)
     for name in template.agents:
         boot_agent(folder / name, door=door, policy=template.policy, clock=clock).close()

@@ -29,6 +29,7 @@ from tests.simulation.contract import Coordinator, Outcome, Subject, VirtualCloc
 from tests.simulation.homes import REQUESTER, VARIANTS, Template, Templates
 from tests.simulation.parties import Party, boot_agent, boot_tallier
 from tests.simulation.post import Door, Killed, LossyMailbox, Network
+from tests.simulation.statements import shared_statements
 from tests.simulation.ways import Way, questions, sizes_of
 from tests.simulation.winners import MeetingRoom
 from tests.simulation.witness import Violation, Witness
@@ -543,5 +544,6 @@ def _submit(coordinator: Coordinator, job: _Job, way: Way) -> str:
 
 def run_case(case: Case, templates: Templates, folder: Path, subject: Subject, *, traced: bool = False) -> Outcome:
     """Run one schedule in an empty folder."""
-    template = templates.of(case.shape)
-    return World(case, template, folder, subject, traced=traced).run()
+    with shared_statements():
+        template = templates.of(case.shape)
+        return World(case, template, folder, subject, traced=traced).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -94,11 +96,47 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@contextmanager
+def speaking_tls(tls: tuple[Path, Path], port: int, upstream: int) -> Iterator[None]:
+    """An edge of a few lines: it ends TLS at `port` and hands every byte on to `upstream`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*tls)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while some := await reader.read(65_536):
+                writer.write(some)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to, back = await asyncio.open_connection("127.0.0.1", upstream)
+        await asyncio.gather(pump(reader, back), pump(to, writer))
+
+    async def edge() -> None:
+        async with await asyncio.start_server(connected, "127.0.0.1", port, ssl=context):
+            is_open.set()
+            await ended.wait()
+
+    with asyncio.Runner() as runner:
+        is_open, ended = threading.Event(), asyncio.Event()
+        loop = runner.get_loop()
+        thread = threading.Thread(target=runner.run, args=(edge(),))
+        thread.start()
+        try:
+            assert is_open.wait(60), "the edge did not start"
+            yield
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+            thread.join(30)
+            assert not thread.is_alive()
+
+
 @pytest.fixture
 def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A coordinator behind TLS, with an authority of its own, at which nobody is enrolled."""
+    """A coordinator behind an edge with an authority of its own, at which nobody is enrolled."""
     shutil.copytree(authority, tmp_path / "tls")
-    port = free_port()
+    upstream, port = free_port(), free_port()
     home = tmp_path / "coordinator"
     home.mkdir(mode=0o700)
     caps = CapsTable(instance_epsilon=5.0, agent_epsilon="unlimited")
@@ -111,7 +149,7 @@ def service(redis_url: str, authority: Path, tmp_path: Path, monkeypatch: pytest
         backbones={"backbone": "pixels"},
     )
     tls = (tmp_path / "tls" / "coordinator.pem", tmp_path / "tls" / "coordinator.key")
-    with running(config, tls=tls, is_filled=False, port=port) as started:
+    with running(config, is_filled=False, port=upstream) as started, speaking_tls(tls, port, upstream):
         monkeypatch.setenv("LABELER_URL", config.public_url)
         monkeypatch.setenv("LABELER_TOKEN", started.tokens["admin"])
         monkeypatch.setenv("LABELER_CA_FILE", str(tmp_path / "tls" / "ca.pem"))

@@ -111,6 +111,7 @@ def test_an_image_votes_until_its_budget_is_spent_and_the_service_goes_on_answer
     running = site.run()
     asks = [site.ask_for_life(votes=2, nonce=str(number)) for number in range(4)]
     found = [site.answer(ask) for ask in asks]
+    site.relay.wait_for_rest(AGENT)
     running.end()
     # Each within 5 standard deviations of what is left: 60, 60, none, none.
     assert np.allclose(found, [60, 60, 0, 0], atol=16)
@@ -283,6 +284,7 @@ def test_a_home_from_a_backup_keeps_the_spends_and_casts_no_votes_for_life_any_m
 ) -> None:
     running = site.run()
     site.answer(site.ask_for_life())
+    site.relay.wait_for_rest(AGENT)
     running.end()
     backup_home(site.home, tmp_path / "backup")
     site.home.rename(tmp_path / "lost")

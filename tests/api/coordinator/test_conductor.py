@@ -29,7 +29,6 @@ from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience, Said
-from labeler.tally import QueryBatch, round_of
 from tests.api.conftest import House
 from tests.job_steps import take_step
 from workers.federation.redis_server import RedisServer
@@ -98,10 +97,15 @@ class Desk:
         vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)])
         folder = self.house.config.home / "jobs" / job.job_id
         (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
-        for agent in AGENTS if self.all_agree else ():
-            until_s = (self.house.clock() + timedelta(days=30)).timestamp()
-            self.house.jobs.willingness.report(job.job_id, agent, Said("willing", until_s=until_s))
+        if self.all_agree:
+            self.agree(job)
         return job
+
+    def agree(self, job: JobView) -> None:
+        """Every agent says yes to a job."""
+        until_s = (self.house.clock() + timedelta(days=30)).timestamp()
+        for agent in AGENTS:
+            self.house.jobs.willingness.report(job.job_id, agent, Said("willing", until_s=until_s))
 
     def problem(self, job: JobView) -> str:
         """Why a job has ended."""
@@ -225,19 +229,6 @@ def test_nothing_is_given_up_while_a_tallier_is_silent_or_the_moment_has_not_pas
     desk.patience_s = 60.0
     desk.conductor().advance(job.job_id)
     assert desk.round(job).refusals == {}
-
-
-def test_a_round_that_was_asked_before_participants_were_stored_gets_them(desk: Desk) -> None:
-    job = desk.job()
-    vectors = quantize(np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(2)]))
-    batch = QueryBatch(vectors)
-    task = desk.house.tasks.get(job.task_id).task
-    take_step(desk.house.jobs, "set_batches", job.job_id, [(0, batch.digest, round_of(task, batch).digest)])
-    desk.house.begin(job.job_id)
-    take_step(desk.house.jobs, "set_asked", job.job_id, 0)
-    desk.open(job)
-    assert set(desk.round(job).participants) == set(AGENTS)
-    assert desk.openings("t1")
 
 
 def test_a_job_that_needs_an_agent_whose_keys_were_revoked_is_refused_and_charged_to_nobody(

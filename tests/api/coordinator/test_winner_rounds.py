@@ -53,6 +53,7 @@ def job(desk: Desk) -> JobView:
     vectors = np.array([[1.0 + number / 7, 2.0, -1.0] for number in range(QUERIES)])
     folder: Path = desk.house.config.home / "jobs" / job.job_id
     (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+    desk.agree(job)
     desk.conductor().advance(job.job_id)
     desk.held(job, *AGENTS)
     return job
@@ -149,6 +150,7 @@ def test_rounds_that_are_due_together_are_asked_for_together_as_many_as_have_a_t
     folder = desk.house.config.home / "jobs" / second.job_id
     vectors = np.array([[1.0 + number / 7, 3.0, -1.0] for number in range(QUERIES)])
     (folder / "questions.safetensors").write_bytes(save({"features": quantize(vectors)}))
+    desk.agree(second)
     conductor.advance(second.job_id)
     desk.held(second, *AGENTS)
     conductor.advance(second.job_id)
