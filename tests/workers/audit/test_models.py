@@ -106,23 +106,27 @@ def test_what_is_proved_of_a_model_lies_within_a_factor_of_two_of_what_is_promis
     assert not found.is_above
 
 
-@planted(80, runs=200)
-def test_noise_of_weights_that_is_halved_is_found(
+@planted(60, runs=300)
+def test_noise_of_weights_that_is_too_little_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
+    """A third in few runs, half in many: whatever the seed, 99 of 100 audits find it."""
+    less = 3 if runs == 60 else 2
+    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // less)
     assert findings(SUMS, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 
-@planted(35, runs=100)
-def test_noise_of_heads_that_is_halved_is_found(
+@planted(40, runs=150)
+def test_noise_of_heads_that_is_too_little_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A sixth in few runs, a third in many: whatever the seed, 99 of 100 audits find it."""
+    less = 6 if runs == 40 else 3
     spoken = labeler.noise.VectorSum.contribution
 
     def quieter(self: labeler.noise.VectorSum, vector: NDArray[np.float64], **given: object) -> NDArray[np.int64]:
         bare = self.quantize(vector)
-        return bare + (spoken(self, vector, **given) - bare) // 3
+        return bare + (spoken(self, vector, **given) - bare) // less
 
     monkeypatch.setattr(labeler.noise.VectorSum, "contribution", quieter)
     task, _ = REACHED["aux-distill, records bounded"]
