@@ -135,7 +135,7 @@ class KeyFolder(KeysInMemory):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._version: tuple[int, int] | None = None
+        self._version: tuple[int, int, int] | None = None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
             raise UnsafeStorage(
@@ -149,7 +149,7 @@ class KeyFolder(KeysInMemory):
         except FileNotFoundError:
             self._keys, self._version = {}, None
             return self._keys
-        if self._version != (version := (about.st_ino, about.st_mtime_ns)):
+        if self._version != (version := (about.st_ino, about.st_mtime_ns, about.st_size)):
             self._keys, self._version = keys_in(self._folder), version
         return self._keys
 
@@ -157,6 +157,9 @@ class KeyFolder(KeysInMemory):
         handle = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
+            self._version = (
+                None  # an inode may be used again within one tick of the clock: an erased key would come back
+            )
             keys = self._found()
             wanted = changed(keys)
             if wanted.keys() == keys.keys():
