@@ -158,7 +158,7 @@ class KeyFolder(KeysInMemory):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             self._version = (
-                None  # an inode may be used again within one tick of the clock: an erased key would come back
+                None  # a stale copy would bring an erased key back
             )
             keys = self._found()
             wanted = changed(keys)
