@@ -157,9 +157,7 @@ class KeyFolder(KeysInMemory):
         handle = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            self._version = (
-                None  # a stale copy would bring an erased key back
-            )
+            self._version = None  # a stale copy would bring an erased key back
             keys = self._found()
             wanted = changed(keys)
             if wanted.keys() == keys.keys():
