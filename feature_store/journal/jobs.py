@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Text, case, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, literal, select, update
 from sqlalchemy import cast as as_type
 
 from feature_store.clock import Clock
@@ -580,23 +581,13 @@ def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, d
     return found
 
 
-def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
-    """The rounds of jobs in order, by job; an empty list where there is no such job."""
-    ids = sorted(set(job_ids))
-    found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
-    holdings: dict[tuple[str, int], dict[str, Mapping[str, str]]] = {}
-    for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(ids))):
-        holdings.setdefault((row.job_id, row.number), {})[row.tallier_id] = row.holdings
-    refusals: dict[tuple[str, int], dict[str, str]] = {}
-    final: dict[tuple[str, int], set[str]] = {}
-    for row in connection.execute(select(round_refusals).where(round_refusals.c.job_id.in_(ids))):
-        refusals.setdefault((row.job_id, row.number), {})[row.agent_id] = row.sentence
-        if row.kind == "final":
-            final.setdefault((row.job_id, row.number), set()).add(row.agent_id)
+@cache
+def _rounds_query() -> Select[Any]:
+    """Rounds of jobs with what is planned, shared and charged of each; made once, since building it costs a look-up."""
     # Until it is known whom a job asks, one reservation, JOB/proposed, stands for all its rounds.
     own, whole = ledger_reservations.alias("own"), ledger_reservations.alias("whole")
     planned, who, shared = planned_batches.c, round_participants.c, round_shares.c
-    query = (
+    return (
         select(
             rounds,
             func.coalesce(rounds.c.batch_digest, planned.batch_digest, "").label("batch"),
@@ -613,10 +604,25 @@ def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, li
         .outerjoin(round_shares, (shared.job_id == rounds.c.job_id) & (shared.number == rounds.c.number))
         .outerjoin(own, own.c.reservation_id == rounds.c.job_id + "/" + as_type(rounds.c.number, Text))
         .outerjoin(whole, whole.c.reservation_id == rounds.c.job_id + "/proposed")
-        .where(rounds.c.job_id.in_(ids))
+        .where(rounds.c.job_id.in_(bindparam("ids", expanding=True)))
         .order_by(rounds.c.job_id, rounds.c.number)
     )
-    for row in connection.execute(query):
+
+
+def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
+    """The rounds of jobs in order, by job; an empty list where there is no such job."""
+    ids = sorted(set(job_ids))
+    found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
+    holdings: dict[tuple[str, int], dict[str, Mapping[str, str]]] = {}
+    for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(ids))):
+        holdings.setdefault((row.job_id, row.number), {})[row.tallier_id] = row.holdings
+    refusals: dict[tuple[str, int], dict[str, str]] = {}
+    final: dict[tuple[str, int], set[str]] = {}
+    for row in connection.execute(select(round_refusals).where(round_refusals.c.job_id.in_(ids))):
+        refusals.setdefault((row.job_id, row.number), {})[row.agent_id] = row.sentence
+        if row.kind == "final":
+            final.setdefault((row.job_id, row.number), set()).add(row.agent_id)
+    for row in connection.execute(_rounds_query(), {"ids": ids}):
         here = (row.job_id, row.number)
         found[row.job_id].append(
             RoundRecord(

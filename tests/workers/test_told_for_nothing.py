@@ -228,7 +228,7 @@ def with_room(path: Path, **budget: float) -> Searched:
     [
         (800, (8,)),
         (800, (1, 8, 64, 500)),
-        pytest.param(20_000, (1, 8, 64, 500, 5000), marks=pytest.mark.long),
+        pytest.param(6_000, (1, 8, 64, 500, 5000), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
 def test_an_hour_of_twenty_requesters_who_cancel_seven_in_a_hundred_refuses_nobody(

@@ -98,6 +98,7 @@ PROVED = {"softmax": "softmax, records bounded", "svm": "svm, records bounded"}
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # 1,200 whole runs
 @pytest.mark.parametrize("name", PROVED)
 def test_what_is_proved_of_a_model_lies_within_a_factor_of_two_of_what_is_promised(name: str, tmp_path: Path) -> None:
     task, _ = REACHED[PROVED[name]]
