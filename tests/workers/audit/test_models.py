@@ -135,11 +135,12 @@ def test_noise_of_heads_that_is_too_little_is_found(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_colluders_whose_noise_is_counted_as_unknown_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares are sized as if all three added noise that nobody knows, where two tell theirs."""
     monkeypatch.setattr(Task, "noise_contributors", property(lambda self: self.agents))
     task = SUMS.model_copy(update={"agents": 3, "colluding_agents": 2})
-    assert findings(task, tmp_path / "audit", runs=240).is_above
+    assert findings(task, tmp_path / "audit", runs=600).is_above
 
 
 @planted(30, runs=50)
