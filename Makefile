@@ -34,7 +34,7 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt --editable '.[dev]'
 	$(BIN)/python -m compileall -q labeler feature_store api workers benchmarks
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.federation.supervisor  # compiles what every start loads
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m workers.up.supervisor  # compiles what every start loads
 	touch $@
 
 .venv/.formats: .venv/.installed

@@ -1,6 +1,6 @@
 """The way of a request into every route: a table of roles, the gate that reads it, then the body, read strictly.
 
-A token is looked up by its SHA-256 (in feature_store.journal), never compared here, never logged. Routes for agents and
+A token is looked up by its SHA-256 (in labeler.ledger), never compared here, never logged. Routes for agents and
 talliers carry no token: every message is signed by its sender, and the coordinator checks that.
 """
 
@@ -25,7 +25,7 @@ from api.schema import Role
 from labeler.errors import LabelerError, NotAllowed, NotAuthenticated, TooLarge
 
 if TYPE_CHECKING:
-    from feature_store.journal.tokens import TokenRecord, TokenStore
+    from labeler.ledger.tokens import TokenRecord, TokenStore
 
 Need = Literal["open", "optional", "scraper", "signed", "invited", "viewer", "auditor", "requester", "admin"]
 """`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: an auditor, or anybody where the

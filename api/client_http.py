@@ -18,8 +18,8 @@ from typing import Any
 import httpx2
 
 from api.schema import Problem
-from feature_store.certificates import http_client, is_loopback
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
+from labeler.system.http_client import http_client, is_loopback
 
 AGAIN = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_S = 0.2

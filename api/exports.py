@@ -1,6 +1,6 @@
 """Labels as files: JSON lines, Parquet, Label Studio tasks, and the metadata.csv of an image folder.
 
-Of every image (feature_store.job_files.image_labels), or of the questions that were asked (pseudo_labels): the columns
+Of every image (feature_store.results.image_labels), or of the questions that were asked (pseudo_labels): the columns
 of the table say which. Images have a confidence, which Label Studio gets as the score and the CSV as a column.
 
 Every format is a generator of bytes, so that a large job is sent while it is written. Rows stand in the job's order.
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.schema import LabelFormat, LabelsOf
-from feature_store.job_files.attribute_labels import FILE_HEADINGS, LABEL, SEVERAL
+from feature_store.results.attribute_labels import FILE_HEADINGS, LABEL, SEVERAL
 
 ROWS_PER_CHUNK = 1024
 _PIECE_BYTES = 2**20

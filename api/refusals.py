@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from api.access import ACCESS
 from api.problems import TYPE_PREFIX, problem_of
 from api.schema import Problem
-from feature_store.room import is_full, storage_full
 from labeler.errors import LabelerError, NotAuthenticated, StorageFull, TryAgain
+from labeler.system.files import is_full, storage_full
 
 _log = logging.getLogger("labeler.api")
 

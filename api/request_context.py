@@ -26,7 +26,7 @@ from api.logs import request_id
 from api.metrics import Metrics
 
 if TYPE_CHECKING:
-    from feature_store.journal.tokens import TokenRecord
+    from labeler.ledger.tokens import TokenRecord
 
 _log = logging.getLogger("labeler.access")
 _ID = re.compile(r"[A-Za-z0-9._-]{8,64}")

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.durable import replace_file
 from feature_store.shard import Shard
-from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.errors import BadData, InvalidSetting
 from labeler.randomness import seeded_source
+from labeler.system.files import replace_file
+from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.progress import ProgressCallback, silent
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -34,8 +34,8 @@ from feature_store.backbones.turbo import least_side, region, resize_region
 from feature_store.decode import header_pixels
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.images import ParquetSource
-from feature_store.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 
 ROOM_BYTES = 512 * 2**20
 """What the decoder may use besides the images in its hands: libraries, one row group."""

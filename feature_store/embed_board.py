@@ -6,7 +6,7 @@ The files are the truth, and Redis only says that somebody should look. The coor
 waits and takes it away when the job ends; the embedder looks between two images whether it is still there. So work
 ends with its job, whoever dies and whatever Redis forgets.
 
-A lane is one requester. Lanes take turns (feature_store.mailbox: one piece of work per lane), and so do the jobs of a
+A lane is one requester. Lanes take turns (labeler.driver.mail: one piece of work per lane), and so do the jobs of a
 lane: whoever sends much waits for itself.
 """
 
@@ -20,8 +20,8 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from feature_store.durable import replace_file
 from labeler.errors import BadData
+from labeler.system.files import replace_file
 
 EMBED_QUEUE: Final = "embed"
 MAX_PIXELS: Final = 64_000_000

@@ -28,8 +28,8 @@ from feature_store.decode import Skipped, png_thumbnail
 from feature_store.images import ImageSource
 from feature_store.quantize import usable_rows
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import Digests, SiteKey, as_digests
 from labeler.errors import BadData, UnreadableImage
+from labeler.system.site_key import Digests, SiteKey, as_digests
 
 _THUMBNAIL_PIXELS = 64
 

@@ -29,14 +29,14 @@ from feature_store.embed_steps import (
 )
 from feature_store.images import ImageSource, source_digest
 from feature_store.manifest import MANIFEST_NAME
-from feature_store.room import is_full
 from feature_store.same_images import find_same_images, named, refusal, refuse_same_bytes
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 from feature_store.sources import AttributeSource, PersonColumn, open_source
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.settings import check_names_are_text
+from labeler.system.files import is_full
+from labeler.system.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
 """What becomes of private images that are there more than once."""

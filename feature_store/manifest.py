@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from feature_store.durable import replace_file
 from labeler.errors import BadData, DamagedShard
+from labeler.system.files import replace_file
 
 MANIFEST_NAME = "manifest.json"
 FEATURES_NAME = "features.npy"
@@ -49,7 +49,7 @@ class Manifest(BaseModel):
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
         attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
-        site_key: which key its digests of persons and images are under (feature_store.site_key); None without any.
+        site_key: which key its digests of persons and images are under (labeler.system.site_key); None without any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.images import ImageSource
-from feature_store.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
 from labeler.errors import IdenticalImages, UnreadableImage
+from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
 
 _ROWS_PER_BLOCK = 8192
 

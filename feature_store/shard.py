@@ -17,7 +17,7 @@ A shard is a folder:
                          ledger, which is salted}
 
 Rows of a private shard are in random order, so that a row number says nothing about the source's order. Its folder and
-files are their owner's alone (feature_store.private_files).
+files are their owner's alone (labeler.system.files).
 
 **The mark** in a private shard says for which journal it answers: two homes on one shard would have two budgets. An
 agent's journal counts what its records have told. A second home on the same shard counts from nothing, so each
@@ -41,13 +41,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
-from feature_store.durable import exclusive, replace_file
 from feature_store.joined_rows import joined_rows
 from feature_store.manifest import FEATURES_NAME, MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
-from feature_store.private_files import keep_private
 from feature_store.quantize import largest_square_length, quantize
-from feature_store.site_key import DIGEST_WORDS
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
+from labeler.system.files import exclusive, keep_private, replace_file
+from labeler.system.site_key import DIGEST_WORDS
 
 _ARRAYS: dict[str, type[np.generic]] = {"labels.npy": np.int16, "record_ids.npy": np.int64}
 

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.images import FolderSource, ImageSource, ParquetSource, TorchvisionSource
-from feature_store.job_files.attribute_labels import FILE_HEADINGS
+from feature_store.results.attribute_labels import FILE_HEADINGS
 from labeler.errors import BadData, InvalidSetting
 
 CELEBA_TABLE: Final = "list_attr_celeba.txt"

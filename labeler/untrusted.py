@@ -105,7 +105,7 @@ def check_digest(value: object, what: str) -> str:
 
 
 def check_public_key(value: object, what: str) -> str:
-    """A public key in lower-case hexadecimal, or refused; whether it is a usable key says `feature_store.keys`."""
+    """A public key in lower-case hexadecimal, or refused; whether it is a usable key says `labeler.system.keys`."""
     return hex_bytes(value, 32, what).hex()
 
 
@@ -184,7 +184,7 @@ PartyId = Annotated[str, text(MAX_ID_CHARACTERS), Printable]
 Digest = Annotated[str, spelt("[0-9a-f]{64}", "a SHA-256, 64 lower-case hexadecimal digits")]
 DigestIfAny = Annotated[str, spelt("[0-9a-f]{64}|", "a SHA-256, 64 lower-case hexadecimal digits, or empty")]
 PublicKey = Annotated[str, spelt("[0-9a-f]{64}", "32 bytes, 64 lower-case hexadecimal digits")]
-"""Whether it is a usable key says `feature_store.keys`."""
+"""Whether it is a usable key says `labeler.system.keys`."""
 
 SharingId = Annotated[str, spelt("[0-9a-f]{32}", "16 bytes, 32 lower-case hexadecimal digits")]
 Flag = Annotated[bool, Field(description="true or false")]

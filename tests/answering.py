@@ -1,7 +1,7 @@
 """An agent that answers by itself, round after round, without a coordinator: for benches and tests of single answers.
 
 The product's agents are asked by a machine, and whoever carries it out keeps keys and answers of many rounds together
-(workers.agent.desk, workers.jobs.parties). Here a store keeps them round by round, under the same rules
+(workers.agent.desk, workers.run.parties). Here a store keeps them round by round, under the same rules
 (`labeler.rounds.agent`).
 """
 
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.erasable import KeysInMemory
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import KEY_BYTES
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, NOT_KEPT, Recipients
+from labeler.system.erasable import KeysInMemory
 from labeler.tally import InputShare, QueryBatch, round_of
 from labeler.task import Task
 from workers.agent.agent import NO_SPENDS, Agent, Seal, as_it_is, shares_of

@@ -1,7 +1,7 @@
 """A command of `labeler` as a fork of a process that has loaded all it needs: what tests of whole federations start.
 
 `labeler up` as a program of its own spends six seconds of a core on imports before it makes anything: once in itself,
-once in the process that its roles are forked from (`workers.federation.supervisor`). Here both are forks of one fork
+once in the process that its roles are forked from (`workers.up.supervisor`). Here both are forks of one fork
 server of all processes of tests. Everything else is what the program does: its own session, signals, logs, exit code,
 and roles that are processes. `tests/e2e/test_up.py`, the demo and the README's commands start the program itself.
 """
@@ -21,13 +21,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from workers.federation.supervisor import ONE_THREAD, WARMED, die_with_parent
+from workers.up.supervisor import ONE_THREAD, WARMED, die_with_parent
 
 _ONLY_UP = (
     "pytest",  # the main module of who asks is imported in every fork
     "workers.commands.federation",
-    "workers.federation.home",
-    "workers.federation.up",
+    "workers.up.home",
+    "workers.up.up",
     "sklearn.datasets",
 )
 """What `up` loads beside its roles."""

@@ -3,8 +3,8 @@
 A kill takes nothing of what was handed to the system, synced or not, so tests of crashes see the same. A commit of
 SQLite waits 3 ms for a disk, and tests make a hundred thousand of them: that was a third of their time. That the
 product asks for its syncs is still checked: settings are read back before they are relaxed here, files are synced by
-calls that are counted (`tests/feature_store/test_erasable.py`), and a journal that `real_syncs` surrounds has what
-the product has (`tests/feature_store/journal/test_database.py`). Programs that tests start as programs are not
+calls that are counted (`tests/labeler/system/test_erasable.py`), and a journal that `real_syncs` surrounds has what
+the product has (`tests/labeler/ledger/test_database.py`). Programs that tests start as programs are not
 reached: they sync.
 
 Imported before anything of the product, by `tests/conftest.py` and by the server that federations are forked from
@@ -29,7 +29,7 @@ def _at_once(handle: Any) -> None:
 os.fsync = _at_once
 os.fdatasync = _at_once
 
-from feature_store.journal import database  # noqa: E402  # modules may keep what `os` has when they are imported
+from labeler.ledger import database  # noqa: E402  # modules may keep what `os` has when they are imported
 
 
 def _prepare(connection: sqlite3.Connection, **about: Any) -> None:

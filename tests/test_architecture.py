@@ -20,7 +20,11 @@ PLANTED = {
     "labeler imports feature_store": ("labeler/task.py", "import feature_store", "Arrows point down"),
     "feature_store imports workers": ("feature_store/shard.py", "import workers", "Arrows point down"),
     "api imports workers": ("api/__init__.py", "import workers", "Arrows point down"),
-    "a circle in the report": ("workers/report/words.py", "import workers.report.page", "the report is built upwards"),
+    "a circle in the report": (
+        "feature_store/results/report/words.py",
+        "import feature_store.results.report.page",
+        "the report is built upwards",
+    ),
     "labeler imports torch": ("labeler/noise.py", "import torch", "labeler is pure"),
     "faiss outside its door": ("workers/agent/desk.py", "import faiss", "faiss has one door"),
     "llvmlite beside its door": ("feature_store/index/engine_int16.py", "import llvmlite", "llvmlite has one door"),
@@ -36,12 +40,12 @@ PLANTED = {
     "fastapi outside its door": ("workers/agent/desk.py", "import fastapi", "fastapi and uvicorn have one door"),
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
-    "nacl beside its door": ("feature_store/mailbox/redis.py", "import nacl", "PyNaCl has one door"),
+    "nacl beside its door": ("labeler/driver/mail_redis.py", "import nacl", "PyNaCl has one door"),
     "nacl in the coordinator's mail": ("api/coordinator/mailroom.py", "import nacl.public", "PyNaCl has one door"),
-    "redis beside its door": ("feature_store/journal/outages.py", "import redis.asyncio", "redis has one door"),
-    "redis in the mailbox of one process": ("feature_store/mailbox/memory.py", "import redis", "redis has one door"),
+    "redis beside its door": ("labeler/ledger/outages.py", "import redis.asyncio", "redis has one door"),
+    "redis in the mailbox of one process": ("labeler/driver/mail_memory.py", "import redis", "redis has one door"),
     "redis at a party": ("workers/party/link.py", "import redis", "redis has one door"),
-    "sqlite outside its door": ("feature_store/mailbox/redis.py", "import sqlite3", "SQL has one door"),
+    "sqlite outside its door": ("labeler/driver/mail_redis.py", "import sqlite3", "SQL has one door"),
     "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
     "nacl outside its door": ("workers/agent/desk.py", "import nacl", "PyNaCl has one door"),
     "a benchmark in the product": ("workers/agent/desk.py", "import benchmarks.speed.speed", "uses no benchmark"),
@@ -51,11 +55,11 @@ PLANTED = {
     "an agent imports the coordinator": (
         "workers/agent/desk.py",
         "import api.coordinator.service",
-        "Arrows point down",
+        "parties know no coordinator",
     ),
-    "the supervisor imports the server": ("workers/federation/up.py", "import api.server", "Arrows point down"),
-    "another command imports the client": ("workers/commands/keys.py", "import api.client", "Arrows point down"),
-    "the client's commands import the server": ("workers/commands/client.py", "import api.app", "Arrows point down"),
+    "a clock of the system in a price": ("labeler/planning.py", "import labeler.system.clock", "Inside labeler"),
+    "the system reads the ledger": ("labeler/system/faults.py", "import labeler.ledger.database", "Inside labeler"),
+    "the ledger sends mail": ("labeler/ledger/jobs.py", "import labeler.driver.mail", "Inside labeler"),
 }
 
 
@@ -138,7 +142,7 @@ def test_a_tallier_loads_without_any_learning_library() -> None:
 
 def test_a_tallier_and_a_ledger_begin_without_the_libraries_that_prices_need() -> None:
     """They keep counts and sums; scipy alone takes longer than all the rest."""
-    assert learning_libraries_after("import workers.tallier.service, feature_store.journal.ledger", ("scipy",)) == []
+    assert learning_libraries_after("import workers.tallier.service, labeler.ledger.ledger", ("scipy",)) == []
 
 
 def test_an_agent_starts_without_the_libraries_that_only_solving_and_learning_need() -> None:

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, NoReturn
 
-_LOADED = ("feature_store.journal.database", "feature_store.journal.ledger", "psycopg", "sqlalchemy.dialects.sqlite")
+_LOADED = ("labeler.ledger.database", "labeler.ledger.ledger", "psycopg", "sqlalchemy.dialects.sqlite")
 _MOST = 2**16
 
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.durable import replacing
 from labeler.errors import InvalidSetting, Unavailable
+from labeler.system.files import replacing
 
 AGENTS = 5
 DIGITS = 1797

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from labeler.errors import InvalidSetting, Unavailable
-from workers.federation.supervisor import die_with_parent
+from workers.up.supervisor import die_with_parent
 
 FOLDER: Final = "edge"
 """Of a coordinator's home: the Caddyfile, and what Caddy keeps (keys of its certificates)."""

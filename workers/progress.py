@@ -27,7 +27,7 @@ class StageClock:
     """Seconds spent per stage, in order of first appearance.
 
     They grow with the private records that were searched, so they are for the terminal or the log of whoever runs the
-    job, and never for a file that may leave (workers.report has no place for them).
+    job, and never for a file that may leave (feature_store.results.report has no place for them).
     """
 
     def __init__(self) -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from api.coordinator.config import CoordinatorConfig, read_config
-from feature_store.certificates import is_loopback
 from labeler.errors import InvalidSetting
+from labeler.system.http_client import is_loopback
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.service_process import tell_ready
 
 if TYPE_CHECKING:
     from api.coordinator.stepwise import StepwiseCoordinator
-    from feature_store.clock import Clock
-    from feature_store.mailbox import Mailbox
+    from labeler.driver.mail import Mailbox
+    from labeler.system.clock import Clock
     from workers.edge import Edge
 
 _SWITCH_S = 0.0002
@@ -151,7 +151,7 @@ def run_desk(
         InvalidSetting: the folder is no agent's home, or the address is not this machine's alone.
         Unavailable: the address is taken.
     """
-    from api.desk.server import serve_desk
+    from api.console.site.server import serve_desk
     from workers.agent.desk_site import DeskSite
 
     serve_desk(DeskSite(home), host=host, port=port, stop=stop, on_ready=on_ready)

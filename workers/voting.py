@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from feature_store.index import NeighborIndex, build_index
 from feature_store.index.build import here, is_cluster, load_engine
 from feature_store.index.exact_index import check_memory_limit
-from feature_store.journal.lifetimes import NO_DIGESTS, CastVotes, Spent
 from feature_store.shard import Shard
 from labeler.accounting.lifetime import life_of, may_vote, vote_nano
 from labeler.errors import MixedShards, PrivacyRefusal
+from labeler.ledger.lifetimes import NO_DIGESTS, CastVotes, Spent
 from labeler.methods.reverse_knn import records_at_once, reverse_knn_ballots
 from labeler.methods.sensitivity import kept_bound
 from labeler.records import FEATURE_ONE, UNDECLARED_RECORDS, Records, Selection, first_of_each_person

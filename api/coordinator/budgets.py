@@ -13,11 +13,11 @@ from functools import lru_cache
 
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
-from feature_store.journal.ledger import Balance, Ledger
-from feature_store.journal.lifetimes import all_set_aside, set_aside
-from feature_store.journal.tasks import TaskStore
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
+from labeler.ledger.ledger import Balance, Ledger
+from labeler.ledger.lifetimes import all_set_aside, set_aside
+from labeler.ledger.tasks import TaskStore
 from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
 

@@ -1,7 +1,7 @@
 """The conductor: the thread in which the coordinator's driver takes its turns, and where it gets the questions of jobs.
 
 What a job needs next says the machine (labeler.rounds.coordinator); many jobs' steps are carried out together by the
-driver (feature_store.driving.coordinator). Here they meet the rest of the service: its settings, its home, its prices.
+driver (labeler.driver.coordinator). Here they meet the rest of the service: its settings, its home, its prices.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.preparation import Preparation
 from api.coordinator.stores import Stores
-from feature_store.driving.coordinator import CoordinatorDriver
-from feature_store.driving.intake import Delivery, Errand
-from feature_store.driving.sending import PostOffice, Sender
-from feature_store.job_files.questions import FAILURE, QUESTIONS, read_failure, read_questions
-from feature_store.journal.jobs import JobRecord
-from feature_store.keys import PartyKeys
-from feature_store.mailbox import Mailbox
+from feature_store.results.questions import FAILURE, QUESTIONS, read_failure, read_questions
+from labeler.driver.coordinator import CoordinatorDriver
+from labeler.driver.intake import Delivery, Errand
+from labeler.driver.mail import Mailbox
+from labeler.driver.sending import PostOffice, Sender
+from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import Patience
+from labeler.system.keys import PartyKeys
 from labeler.task import Task
 
 log = logging.getLogger("labeler.conductor")

@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from feature_store.named_files import read_named
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for
 from labeler.errors import InvalidSetting
 from labeler.settings import SettingsText
+from labeler.system.files import read_named
 from labeler.task import MOST_CLASSES, Level
 
 MAX_CAP_EPSILON = MOST_EPSILON
@@ -83,7 +83,7 @@ class LimitsTable(_Table):
         max_connections_per_address: open at once, of one client address; behind a trusted proxy, requests at once.
         max_unasked_jobs_per_day: of one token: jobs that ended after agents had said whether they will, and before
             anybody was asked. Such a job costs nothing, and leaves entries in every site's ledger for ever. What it
-            tells of their budgets the sites bound themselves (feature_store.journal.promises).
+            tells of their budgets the sites bound themselves (labeler.ledger.promises).
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
@@ -181,7 +181,7 @@ class CoordinatorConfig(_Table):
 
     @property
     def journal_target(self) -> str | Path:
-        """What `feature_store.journal.database.open_database` takes: the URL, or the file in the home."""
+        """What `labeler.ledger.database.open_database` takes: the URL, or the file in the home."""
         return self.journal if "://" in self.journal else self.home / self.journal
 
     def backbone(self, fingerprint: str) -> str | None:

@@ -11,8 +11,8 @@ from api.coordinator.pricing import estimate
 from api.coordinator.stores import Stores
 from api.coordinator.tasks import describe_task
 from api.schema import EstimateRequest, EstimateView
-from feature_store.journal.chain import Head
-from feature_store.journal.ledger import Balance
+from labeler.ledger.chain import Head
+from labeler.ledger.ledger import Balance
 from labeler.task import Level
 
 

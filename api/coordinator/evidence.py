@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from feature_store.clock import Clock
-from feature_store.evidence_file import SignedEvidence, sign_evidence
-from feature_store.journal.database import Database
-from feature_store.journal.evidence import Wanted, coordinator_facts
-from feature_store.keys import PartyKeys
+from feature_store.results.evidence_file import SignedEvidence, sign_evidence
 from labeler.evidence.derive import derive, software
+from labeler.ledger.database import Database
+from labeler.ledger.evidence import Wanted, coordinator_facts
+from labeler.system.clock import Clock
+from labeler.system.keys import PartyKeys
 
 
 def signed_evidence(

@@ -10,11 +10,11 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.roster import Roster
 from api.coordinator.witnesses import Witnesses
 from api.schema import Check, ReadinessView
-from feature_store.clock import Clock
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyRecord
-from feature_store.mailbox import Mailbox
+from labeler.driver.mail import Mailbox
 from labeler.errors import JournalBehind, LabelerError, NotReady, TryAgain
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.parties import PartyRecord
+from labeler.system.clock import Clock
 
 Probe = Callable[[], str]
 """Looks at one part; returns what it found, in words; raises LabelerError where the part is not ready."""

@@ -23,12 +23,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from feature_store.durable import exclusive
-from feature_store.journal.database import Database
-from feature_store.journal.storage import create_private
-from feature_store.keys import PartyKeys
-from feature_store.room import is_full, storage_full
 from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
+from labeler.ledger.database import Database
+from labeler.ledger.storage import create_private
+from labeler.system.files import exclusive, is_full, storage_full
+from labeler.system.keys import PartyKeys
 
 LOCK_FILE = ".coordinator.lock"
 

@@ -23,14 +23,14 @@ from api.schema import (
     KeyChangeView,
     WithdrawnView,
 )
-from feature_store.clock import Clock
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.invitations import InvitationRecord, InvitationStore
-from feature_store.journal.parties import PartyRecord, PartyStore
-from feature_store.keys import PartyKeys, PublicKeys, verify_statement
 from labeler.errors import InvalidSetting, NotAuthenticated, NotReady, ProtocolViolation
 from labeler.invitation import Invitation, RosterTallier, enrolment_statement, roster_digest
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.invitations import InvitationRecord, InvitationStore
+from labeler.ledger.parties import PartyRecord, PartyStore
 from labeler.messages import COORDINATOR
+from labeler.system.clock import Clock
+from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 
 log = logging.getLogger("labeler.coordinator")
 

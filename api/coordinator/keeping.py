@@ -5,7 +5,7 @@
     `questions_s`,
                                 and before that the labels of all its images are made (api.coordinator.image_labels)
     older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
-    or forgotten on request     (feature_store.journal.jobs); charges, digests and releases stay for ever
+    or forgotten on request     (labeler.ledger.jobs); charges, digests and releases stay for ever
 
 It is level-triggered: every sweep looks at what is there, so a crash between two steps costs nothing. Folders of no
 job, which a crash in the middle of taking one leaves, go after an hour.
@@ -29,14 +29,13 @@ import pyarrow.parquet as pq
 
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller, is_labelled
-from feature_store.clock import Clock
-from feature_store.durable import replacing
 from feature_store.embed_board import EmbedBoard
-from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
-from feature_store.journal.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
 from feature_store.parquet_file import read_parquet
-from feature_store.room import making_room
+from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
 from labeler.errors import BadData, Gone, LabelerError, StorageFull
+from labeler.ledger.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
+from labeler.system.clock import Clock
+from labeler.system.files import making_room, replacing
 
 log = logging.getLogger("labeler.coordinator")
 

@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
 from api.schema import LabelRow
-from feature_store.job_files.image_labelling import LabellingOrder
-from feature_store.job_files.models import LINEAR, model_file
-from feature_store.job_files.naming import QuestionNames, query_rows
-from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
-from feature_store.job_files.releases import release_from_bytes
-from feature_store.job_files.releases import release_to_bytes as release_to_bytes
-from feature_store.journal.database import Database
-from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
-from feature_store.journal.tasks import TaskStore
 from feature_store.parquet_file import read_parquet
+from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.models import LINEAR, model_file
+from feature_store.results.naming import QuestionNames, query_rows
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
+from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
 from feature_store.shard import Shard
 from labeler.errors import BadData, NotFound, NotReady
+from labeler.ledger.database import Database
+from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
+from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
+from labeler.rounds.releases import release_from_bytes
+from labeler.rounds.releases import release_to_bytes as release_to_bytes
 
 
 class _Stores(Protocol):
@@ -46,7 +46,7 @@ class _Stores(Protocol):
 
 
 def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> pa.Table:
-    """The pseudo-label set of a completed job, with the schema of feature_store.job_files.pseudo_labels.
+    """The pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
 
     Raises:
         NotFound: there is no such job.

@@ -2,7 +2,7 @@
 
 A share on its way from an agent to a tallier passes through here sealed: the coordinator reads its header, never its
 body. Who sent a message, under which key, and what form it has is checked here; whether its round is open and its
-number new, in the turn that takes it (feature_store.driving.coordinator), and whoever sent it has its answer when its
+number new, in the turn that takes it (labeler.driver.coordinator), and whoever sent it has its answer when its
 effect is durable. A message that arrives a second time is refused (`Replayed`), which tells a sender whose first answer
 was lost that it has arrived. Messages may end with their sender's next poll; it is answered once they are taken.
 
@@ -31,15 +31,15 @@ from anyio import to_thread
 from api.coordinator.facts import check_facts
 from api.coordinator.stores import Stores
 from api.coordinator.witnesses import Witnesses
-from feature_store.driving.intake import Delivery, Incoming, incoming, with_heads
-from feature_store.driving.sending import PostOffice, Relays
-from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.parties import PartyRecord
-from feature_store.keys import PartyKeys, verify, verify_header
-from feature_store.mailbox import Mailbox
+from labeler.driver.intake import Delivery, Incoming, incoming, with_heads
+from labeler.driver.mail import Mailbox
+from labeler.driver.sending import PostOffice, Relays
 from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replayed, TooLarge
+from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.parties import PartyRecord
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
+from labeler.system.keys import PartyKeys, verify, verify_header
 
 T = TypeVar("T")
 
@@ -272,7 +272,7 @@ class Mailroom:
 
         Returns:
             Frames: first the coordinator's own "poll" with the cursor and the head of its journal, then the mail, of
-            which there is never more than one message of the largest size (feature_store.mailbox.MAX_MAIL_BYTES).
+            which there is never more than one message of the largest size (labeler.driver.mail.MAX_MAIL_BYTES).
         """
         asking = self._asking(read_frames(data, max_messages=MAX_POLL_MESSAGES))
         return self._answer(asking, await self._receive(asking))

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from api.schema import JobView, LedgerEntryView, LedgerPage, Role
-from feature_store.journal.database import Connection
-from feature_store.journal.jobs import JobRecord, JobStore, no_such_job
-from feature_store.journal.tasks import TaskRecord, TaskShares, TaskStore, no_such_task
 from labeler.errors import NotAllowed
+from labeler.ledger.database import Connection
+from labeler.ledger.jobs import JobRecord, JobStore, no_such_job
+from labeler.ledger.tasks import TaskRecord, TaskShares, TaskStore, no_such_task
 
 SOMEBODY = "another requester's job"
 """Stands for a reservation in the ledger as other requesters see it."""

@@ -23,8 +23,8 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from api.coordinator.parquet_rows import IMAGE_ROWS, FeatureRows, ImageRows, RowLimits, Rows, feature_rows, read_rows
-from feature_store.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 
 if TYPE_CHECKING:  # the reader does without all that a configuration needs
     from api.coordinator.config import LimitsTable

@@ -25,13 +25,13 @@ import pyarrow.parquet as pq
 
 from feature_store.backbones import read_spec
 from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
-from feature_store.job_files.choosing import DISK_IS_FULL, QuestionRequest, write_questions
-from feature_store.job_files.questions import QUESTIONS, SHARD, UPLOAD, write_failure
-from feature_store.journal.jobs import JobRecord
-from feature_store.mailbox import Mailbox
-from feature_store.process_pool import start_process
-from feature_store.room import making_room
+from feature_store.results.choosing import DISK_IS_FULL, QuestionRequest, write_questions
+from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, write_failure
+from labeler.driver.mail import Mailbox
 from labeler.errors import BadData, LabelerError
+from labeler.ledger.jobs import JobRecord
+from labeler.system.files import making_room
+from labeler.system.process_pool import start_process
 from labeler.task import Task
 
 log = logging.getLogger("labeler.coordinator")
@@ -45,7 +45,7 @@ AT_ONCE_BYTES = 2**20
 PROCESSES = 2
 """That choose at the same time, each for another requester."""
 
-_MODULE = "feature_store.job_files.choosing"
+_MODULE = "feature_store.results.choosing"
 _LOOK_S = 0.25
 _MOST_TRIED = 1000
 _TOO_MUCH = (

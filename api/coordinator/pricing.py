@@ -14,11 +14,11 @@ from functools import lru_cache
 
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
 from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, LifeView, PriceView
-from feature_store.journal.ledger import Balance, Charge
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
+from labeler.ledger.ledger import Balance, Charge
 from labeler.planning import Price, price
 from labeler.setting import LEVELS
 from labeler.solving import hint

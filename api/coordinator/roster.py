@@ -12,9 +12,9 @@ from api.coordinator.invitations import Invitations
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.stores import Stores
 from api.schema import KeysRequest, PartiesView, PartyRequest, PartyRole, PartyView
-from feature_store.clock import Clock
-from feature_store.journal.parties import PartyRecord
-from feature_store.keys import PublicKeys
+from labeler.ledger.parties import PartyRecord
+from labeler.system.clock import Clock
+from labeler.system.keys import PublicKeys
 
 
 class Roster:

@@ -61,19 +61,19 @@ from api.schema import (
     TaskView,
     ThumbnailsView,
 )
-from feature_store.clock import Clock
-from feature_store.clock import now_utc as utc_now
 from feature_store.decode_process import PixelLimits
-from feature_store.driving.intake import Errand
-from feature_store.evidence_file import SignedEvidence
-from feature_store.faults import fault_point
-from feature_store.journal.evidence import Wanted
-from feature_store.journal.tasks import TaskRecord
-from feature_store.keys import PartyKeys
-from feature_store.mailbox import Mailbox
-from feature_store.mailbox.redis import RedisMailbox
+from feature_store.results.evidence_file import SignedEvidence
+from labeler.driver.intake import Errand
+from labeler.driver.mail import Mailbox
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import NotAuthenticated, NotFound, TryAgain
+from labeler.ledger.evidence import Wanted
+from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Patience
+from labeler.system.clock import Clock
+from labeler.system.clock import now_utc as utc_now
+from labeler.system.faults import fault_point
+from labeler.system.keys import PartyKeys
 
 log = logging.getLogger("labeler.coordinator")
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from api.coordinator.pricing import charges_of, finite_levels, round_amounts
 from api.problems import problem_of
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.jobs import JobRecord, JobState, JobStore, RoundRecord
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import NothingLeft
 from labeler.errors import LabelerError, NotReady
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.jobs import JobRecord, JobState, JobStore, RoundRecord
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.rounds.effects import UNFINISHED
 from labeler.task import Level
 
@@ -71,7 +71,7 @@ def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> li
 
 @dataclass(frozen=True)
 class JournalSettlement:
-    """How jobs are settled in this journal (feature_store.driving.storing.Settlement)."""
+    """How jobs are settled in this journal (labeler.driver.storing.Settlement)."""
 
     database: Database
     ledger: Ledger

@@ -22,17 +22,17 @@ from api.coordinator.conductor import Conductor
 from api.coordinator.mailroom import AtOnce, Mailroom
 from api.coordinator.stores import Stores
 from api.schema import JobView
-from feature_store.clock import Clock
-from feature_store.driving.intake import Errand
-from feature_store.durable import replace_file
-from feature_store.faults import fault_point
-from feature_store.job_files.questions import QUESTIONS
-from feature_store.journal.database import open_database
-from feature_store.journal.jobs import JobRecord
-from feature_store.keys import PartyKeys
-from feature_store.mailbox import Mailbox
+from feature_store.results.questions import QUESTIONS
+from labeler.driver.intake import Errand
+from labeler.driver.mail import Mailbox
 from labeler.errors import NotReady, Unavailable
+from labeler.ledger.database import open_database
+from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import Patience
+from labeler.system.clock import Clock
+from labeler.system.faults import fault_point
+from labeler.system.files import replace_file
+from labeler.system.keys import PartyKeys
 
 PATIENCE = Patience(patience_s=1.0, ask_again_s=2.0)
 _MOST_UNASKED = 1_000_000

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.settlement import JournalSettlement
-from feature_store.clock import Clock
-from feature_store.clock import now_utc as utc_now
-from feature_store.driving.intake import Errand, Result, run_errand
-from feature_store.journal.database import Connection, Database, open_database
-from feature_store.journal.jobs import ForgottenJobs, JobStore
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.rounds import AggregateStore
-from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskShares, TaskStore
-from feature_store.journal.tokens import TokenStore
+from labeler.driver.intake import Errand, Result, run_errand
+from labeler.ledger.database import Connection, Database, open_database
+from labeler.ledger.jobs import ForgottenJobs, JobStore
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.parties import PartyStore
+from labeler.ledger.rounds import AggregateStore
+from labeler.ledger.sequences import Sequences
+from labeler.ledger.tasks import TaskShares, TaskStore
+from labeler.ledger.tokens import TokenStore
+from labeler.system.clock import Clock
+from labeler.system.clock import now_utc as utc_now
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Stores:
         """Open the journal and check it from its first entry to its last.
 
         Raises:
-            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see feature_store.journal.
+            JournalBroken, JournalBehind, UnsafeStorage, JournalInUse: see labeler.ledger.
             InvalidSetting: see `check_delta`.
         """
         database = open_database(config.journal_target, anchor=config.home / "journal.head")

@@ -32,11 +32,6 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
 from api.problems import problem_of, refusal_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
-from feature_store.journal.database import Connection
-from feature_store.journal.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
-from feature_store.journal.ledger import Balance, Charge
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.tasks import TaskRecord
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
     BudgetExceeded,
@@ -47,6 +42,11 @@ from labeler.errors import (
     NotReady,
     PrivacyRefusal,
 )
+from labeler.ledger.database import Connection
+from labeler.ledger.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
+from labeler.ledger.ledger import Balance, Charge
+from labeler.ledger.parties import PartyStore
+from labeler.ledger.tasks import TaskRecord
 from labeler.setting import LEVELS
 from labeler.task import Level, Task
 

@@ -14,12 +14,12 @@ from api.coordinator.facts import facts_of
 from api.coordinator.pricing import price_view
 from api.coordinator.views import listed
 from api.schema import LifeRequest, TaskRequest, TaskView
-from feature_store.clock import Clock
-from feature_store.journal.parties import PartyRecord, PartyStore
-from feature_store.journal.tasks import TaskRecord, TaskStore
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, say_epsilon
 from labeler.errors import InvalidTask
+from labeler.ledger.parties import PartyRecord, PartyStore
+from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import METHODS
+from labeler.system.clock import Clock
 from labeler.task import Task
 
 NUM_WINNER_TALLIERS = 3

@@ -16,10 +16,10 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-from feature_store.clock import Clock
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import UNFINISHED
 from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.system.clock import Clock
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

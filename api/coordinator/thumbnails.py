@@ -24,10 +24,10 @@ from PIL import Image
 from api.schema import Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
-from feature_store.job_files.questions import UPLOAD
-from feature_store.journal.jobs import JobRecord
 from feature_store.parquet_file import read_parquet
+from feature_store.results.questions import UPLOAD
 from labeler.errors import BadData, Gone, NotFound, TooLarge
+from labeler.ledger.jobs import JobRecord
 
 SIDE: Final = 128
 """Pixels of a picture, each way: the middle square of the image, as the network sees it."""

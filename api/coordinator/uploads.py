@@ -37,12 +37,11 @@ from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_process import parquet_rows
 from api.coordinator.parquet_rows import FeatureRows
-from feature_store.durable import sync_folder
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.quantize import on_grid, quantize
-from feature_store.room import is_full, storage_full
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
+from labeler.system.files import is_full, storage_full, sync_folder
 
 
 def quantised_rows(features: NDArray[np.float64]) -> NDArray[np.int16]:

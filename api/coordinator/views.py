@@ -13,9 +13,9 @@ from typing import Literal
 from api.coordinator.pricing import price_view
 from api.coordinator.stores import Stores
 from api.schema import FINISHED, JobState, JobView, Problem, Refusal, RoundView, Selection, WaitingFor
-from feature_store.journal.jobs import Answers, JobRecord, RoundRecord
-from feature_store.journal.tasks import TaskRecord
 from labeler.errors import AwaitingApproval
+from labeler.ledger.jobs import Answers, JobRecord, RoundRecord
+from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.coordinator import printable
 from labeler.rounds.effects import Said
 

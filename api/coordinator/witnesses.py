@@ -15,12 +15,12 @@ import logging
 import threading
 from collections import OrderedDict
 
-from feature_store.journal.chain import Head
-from feature_store.journal.ledger import Ledger
-from feature_store.keys import verify
 from labeler.errors import JournalBehind, LabelerError
+from labeler.ledger.chain import Head
+from labeler.ledger.ledger import Ledger
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.envelope import Mail, Poll
+from labeler.system.keys import verify
 
 log = logging.getLogger("labeler.mailroom")
 

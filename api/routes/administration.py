@@ -32,7 +32,7 @@ from labeler.errors import Forged, InvalidSetting, NotAuthenticated
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
-    from feature_store.journal.tokens import TokenRecord
+    from labeler.ledger.tokens import TokenRecord
 
 
 def party_routes(coordinator: Coordinator) -> APIRouter:

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
 
-from api import dashboard, examples
+from api import console as dashboard
+from api import examples
 from api.access import Route
 from api.coordinator.health import for_strangers
 from api.documentation import answers, document, once, problem, reference_page

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from benchmarks import BenchRow
-from workers.jobs.demo import TASK, run_demo
 from workers.progress import ProgressCallback, silent
+from workers.run.demo import TASK, run_demo
 
 SEEDS = range(5)
 

@@ -42,22 +42,22 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow
 from benchmarks.accuracy.life_data import Federation, Images, federation
-from feature_store.journal.database import open_database
-from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.accounting.events import NANO
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 from labeler.contribution import contribution
+from labeler.ledger.database import open_database
+from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.methods.terms import RunnerContext
 from labeler.planning import price
 from labeler.randomness import os_source, seeded_source
 from labeler.records import ModelStore
 from labeler.setting import Life
+from labeler.system.site_key import KEY_BYTES, SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.learning.learner import Trainer

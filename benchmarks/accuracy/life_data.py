@@ -17,8 +17,8 @@ from PIL import Image
 from benchmarks.accuracy.office_caltech import data_folder, embed_domains
 from benchmarks.data import CIFAR10_BACKBONE, CIFAR10_CLASSES, Split, cifar10_features, data_root, mnist
 from feature_store.shard import Shard
-from feature_store.site_key import KEY_BYTES, SiteKey
 from labeler.randomness import seeded_source
+from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.progress import ProgressCallback, silent
 
 AGENTS = 3

@@ -33,7 +33,6 @@ from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
 from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
-from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.errors import InvalidSetting
 from labeler.methods import METHODS, MethodName, ReleaseKind
@@ -41,6 +40,7 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
+from labeler.system.site_key import KEY_BYTES, SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent

@@ -16,8 +16,8 @@ from typing import Final
 from benchmarks import BenchRow, bench_document
 from benchmarks.data import data_root
 from benchmarks.papers.runner import Cell, kept_cells_folder, run_cells
-from feature_store.durable import replace_file
 from labeler.errors import InvalidSetting
+from labeler.system.files import replace_file
 from workers.progress import ProgressCallback, silent
 
 PAPERS: Final[dict[str, str]] = {

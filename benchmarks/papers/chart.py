@@ -9,8 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from benchmarks import BenchRow
-from feature_store.durable import replace_file
-from workers.report.pictures import CLASS_COLORS, INK, MUTED, drawable, finish_file, new_figure, plain_axes
+from feature_store.results.report.pictures import (
+    CLASS_COLORS,
+    INK,
+    MUTED,
+    drawable,
+    finish_file,
+    new_figure,
+    plain_axes,
+)
+from labeler.system.files import replace_file
 
 _MARKS = "osD^vPX*<>"
 _MOST_COLUMNS = 3

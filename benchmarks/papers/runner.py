@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import BenchRow, installed_versions
 from benchmarks.data import cache_folder
-from feature_store.durable import replace_file
+from labeler.system.files import replace_file
 from workers.progress import ProgressCallback, silent
 
 

@@ -23,11 +23,11 @@ from benchmarks.scale.searching import Stored, ids_by_definition, merged_ids, se
 from benchmarks.speed.speed import write_synthetic_shard
 from labeler.errors import InvalidSetting
 from labeler.methods import MethodName
-from workers.jobs.folder import open_job_folder
-from workers.jobs.labelling import label
-from workers.jobs.preparation import LabellingJob, prepare
-from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
+from workers.run.folder import open_job_folder
+from workers.run.labelling import label
+from workers.run.preparation import LabellingJob, prepare
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 AGENTS, RECORDS, DIMENSION, K = 3, 2_000, 256, 20
 """Of a job in one process."""

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import memory_bytes
 from benchmarks.scale.ballots import SIMULATED, Federation, ballots_of, group_size
-from feature_store.keys import PartyKeys
 from feature_store.query_selection import model_rows, select_queries
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting
@@ -38,6 +37,7 @@ from labeler.randomness import ByteSource, seeded_source
 from labeler.release import Release, open_histogram
 from labeler.sharing import add_shares as add_words
 from labeler.solving import solve_sigma
+from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
 from labeler.task import StatedLevel, Task, parse_task
 from workers.audit.pool import Pool, digits_pool

@@ -35,9 +35,9 @@ from benchmarks.service.federation import embed_public, running_service
 from benchmarks.service.requesters import Wanted
 from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, wanted_of
 from benchmarks.service.well_behaved import WellBehaved, new_token, revoke_token
-from workers.federation import Plan
-from workers.federation.home import make_federation
 from workers.progress import ProgressCallback, silent
+from workers.up import Plan
+from workers.up.home import make_federation
 
 MOST_TIMES: Final = 3.0
 """How much longer than in quiet a job may take."""

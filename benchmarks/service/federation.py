@@ -19,8 +19,8 @@ from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.federation.data import DIGITS_BACKBONE
-from workers.federation.home import LocalFederation
+from workers.up.data import DIGITS_BACKBONE
+from workers.up.home import LocalFederation
 
 AGENTS: Final = 5
 _STOP_S = 60.0
@@ -127,7 +127,7 @@ def seconds_inside(logs: Path, began_at: float) -> dict[str, list[float]]:
 
 
 _PROGRAM = (
-    "import sys; from workers.federation.supervisor import die_with_parent; "
+    "import sys; from workers.up.supervisor import die_with_parent; "
     "ask_the_kernel = die_with_parent(int(sys.argv.pop(1))); ask_the_kernel and ask_the_kernel(); "
     "from workers.cli import main; main()"
 )

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.service.requesters import PaidJob
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Balance, Entry, Ledger
-from workers.federation.home import LocalFederation
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Balance, Entry, Ledger
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE
+from workers.up.home import LocalFederation
 
 _PAGE = 1000
 

@@ -34,14 +34,14 @@ from benchmarks.service.well_behaved import WellBehaved, new_token
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from workers.digits import CLASSES
-from workers.federation import Plan
-from workers.federation.home import LocalFederation, make_federation
 from workers.homes.settings_file import COORDINATOR_FILE
-from workers.jobs.folder import open_job_folder
-from workers.jobs.labelling import label
-from workers.jobs.preparation import LabellingJob, prepare
-from workers.jobs.task_file import TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
+from workers.run.folder import open_job_folder
+from workers.run.labelling import label
+from workers.run.preparation import LabellingJob, prepare
+from workers.run.task_file import TaskFile, TaskTable
+from workers.up import Plan
+from workers.up.home import LocalFederation, make_federation
 
 REQUESTERS: Final = 50
 QUERIES: Final = 8

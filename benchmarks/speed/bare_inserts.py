@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from feature_store.journal.database import CHECKPOINT_PAGES
+from labeler.ledger.database import CHECKPOINT_PAGES
 
 _TABLE = """CREATE TABLE rows (
     seq INTEGER PRIMARY KEY, at TEXT, kind TEXT, account TEXT, level TEXT, reservation_id TEXT, amount INTEGER,

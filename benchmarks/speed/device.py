@@ -26,11 +26,11 @@ from feature_store.index.device_probe import contact, forget
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting
 from workers.doctor.engines import full_norm
-from workers.jobs.folder import open_job_folder
-from workers.jobs.labelling import label
-from workers.jobs.preparation import LabellingJob, prepare
-from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
+from workers.run.folder import open_job_folder
+from workers.run.labelling import label
+from workers.run.preparation import LabellingJob, prepare
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 _DIMENSION = 768
 _K = 50

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks import BenchRow
 from benchmarks.speed.bare_inserts import bare_inserts
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Charge, Ledger
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Charge, Ledger
 from workers.progress import ProgressCallback, silent
 
 CAP = 10**15

@@ -35,11 +35,11 @@ from labeler.noise import DiscreteGaussian
 from labeler.planning import price
 from labeler.randomness import os_source
 from labeler.task import parse_task
-from workers.jobs.folder import open_job_folder
-from workers.jobs.labelling import label
-from workers.jobs.preparation import LabellingJob, prepare
-from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.progress import ProgressCallback, silent
+from workers.run.folder import open_job_folder
+from workers.run.labelling import label
+from workers.run.preparation import LabellingJob, prepare
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 CLASSES = tuple(f"class {number}" for number in range(10))
 

@@ -33,9 +33,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.backbone_names import PACKAGED
-from feature_store.named_files import read_named
 from labeler.errors import BadData, InvalidSetting
 from labeler.settings import SettingsText
+from labeler.system.files import read_named
 from labeler.task import describe_validation
 
 Side = Annotated[int, Field(ge=1, le=4096)]

@@ -4,6 +4,6 @@
     derive      everything that follows from the facts, computed anew by whoever makes or checks a document
     check       whether a document is what its own facts, and a journal's, say; which field is not
 
-Reading a journal for it, signing it and the same as a page to print lie above (`feature_store.journal.evidence`,
-`feature_store.evidence_file`, `feature_store.evidence_page`).
+Reading a journal for it, signing it and the same as a page to print lie above (`labeler.ledger.evidence`,
+`feature_store.results.evidence_file`, `feature_store.results.evidence_page`).
 """

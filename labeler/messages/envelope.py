@@ -6,14 +6,14 @@ Messages between parties: a signed header, a signature, a body, and frames to ca
 
     frame     4 bytes header length | 8 bytes body length | header | 64 bytes signature | body     (big-endian)
     header    one canonical JSON object: who to whom, of which task and round, which number, SHA-256 of the body
-    signature Ed25519 by the sender over "labeler-message/1\\n" and the header (feature_store.keys)
+    signature Ed25519 by the sender over "labeler-message/1\\n" and the header (labeler.system.keys)
 
 The header binds the body by its digest, so the signature covers all of a message while a relay can route,
 count and refuse by the header alone. A header has exactly one spelling: one that would be written differently
 is refused, so two parties can never read different things out of the same signed bytes.
 
 Nothing here is believed yet. `read_frames` says that bytes have the form of messages; who sent them is
-checked with `feature_store.keys.verify`, and whether the number was seen before by the receiver's journal.
+checked with `labeler.system.keys.verify`, and whether the number was seen before by the receiver's journal.
 
 How the body of a message is written: one JSON object, or one JSON object, a line feed and safetensors arrays.
 

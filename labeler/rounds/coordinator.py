@@ -342,7 +342,7 @@ class _Turn:
         """Questions, then agents that are willing; once both are there, the job is divided and goes on.
 
         A job of which there are no questions, since its images cannot be decoded, never comes to the agents: each yes
-        that leads to nothing is an answer for nothing about a site's budget (feature_store.journal.promises).
+        that leads to nothing is an answer for nothing about a site's budget (labeler.ledger.promises).
         """
         # Of a model's rows agents judge themselves whether they are as many as there have to be: first they are heard.
         # Such a job enters only once its images are decoded.

@@ -19,9 +19,9 @@ from api.coordinator.stores import Stores
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
-from feature_store.journal.chain import Head
-from feature_store.journal.database import open_database
-from feature_store.journal.tasks import TaskRecord
+from labeler.ledger.chain import Head
+from labeler.ledger.database import open_database
+from labeler.ledger.tasks import TaskRecord
 
 FINGERPRINT = "f" * 16
 CLASSES = ("cat", "dog", "owl")

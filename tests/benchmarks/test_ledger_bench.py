@@ -1,7 +1,7 @@
 """The ledger's bench runs and keeps its shape; its numbers belong in BENCHMARKS.md.
 
 No ratio of times is asserted: on shared cores it fails for no reason. What it would have found, a second commit or a
-scan of the ledger for each reservation, is counted in tests/feature_store/journal/test_ledger_cost.py.
+scan of the ledger for each reservation, is counted in tests/labeler/ledger/test_ledger_cost.py.
 """
 
 from __future__ import annotations

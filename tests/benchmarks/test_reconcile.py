@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.service.reconcile import Book, check_agent, check_coordinator, read_book
 from benchmarks.service.requesters import PaidJob
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Charge, Ledger
 from labeler.budget import NothingLeft
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Charge, Ledger
 
 ACCOUNTS = ("federation", "agent:a")
 CHARGES = {"instance": 7, "agent": 11}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from feature_store.journal.lifetimes import LifetimeSpends, Spent
 from labeler.auditing import Errors, many_runs_mu, promised_mu
+from labeler.ledger.lifetimes import LifetimeSpends, Spent
 from tests.workers.audit.conftest import audited_task, natural_records
 from workers.audit.adversaries import ADVERSARIES, CANARIES
 from workers.audit.run import default_adversaries

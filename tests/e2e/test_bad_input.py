@@ -10,7 +10,7 @@ import pytest
 
 from feature_store.shard import Shard
 from workers.embedder.shards import embed_images
-from workers.jobs.folder import open_job_folder
+from workers.run.folder import open_job_folder
 
 
 def refused(result, out, *, code: int, said: str) -> None:

@@ -22,7 +22,7 @@ import yaml
 
 from feature_store.backbones import load_backbone
 from workers.digits import write_digits, zip_images
-from workers.federation.redis_server import RedisServer
+from workers.up.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from feature_store.job_files.models import read_model
+from feature_store.results.models import read_model
 from feature_store.shard import Shard
 from labeler.accounting.sampled import IntegerSampled
 from labeler.budget import epsilon_spent
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import price
 from labeler.task import Task, parse_task
-from workers.jobs import parties as parties_of_a_run
-from workers.jobs.run_journal import open_run_journal
+from workers.run import parties as parties_of_a_run
+from workers.run.run_journal import open_run_journal
 
 STEPS = 12
 TASK = f"""

@@ -40,7 +40,7 @@ def test_the_readme_is_one_screen_and_names_commands_that_are_there() -> None:
 
 
 def test_the_first_job_s_task_file_is_read(tmp_path: Path) -> None:
-    from workers.jobs.task_file import read_task_file
+    from workers.run.task_file import read_task_file
 
     (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "tutorials" / "first-job.md").read_text(), re.S)
     (tmp_path / "task.toml").write_text(block)

@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-import workers.jobs.preparation
+import workers.run.preparation
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-from feature_store.erasable import keys_in
-from feature_store.faults import FAULTS_VARIABLE, listening
-from feature_store.job_files.image_labels import IMAGE_SCHEMA
-from feature_store.job_files.pseudo_labels import SCHEMA
-from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal import rounds as steps
+from feature_store.results.image_labels import IMAGE_SCHEMA
+from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.sources import open_source
+from labeler.ledger import rounds as steps
 from labeler.release import Release
-from workers.jobs.run_journal import open_run_journal
+from labeler.rounds.releases import release_from_bytes
+from labeler.system.erasable import keys_in
+from labeler.system.faults import FAULTS_VARIABLE, listening
+from workers.run.run_journal import open_run_journal
 
 
 def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp_path) -> None:
@@ -202,7 +202,7 @@ def test_an_interrupted_run_continues_with_the_same_noise(
     labeler, federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """The process stops in the third of six rounds; the answers it had and would have had are the final ones."""
-    monkeypatch.setattr(workers.jobs.preparation, "BATCH_QUERIES", 20)
+    monkeypatch.setattr(workers.run.preparation, "BATCH_QUERIES", 20)
     opened: dict[int, Release] = {}
     reached = Counter[str]()
     store = steps.store_release

@@ -21,10 +21,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from feature_store.journal.database import open_database
-from feature_store.journal.tokens import TokenStore
-from workers.federation import Plan
-from workers.federation.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
+from labeler.ledger.database import open_database
+from labeler.ledger.tokens import TokenStore
+from workers.up import Plan
+from workers.up.home import FIRST_TOKEN, TOKEN_FILE, make_federation, prepare_journal
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,9 @@ from feature_store.embedding import EmbedReport, embed_source
 from feature_store.same_images import find_same_images, same_bytes
 from feature_store.shard import Shard
 from feature_store.shard_writer import Gathered, ShardWriter
-from feature_store.site_key import SITE_KEY_FILE, SiteKey, site_key
 from feature_store.sources import PersonColumn, open_source
 from labeler.errors import BadData, IdenticalImages, InvalidSetting, UnsafeStorage
+from labeler.system.site_key import SITE_KEY_FILE, SiteKey, site_key
 
 CLASSES = ("cat", "dog")
 PEOPLE = ("Ada Ambrose", "Bo Berg", "Cy Crane")

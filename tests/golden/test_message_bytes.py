@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from feature_store.keys import PartyKeys
 from labeler.errors import ProtocolViolation
 from labeler.messages import Header, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
@@ -29,6 +28,7 @@ from labeler.messages.rounds import (
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes, share_to_bytes, winner_to_bytes
 from labeler.randomness import seeded_source
 from labeler.sharing import Winner, split
+from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, split_ballots
 from labeler.task import parse_task
 

@@ -11,7 +11,7 @@ from api.schema import JobRequest, LabelsRequest, Selection, TaskRequest
 from labeler.errors import InvalidTask
 from labeler.setting import Life, Training
 from labeler.task import parse_task
-from workers.jobs.task_file import TaskFile
+from workers.run.task_file import TaskFile
 
 WANTED = {"name": "t", "delta": 1e-5, "sigma_votes": 25.0}
 TASK: dict[str, Any] = {**WANTED, "classes": ["a", "b"], "agents": 3, "max_queries": 9}

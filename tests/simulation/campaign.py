@@ -26,13 +26,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting, Unavailable
+from labeler.system.files import replace_file
 from tests.simulation.case import case_of
 from tests.simulation.contract import Outcome, Subject
 from tests.simulation.homes import Templates
 from tests.simulation.world import run_case
-from workers.federation.supervisor import die_with_parent
+from workers.up.supervisor import die_with_parent
 
 CHUNK = 20
 """Schedules between two writings of the file."""

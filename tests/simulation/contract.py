@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.mailbox import Mailbox
+from labeler.driver.mail import Mailbox
 from tests.simulation.homes import START
 
 

@@ -11,23 +11,23 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-from feature_store.clock import Clock
-from feature_store.erasable import keys_in
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.chain import Entry
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.jobs import JobRecord, JobStore, RoundRecord
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import SET_ASIDE
-from feature_store.journal.tallier_memory import TallierMemory
-from feature_store.journal.tasks import TaskStore
 from labeler.errors import NotFound
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.chain import Entry
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import SET_ASIDE
+from labeler.ledger.tallier_memory import TallierMemory
+from labeler.ledger.tasks import TaskStore
+from labeler.system.clock import Clock
+from labeler.system.erasable import keys_in
 from tests.simulation.watched import WatchedJournal
 
 
 class _Peek:
-    """Erasable keys as they lie on the disk; `feature_store.erasable.ErasableKeys`, for looking only."""
+    """Erasable keys as they lie on the disk; `labeler.system.erasable.ErasableKeys`, for looking only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from feature_store.journal.chain import EMPTY
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import set_aside
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskRecord, TaskStore
-from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import KEY_BYTES, Digests, SiteKey
+from labeler.ledger.chain import EMPTY
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import set_aside
+from labeler.ledger.parties import PartyStore
+from labeler.ledger.sequences import Sequences
+from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import ReleaseKind
 from labeler.randomness import seeded_source
 from labeler.setting import LEVELS
+from labeler.system.keys import PartyKeys, PublicKeys
+from labeler.system.site_key import KEY_BYTES, Digests, SiteKey
 from labeler.task import Task, parse_task
 from tests.simulation.parties import URL, Clock, boot_agent, boot_tallier, mark_records
 from tests.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes_of, fields_of, points

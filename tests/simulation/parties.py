@@ -14,18 +14,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.agent_memory import AgentMemory, AskedBy
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.erasable_home import check_home, mark_home
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import LifetimeSpends
-from feature_store.journal.promises import PromiseStore
-from feature_store.keys import PartyKeys
 from feature_store.shard import claim
 from labeler.errors import LabelerError
+from labeler.ledger.agent_memory import AgentMemory, AskedBy
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.erasable_home import check_home, mark_home
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import LifetimeSpends
+from labeler.ledger.promises import PromiseStore
 from labeler.messages import Message
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
+from labeler.system.keys import PartyKeys
 from tests.simulation.winners import MeetingRoom
 from workers.agent.admission import Admission
 from workers.agent.desk import AgentDesk

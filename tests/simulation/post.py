@@ -11,9 +11,8 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from feature_store.mailbox import Letter
-from feature_store.mailbox.memory import MemoryMailbox
-from feature_store.mailbox.protocol import MAX_MAIL_BYTES, Work
+from labeler.driver.mail import MAX_MAIL_BYTES, Letter, Work
+from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import (
     Forged,
     JournalBehind,
@@ -48,7 +47,7 @@ class Overheard(Protocol):
 
 
 class LossyMailbox:
-    """The mailbox in memory, with what may go wrong on the way to it; a `feature_store.mailbox.Mailbox`.
+    """The mailbox in memory, with what may go wrong on the way to it; a `labeler.driver.mail.Mailbox`.
 
     Args:
         draw: decides what happens to each message.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from feature_store.journal.chain import Entry
+from labeler.ledger.chain import Entry
 from labeler.methods.sensitivity import integer_event
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS

@@ -26,7 +26,7 @@ def shared_statements() -> Iterator[None]:
         engine._compiled_cache = first._compiled_cache
         return engine
 
-    with patch("feature_store.journal.database.create_engine", alike):
+    with patch("labeler.ledger.database.create_engine", alike):
         yield
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feature_store.mailbox import Mailbox
-from feature_store.mailbox.memory import MemoryMailbox
+from labeler.driver.mail import Mailbox
+from labeler.driver.mail_memory import MemoryMailbox
 from tests.simulation.contract import Coordinator, Subject, VirtualClock
 from workers.serve import stepwise_coordinator
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from feature_store.driving.sending import SUM_GRACE_S
-from feature_store.faults import listening
+from labeler.driver.sending import SUM_GRACE_S
 from labeler.methods import ReleaseKind
+from labeler.system.faults import listening
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import JobPlan, Rates, case_of
 from tests.simulation.homes import Templates

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import pytest
 
-from feature_store.driving.coordinator import CoordinatorDriver
+from labeler.driver.coordinator import CoordinatorDriver
 from labeler.rounds.coordinator import resume
 from labeler.rounds.effects import UNFINISHED
 from labeler.rounds.job_state import JobRun, RoundRun

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from feature_store.faults import listening
+from labeler.system.faults import listening
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import JobPlan, Rates, case_of
 from tests.simulation.homes import Templates

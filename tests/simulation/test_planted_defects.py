@@ -19,19 +19,19 @@ import numpy as np
 import pytest
 
 from api.coordinator import settlement
-from feature_store.driving import reading, storing
-from feature_store.driving.coordinator import CoordinatorDriver
-from feature_store.driving.reading import Loader
-from feature_store.driving.sending import send_off
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.jobs import JobStore
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import LifetimeSpends
-from feature_store.journal.promises import PromiseStore
-from feature_store.journal.tallier_memory import TallierMemory
-from feature_store.journal.tasks import TaskStore
 from labeler import batching, tally
+from labeler.driver import reading, storing
+from labeler.driver.coordinator import CoordinatorDriver
+from labeler.driver.reading import Loader
+from labeler.driver.sending import send_off
 from labeler.errors import BadData, StorageFull
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.jobs import JobStore
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import LifetimeSpends
+from labeler.ledger.promises import PromiseStore
+from labeler.ledger.tallier_memory import TallierMemory
+from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import model_before
 from labeler.messages.rounds import Refusal
 from labeler.methods import METHODS, knn

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feature_store.journal.chain import Entry, entry_of
-from feature_store.journal.database import Database
-from feature_store.journal.schema import ledger_entries
+from labeler.ledger.chain import Entry, entry_of
+from labeler.ledger.database import Database
+from labeler.ledger.schema import ledger_entries
 
 _COLUMNS = tuple(column.name for column in ledger_entries.columns)
 _ENTRIES = f"SELECT {', '.join(_COLUMNS)} FROM ledger_entries WHERE seq > ? ORDER BY seq"  # names of columns

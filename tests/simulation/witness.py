@@ -17,22 +17,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.clock import Clock
-from feature_store.driving.sending import SUM_GRACE_S
-from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal.chain import Entry
-from feature_store.journal.jobs import RoundRecord
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import SET_ASIDE
 from feature_store.shard import Shard
+from labeler.driver.sending import SUM_GRACE_S
 from labeler.errors import LabelerError, NotFound
+from labeler.ledger.chain import Entry
+from labeler.ledger.jobs import RoundRecord
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import SET_ASIDE
 from labeler.messages import COORDINATOR, Message
 from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.rounds.releases import release_from_bytes
 from labeler.setting import LEVELS
 from labeler.sharing import unshard
+from labeler.system.clock import Clock
 from labeler.tally import BallotShare
 from labeler.task import Level, Task
 from tests.simulation.disks import AgentDisk, CoordinatorDisk, TallierDisk

@@ -2,7 +2,7 @@
 job ends.
 
 Everything runs in one thread, so the seed decides everything. Each party's code runs in its own name (`_enter`): at
-every moment between two of its effects (feature_store.faults.between) it can be killed. Whatever it had only in memory
+every moment between two of its effects (labeler.system.faults.between) it can be killed. Whatever it had only in memory
 is then gone; its next turn boots it from its home.
 
 Longer than 400 lines because a schedule is one thing: whoever takes a turn, dies or is disturbed changes what all
@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from feature_store.faults import listening
-from feature_store.journal.outages import no_room
-from feature_store.keys import PartyKeys
 from labeler.errors import LabelerError, StorageFull
+from labeler.ledger.outages import no_room
 from labeler.rounds.coordinator import TURN_GRACE_S
+from labeler.system.faults import listening
+from labeler.system.keys import PartyKeys
 from tests.simulation.case import Case, JobPlan, Rates, source
 from tests.simulation.contract import Coordinator, Outcome, Subject, VirtualClock
 from tests.simulation.homes import REQUESTER, VARIANTS, Template, Templates

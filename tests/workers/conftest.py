@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from feature_store.keys import PartyKeys, PublicKeys, verify
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
 from labeler.messages.rounds import AnswerSent
 from labeler.randomness import seeded_source
+from labeler.system.keys import PartyKeys, PublicKeys, verify
 
 CLASSES = ("cat", "dog", "eel")
 DIMENSION = 16

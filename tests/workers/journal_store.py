@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Database
 from labeler.errors import PrivacyRefusal
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Database
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from workers.agent.durable_ledger import DurableLedger
 

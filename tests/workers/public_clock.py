@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.envelope import Mail
 from labeler.messages.rounds import Ask, TallierKey
+from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.tally import QueryBatch
 from labeler.task import parse_task
 from workers.agent.agent import Agent

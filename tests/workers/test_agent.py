@@ -15,21 +15,21 @@ import pytest
 
 import labeler.methods.knn
 from api.coordinator.pricing import finite_levels
-from feature_store.erasable import KeysInMemory
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.promises import PromiseStore
 from feature_store.shard import Shard
 from labeler.batching import round_charges
 from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
 from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.promises import PromiseStore
 from labeler.messages.shares import share_to_bytes
 from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
 from labeler.rounds.agent import IN_PROCESS, Recipients
 from labeler.sharing import unshard
+from labeler.system.erasable import KeysInMemory
 from labeler.tally import InputShare, QueryBatch
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent

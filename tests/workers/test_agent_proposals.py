@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal import promises as told
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
+from labeler.ledger import promises as told
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
 from labeler.messages.rounds import Ask, Declined, Proposal, Willing, Withdrawn
 from labeler.planning import price
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture

@@ -20,19 +20,19 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from feature_store.erasable import ERASABLE_FOLDER, keys_in
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.keys import PartyKeys, verify
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Charge, Ledger
 from labeler.messages import Message
 from labeler.messages.rounds import Ask, Refusal, Settled, TallierKey
 from labeler.messages.shares import share_from_bytes
 from labeler.planning import price
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.sharing import ShareVector, unshard
+from labeler.system.erasable import ERASABLE_FOLDER, keys_in
+from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feature_store.erasable import KeyFolder
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.promises import PromiseStore
-from feature_store.keys import PartyKeys, seal_body
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import LabelerError
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.promises import PromiseStore
 from labeler.rounds.agent import Recipients
+from labeler.system.erasable import KeyFolder
+from labeler.system.keys import PartyKeys, seal_body
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory

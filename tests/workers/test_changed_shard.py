@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.shard import Shard
 from labeler.errors import LabelerError
+from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.tally import QueryBatch
 from tests.operations import difference, operations
 from tests.workers.voting.test_answers_of_neighbours import PUBLIC, SETTINGS, records_of, shard_of, task_of

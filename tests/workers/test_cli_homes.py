@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import read_config
-from feature_store.erasable import KeyFolder
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.anchor import Anchor
-from feature_store.journal.chain import Head
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.tokens import TokenStore
-from feature_store.keys import PartyKeys
 from labeler.batching import round_charges
 from labeler.errors import BadData, PolicyRefusal
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.anchor import Anchor
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.tokens import TokenStore
+from labeler.system.erasable import KeyFolder
+from labeler.system.keys import PartyKeys
 from labeler.task import Task, parse_task
 from workers.agent.decisions import is_approved
 from workers.agent.policy import read_policy

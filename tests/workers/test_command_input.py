@@ -14,18 +14,18 @@ import pytest
 from api.coordinator.config import read_config
 from api.schema import EstimateRequest
 from feature_store.backbones import read_spec
-from feature_store.job_files import models
-from feature_store.job_files.models import read_model
-from feature_store.keys import PartyKeys
 from feature_store.manifest import read_manifest
-from feature_store.named_files import read_named
+from feature_store.results import models
+from feature_store.results.models import read_model
 from labeler.auditing import read_audit
 from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
+from labeler.system.files import read_named
+from labeler.system.keys import PartyKeys
 from workers import cli
 from workers.audit.surroundings import _stored
 from workers.commands.catalogue import worded
 from workers.homes.new import make_agent_home, make_tallier_home, read_public
-from workers.jobs.task_file import read_task_file
+from workers.run.task_file import read_task_file
 
 ROOT = Path(__file__).parents[2]
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from feature_store.process_pool import start_process
+from labeler.system.process_pool import start_process
 from workers.commands.catalogue import CATALOGUE, load_commands
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.schema import agent_rounds
-from feature_store.keys import PartyKeys
 from labeler.errors import JournalBehind, JournalBroken
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.schema import agent_rounds
 from labeler.messages.rounds import Ask, Settled
 from labeler.sharing import unshard
+from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.workers.test_agent_service import AGENT, NOW

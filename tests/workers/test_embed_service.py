@@ -24,15 +24,15 @@ from PIL import Image
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
-from feature_store.job_files.choosing import QuestionRequest, write_questions
-from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
+from feature_store.results.choosing import QuestionRequest, write_questions
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import UnreadableImage
 from workers.embedder import service as embed_service
 from workers.embedder.service import MOST_ATTEMPTS, QUEUE, Embedder, run_embedder
-from workers.federation.redis_server import RedisServer
+from workers.up.redis_server import RedisServer
 
 BACKBONE = load_backbone("pixels:4")
 

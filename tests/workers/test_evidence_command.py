@@ -20,10 +20,10 @@ from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
 from feature_store.backbones import load_backbone
-from feature_store.evidence_file import read_signed, sign_evidence
-from feature_store.keys import PartyKeys
 from feature_store.quantize import quantize
+from feature_store.results.evidence_file import read_signed, sign_evidence
 from labeler.evidence.derive import derive
+from labeler.system.keys import PartyKeys
 from tests.e2e.service.conftest import running
 from workers.cli import main
 

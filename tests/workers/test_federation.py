@@ -16,19 +16,19 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from api.coordinator.config import read_config
-from feature_store.journal.database import open_database
-from feature_store.journal.parties import PartyStore
-from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
+from labeler.ledger.database import open_database
+from labeler.ledger.parties import PartyStore
+from labeler.system.keys import PartyKeys
 from workers.agent.policy import read_policy
 from workers.embedder.shards import embed_images
-from workers.federation import Plan
-from workers.federation.home import AdminToken, LocalFederation, make_federation, prepare_journal
-from workers.federation.supervisor import Death
-from workers.federation.up import _Run, last_complaint, run_up
-from workers.jobs.task_file import read_task_file
 from workers.party.home import read_agent_config, read_tallier_config
+from workers.run.task_file import read_task_file
+from workers.up import Plan
+from workers.up.home import AdminToken, LocalFederation, make_federation, prepare_journal
+from workers.up.supervisor import Death
+from workers.up.up import _Run, last_complaint, run_up
 
 URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 
@@ -142,7 +142,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_making_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.federation.home._write_state", _interrupt)
+    monkeypatch.setattr("workers.up.home._write_state", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_federation(tmp_path, Plan(agents=1))
     keys = (tmp_path / "agents" / "agent-1" / "keys.json").read_bytes()
@@ -335,7 +335,7 @@ def test_a_full_disk_does_not_end_it_where_somebody_dies(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("workers.federation.up.Supervisor", lambda _: Programs())
+    monkeypatch.setattr("workers.up.up.Supervisor", lambda _: Programs())
     monkeypatch.setattr(LocalFederation, "write_processes", full)
     said: list[str] = []
     token = AdminToken("lab_secret", is_new=False)

@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import CapsTable, CoordinatorConfig
-from feature_store.keys import PartyKeys
 from labeler import invitation
+from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import Service, running
 from workers.agent.policy import read_policy
 from workers.agent.service import run_agent
 from workers.cli import main
-from workers.federation.redis_server import RedisServer
 from workers.party.home import read_agent_config, read_tallier_config
+from workers.up.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -358,7 +358,7 @@ def test_keys_are_not_renewed_under_a_process_that_runs(
     made = labeler("invite", "t0", "--role", "tallier", "--rotate", "--json")
     assert made.code == 0, made.err
     keys = (tmp_path / "t0" / "keys.json").read_bytes()
-    from feature_store.journal.database import open_database
+    from labeler.ledger.database import open_database
 
     with open_database(tmp_path / "t0" / "journal.db", anchor=tmp_path / "t0" / "journal.head"):
         refused = labeler("tallier", "join", "t0.invitation.json", "--home", "t0", "--phrase", made.document["phrase"])

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from feature_store.keys import PartyKeys
 from feature_store.shard import MARK_NAME, Shard, claim
 from labeler.errors import BadData, OutputInUse
+from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.service import LOOK_EVERY_S, run_agent
-from workers.jobs.labelling import run_job
-from workers.jobs.preparation import LabellingJob
-from workers.jobs.task_file import QueriesTable, TaskFile, TaskTable
 from workers.party.home import AgentConfig, create_agent_home
+from workers.run.labelling import run_job
+from workers.run.preparation import LabellingJob
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 ONE, OTHER = "1" * 64, "2" * 64
 

@@ -20,10 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys, verify
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -33,9 +29,13 @@ from labeler.errors import (
     ProtocolViolation,
     Replayed,
 )
+from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR
 from labeler.messages.envelope import Mail
 from labeler.messages.shares import holdings_to_bytes
+from labeler.system.keys import PartyKeys, verify
 from workers.party.conversation import converse
 from workers.party.http import check_url
 from workers.party.link import MAX_POST_BYTES, PartyLink, parcels

@@ -224,7 +224,7 @@ def test_a_proxy_of_the_environment_is_asked_for_a_tunnel_and_sees_no_more(
     relay.failures = [(418, {}, b"heard")] * 2
     url, certificate = encrypted
     port = int(url.rpartition(":")[2])
-    no_proxy.setattr("feature_store.certificates.is_loopback", lambda _: False)
+    no_proxy.setattr("labeler.system.http_client.is_loopback", lambda _: False)
     with closing(Proxy(port)) as proxy:
         no_proxy.setenv("HTTPS_PROXY", f"http://user:pass%20word@{proxy.address}")
         with closing(through(url, certificate)) as connection:
@@ -243,14 +243,14 @@ def test_a_proxy_is_left_alone_for_this_machine_and_for_hosts_that_are_named(
     relay.failures = [(418, {}, b"heard")]
     no_proxy.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     if how == "NO_PROXY":
-        no_proxy.setattr("feature_store.certificates.is_loopback", lambda _: False)
+        no_proxy.setattr("labeler.system.http_client.is_loopback", lambda _: False)
         no_proxy.setenv("NO_PROXY", "localhost")
     with closing(through(*encrypted)) as connection, pytest.raises(ProtocolViolation, match="418"):
         post(connection)
 
 
 def test_a_proxy_of_another_kind_is_refused_at_once(encrypted: tuple[str, Path], no_proxy: pytest.MonkeyPatch) -> None:
-    no_proxy.setattr("feature_store.certificates.is_loopback", lambda _: False)
+    no_proxy.setattr("labeler.system.http_client.is_loopback", lambda _: False)
     no_proxy.setenv("ALL_PROXY", "gopher://proxy:1")
     with pytest.raises(InvalidSetting, match="NO_PROXY"):
         through(*encrypted)

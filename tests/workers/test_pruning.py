@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from api.coordinator import submission
-from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.database import open_database
-from feature_store.journal.jobs import ForgottenJobs
-from feature_store.journal.tallier_memory import KeptShare, TallierMemory
 from labeler.errors import InvalidSetting, JournalInUse
+from labeler.ledger.database import open_database
+from labeler.ledger.jobs import ForgottenJobs
+from labeler.ledger.tallier_memory import KeptShare, TallierMemory
 from labeler.messages.rounds import OpenRound
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
 from workers.cli import main
@@ -108,7 +108,7 @@ def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: 
         os.utime(path, (now - age_s, now - age_s))
     rounds = []
     with closing(open_database(home / "journal.db", anchor=home / "journal.head")) as database:
-        from feature_store.journal.ledger import Ledger
+        from labeler.ledger.ledger import Ledger
 
         Ledger(database, clock=clock).open_account("rounds-summed", "agent", None)
         memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))

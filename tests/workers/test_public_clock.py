@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from scipy.stats import fisher_exact, ks_2samp
 
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.keys import PartyKeys
 from feature_store.shard import Shard, declare_most
 from labeler.errors import InvalidSetting
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
 from labeler.messages.rounds import Settled
 from labeler.records import Records
+from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of

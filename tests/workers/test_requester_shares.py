@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal.promises import PromiseStore
 from labeler.accounting.lifetime import job_nano
 from labeler.batching import round_charges
 from labeler.errors import PolicyRefusal
+from labeler.ledger.promises import PromiseStore
 from labeler.messages.rounds import Proposal, TallierKey
 from labeler.planning import price
 from labeler.task import Task, parse_task

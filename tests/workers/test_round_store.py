@@ -13,15 +13,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from feature_store.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
-from feature_store.faults import listening
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.outages import no_room
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.outages import no_room
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
+from labeler.system.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
+from labeler.system.faults import listening
 from tests.answering import RoundsInMemory, RoundStore
 from tests.workers.journal_store import JournalStore
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from feature_store.journal.anchor import Anchor
-from feature_store.journal.chain import EMPTY, Head
-from feature_store.keys import PartyKeys
 from labeler.errors import Unavailable
+from labeler.ledger.anchor import Anchor
+from labeler.ledger.chain import EMPTY, Head
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.envelope import Mail
+from labeler.system.keys import PartyKeys
 from workers.party.seen import SYNC_EVERY_S, Seen
 
 KEYS = PartyKeys.generate()

@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.driving.sending import batch_of
-from feature_store.erasable import KeysInMemory
-from feature_store.journal.agent_evidence import agent_facts
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Connection, Database, open_database
-from feature_store.journal.evidence import Wanted
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.promises import PromiseStore
 from feature_store.query_selection import model_rows
 from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import Account
+from labeler.driver.sending import batch_of
 from labeler.errors import (
     BadData,
     BudgetExceeded,
@@ -33,6 +25,13 @@ from labeler.errors import (
     ProtocolViolation,
     StorageFull,
 )
+from labeler.ledger.agent_evidence import agent_facts
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Connection, Database, open_database
+from labeler.ledger.evidence import Wanted
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.promises import PromiseStore
 from labeler.linear_model import model_before
 from labeler.messages.rounds import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
@@ -41,6 +40,7 @@ from labeler.release import Release
 from labeler.rounds.effects import Patience
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.sharing import ShareVector, unshard
+from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import Unavailable
-from workers.federation.supervisor import (
+from workers.up.supervisor import (
     LONGEST_PAUSE_S,
     LOOK_AT_LOGS_S,
     MAX_LOG_BYTES,
@@ -213,7 +213,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 from tests.workers.test_supervisor import program
-from workers.federation.supervisor import Supervisor
+from workers.up.supervisor import Supervisor
 supervisor = Supervisor([program(Path({str(tmp_path)!r}), name, {STUBBORN!r}) for name in ("a", "b")])
 supervisor.start()
 print(*supervisor.pids.values(), flush=True)
@@ -281,7 +281,7 @@ def test_a_party_comes_after_others_also_where_cores_are_shared_out_among_sessio
     code = (
         "import os, time\n"
         "from pathlib import Path\n"
-        "from workers.federation.supervisor import PARTIES_NICE, step_back\n"
+        "from workers.up.supervisor import PARTIES_NICE, step_back\n"
         "before, group = os.nice(0), Path('/proc/self/autogroup')\n"
         "step_back()\n"
         "assert os.nice(0) == min(19, before + PARTIES_NICE), os.nice(0)\n"
@@ -299,7 +299,7 @@ def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
     script.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from workers.federation.supervisor import role_launcher\n"
+        "from workers.up.supervisor import role_launcher\n"
         "if __name__ == '__main__':\n"
         "    arguments = ['serve', '--home', sys.argv[1], '--port', '0']\n"
         "    role = role_launcher('coordinator', arguments, output=Path(sys.argv[2]))()\n"
@@ -324,7 +324,7 @@ def test_a_role_dies_with_its_supervisor(tmp_path: Path) -> None:
 def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_library() -> None:
     code = (
         "import importlib, sys, threading\n"
-        "from workers.federation.supervisor import WARMED\n"
+        "from workers.up.supervisor import WARMED\n"
         "for name in WARMED: importlib.import_module(name)\n"
         "print(threading.active_count(), *sorted(set(sys.modules) & set(sys.argv[1:])))\n"
     )

@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.erasable import KeyFolder, keys_in
-from feature_store.journal.database import open_database
-from feature_store.journal.tallier_memory import TallierMemory
-from feature_store.keys import PartyKeys, verify
 from labeler.errors import JournalBehind
+from labeler.ledger.database import open_database
+from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages import Message
 from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
@@ -31,6 +29,8 @@ from labeler.randomness import keyed_source, seeded_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import SUM_KEPT_S
 from labeler.sharing import ShareVector, split
+from labeler.system.erasable import KeyFolder, keys_in
+from labeler.system.keys import PartyKeys, verify
 from labeler.tally import AggregateShare, Round
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config

@@ -11,11 +11,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import text
 
-from feature_store.erasable import is_locked_away, keys_in, take_out
-from feature_store.journal.database import open_database
+from labeler.ledger.database import open_database
 from labeler.messages.rounds import Settled
 from labeler.messages.shares import share_from_bytes
 from labeler.randomness import derive_key
+from labeler.system.erasable import is_locked_away, keys_in, take_out
 from tests.workers import test_agent_service
 from tests.workers.test_agent_service import AGENT, Site
 from workers.homes.journals import backup_home

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal import promises as told
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal
+from labeler.ledger import promises as told
 from labeler.messages.rounds import Proposal
 from labeler.planning import price
 from labeler.task import Task

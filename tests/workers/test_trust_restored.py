@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from feature_store.journal.anchor import Anchor
-from feature_store.journal.chain import Head
 from labeler.errors import InvalidSetting
+from labeler.ledger.anchor import Anchor
+from labeler.ledger.chain import Head
 from workers.homes.journals import trust_restored_journal
 
 SEEN, ACCEPTED = Head(40, "a" * 64), Head(12, "b" * 64)

@@ -12,19 +12,19 @@ import pytest
 from sqlalchemy import delete, select, update
 from sqlalchemy.exc import DBAPIError
 
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE
-from feature_store.journal.schema import life_rounds, life_spends
-from feature_store.keys import PartyKeys
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import SiteKey
 from labeler.accounting.lifetime import set_aside_nano, vote_nano
 from labeler.budget import budget_for
 from labeler.errors import JournalBroken, LabelerError
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE
+from labeler.ledger.schema import life_rounds, life_spends
 from labeler.messages.rounds import Ask
 from labeler.sharing import unshard
+from labeler.system.keys import PartyKeys
+from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from tests.workers.conftest import CLASSES, DIMENSION
 from tests.workers.test_agent_service import AGENT, NOW, Site
@@ -224,7 +224,7 @@ def test_killed_at_any_step_every_image_pays_once_and_the_answer_is_one(
 
 
 def test_what_was_computed_from_spends_that_have_changed_is_not_stored(site: LifeSite) -> None:
-    from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
+    from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 
     shard = site.shard
     assert shard.image_digests is not None

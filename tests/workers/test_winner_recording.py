@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import load
 from scipy import stats
 
-from feature_store.keys import PartyKeys
 from labeler.errors import Forged
 from labeler.messages import Message
 from labeler.messages.envelope import Poll
 from labeler.messages.shares import holdings_from_bytes
+from labeler.system.keys import PartyKeys
 from tests.workers import test_winner_service as service
 from tests.workers.test_winner_service import AGENTS, CLASSES, TALLIERS, K, Trio
 

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.erasable import KeyFolder
-from feature_store.journal.database import open_database
-from feature_store.journal.tallier_memory import TallierMemory
-from feature_store.keys import PartyKeys
+from labeler.ledger.database import open_database
+from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import share_to_bytes, winner_from_bytes
 from labeler.randomness import os_source
 from labeler.sharing import WinnerTerms
+from labeler.system.erasable import KeyFolder
+from labeler.system.keys import PartyKeys
 from labeler.tally import Round, split_ballots
-from workers.federation.home import free_listens, introduce_talliers
 from workers.party.home import TallierConfig, create_tallier_home
 from workers.tallier.peers import move, read_group, read_peers
 from workers.tallier.service import run_tallier
+from workers.up.home import free_listens, introduce_talliers
 from workers.winner.session import SecureEngine
 
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")

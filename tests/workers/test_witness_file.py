@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from feature_store.journal.anchor import Anchor
-from feature_store.journal.chain import Head
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.lifetimes import LifetimeSpends
-from feature_store.keys import PartyKeys
 from labeler.accounting.lifetime import vote_nano
 from labeler.errors import InvalidSetting, JournalBehind, Unavailable
+from labeler.ledger.anchor import Anchor
+from labeler.ledger.chain import Head
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.sharing import unshard
+from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
 from tests.workers.test_agent_service import AGENT, NOW
 from tests.workers.test_votes_for_life import RECORDS, LifeSite, write

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from feature_store.clock import Clock
-from feature_store.journal.agent_memory import AgentMemory, AskedBy
 from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
+from labeler.ledger.agent_memory import AgentMemory, AskedBy
 from labeler.messages.rounds import Ask, Proposal
+from labeler.system.clock import Clock
 from workers.agent.decisions import is_approved, objection
 from workers.agent.policy import Policy
 

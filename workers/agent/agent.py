@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import goes_to_device, products_of
-from feature_store.journal.lifetimes import CastVotes, LifetimeSpends
 from feature_store.shard import Shard
 from labeler.batching import round_charges
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
+from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.messages.shares import share_from_bytes, share_to_bytes
 from labeler.methods.ensemble import head_of
 from labeler.methods.terms import RunnerContext
@@ -73,7 +73,7 @@ class Agent:
     then (labeler.rounds.agent): a retry tells nobody anything new, also not that a record came or went. Its noise comes
     from a key of the round, which is erased with the stored answer once no tallier can miss it. In which order that
     happens says the machine (labeler.rounds.agent); keys and answers are kept by whoever carries it out
-    (workers.agent.desk, workers.jobs.parties), which also knows that a round is answered once.
+    (workers.agent.desk, workers.run.parties), which also knows that a round is answered once.
 
     What `charge` raises was decided from public things and may be told to whoever asked; what `computed` raises may
     depend on the records and may not.

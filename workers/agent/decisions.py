@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from feature_store.durable import replace_file, sync_folder
 from labeler.errors import InvalidSetting, LabelerError, PolicyRefusal, SiteStopped
+from labeler.system.files import replace_file, sync_folder
 
 APPROVED_FOLDER = "approved"
 STOPPED_FILE = "stopped"

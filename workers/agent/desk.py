@@ -22,23 +22,23 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from feature_store.clock import Clock
-from feature_store.faults import fault_point
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.lifetimes import LifetimeSpends
-from feature_store.journal.promises import PromiseStore
 from labeler.errors import (
     JournalBehind,
     JournalBroken,
     LabelerError,
     PrivacyRefusal,
 )
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.lifetimes import LifetimeSpends
+from labeler.ledger.promises import PromiseStore
 from labeler.messages import Message
 from labeler.messages.rounds import Ask
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import NOT_KEPT, RoundEffect
+from labeler.system.clock import Clock
+from labeler.system.faults import fault_point
 from labeler.task import Task
 from workers.agent.admission import Admission
 from workers.agent.desk_charges import DeskCharges

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from feature_store.clock import Clock
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.promises import PromiseStore
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, JournalBehind, JournalBroken, LabelerError
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.promises import PromiseStore
 from labeler.messages.rounds import Ask, Proposal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
+from labeler.system.clock import Clock
 from workers.agent.desk_letters import no_to_ask, not_willing
 from workers.agent.desk_turn import Records
 from workers.agent.durable_ledger import DurableLedger, ShareUsedUp

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.chain import Head
-from feature_store.keys import seal_body
 from labeler.errors import PrivacyRefusal
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR
 from labeler.messages.rounds import AnswerSent, Ask, Declined, Proposal, Refusal, Willing
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import NOT_KEPT
+from labeler.system.keys import seal_body
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter
 from workers.agent.words import PUBLIC_ERRORS, cause, silent, told
 from workers.party.mail import Draft

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import Connection
-from feature_store.journal.promises import PromiseStore
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import Connection
+from labeler.ledger.promises import PromiseStore
 from labeler.messages.rounds import Proposal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing

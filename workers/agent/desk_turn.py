@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from feature_store.journal.lifetimes import CastVotes
+from labeler.ledger.lifetimes import CastVotes
 from labeler.messages import Header
 from labeler.messages.rounds import Ask, Proposal
 from labeler.rounds.agent import RoundEffect

@@ -13,19 +13,19 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import floor
 
-from feature_store.clock import Clock
-from feature_store.journal.agent_memory import AgentMemory, AnsweredTasks, AskedBy, check_delta
-from feature_store.journal.chain import Head
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.lifetimes import set_aside
-from feature_store.journal.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
 from labeler.batching import due, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
+from labeler.ledger.agent_memory import AgentMemory, AnsweredTasks, AskedBy, check_delta
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.lifetimes import set_aside
+from labeler.ledger.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
 from labeler.messages.rounds import Proposal
 from labeler.rounds.agent import Recipients
 from labeler.setting import LEVELS
+from labeler.system.clock import Clock
 from labeler.task import Level, Task
 from workers.agent.ledger import beyond_task, priced
 from workers.agent.policy import Policy

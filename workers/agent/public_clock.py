@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import here
-from feature_store.journal.lifetimes import LifetimeSpends, Spent
 from feature_store.shard import Shard
 from labeler.errors import PrivacyRefusal
+from labeler.ledger.lifetimes import LifetimeSpends, Spent
 from labeler.messages.rounds import Ask
 from labeler.randomness import KEY_BYTES
 from labeler.records import ModelStore

@@ -4,7 +4,7 @@ What it does about a round, and in which order, says its machine (labeler.rounds
 out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
 
 Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
-a key of the round that no backup holds (feature_store.journal.agent_rounds), and its journal knows what was charged.
+a key of the round that no backup holds (labeler.ledger.agent_rounds), and its journal knows what was charged.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.clock import Clock, now_utc
-from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.agent_memory import AgentMemory, AskedBy
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import open_database
-from feature_store.journal.erasable_home import check_home, mark_home
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import LifetimeSpends
-from feature_store.journal.promises import PromiseStore
-from feature_store.keys import PartyKeys
 from feature_store.manifest import MANIFEST_NAME
 from feature_store.shard import MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
+from labeler.ledger.agent_memory import AgentMemory, AskedBy
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import open_database
+from labeler.ledger.erasable_home import check_home, mark_home
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import LifetimeSpends
+from labeler.ledger.promises import PromiseStore
+from labeler.system.clock import Clock, now_utc
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
+from labeler.system.keys import PartyKeys
 from workers.agent.admission import Admission
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk

@@ -13,17 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from feature_store.clock import now_utc
-from feature_store.journal.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import all_set_aside
-from feature_store.journal.promises import PromiseStore, RequesterShares
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import InvalidSetting, LabelerError, NotReady
+from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import all_set_aside
+from labeler.ledger.promises import PromiseStore, RequesterShares
 from labeler.planning import price
 from labeler.setting import LEVELS
+from labeler.system.clock import now_utc
 from labeler.task import Task
 from workers.agent.decisions import is_approved, refused, stopped
 from workers.agent.policy import read_policy

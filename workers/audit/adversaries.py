@@ -33,16 +33,16 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.journal.database import open_database
-from feature_store.journal.lifetimes import LifetimeSpends
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import SiteKey
 from labeler.accounting.events import NANO
 from labeler.contribution import contribution
 from labeler.errors import InvalidSetting
+from labeler.ledger.database import open_database
+from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.randomness import os_source, seeded_source
+from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.audit.observers import KnownVotes, Observer, StepVotes, StudentNumbers, heard_heads, learn

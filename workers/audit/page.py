@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from feature_store.page_templates import page_templates
+from feature_store.results.page_templates import page_templates
 from labeler.auditing import AuditFacts, AuditFindings
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 460, 400, 56, 48, 14

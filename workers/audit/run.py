@@ -21,10 +21,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.durable import exclusive, replace_file
 from labeler.auditing import Attempt, AuditedLevel, AuditFacts, findings_of
 from labeler.errors import BadData, InvalidSetting
 from labeler.setting import StatedLevel
+from labeler.system.files import exclusive, replace_file
 from labeler.task import Task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
 from workers.audit.observers import KnownVotes

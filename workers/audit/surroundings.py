@@ -13,13 +13,13 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.named_files import read_named
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods import METHODS
 from labeler.setting import StatedLevel
+from labeler.system.files import read_named
 from labeler.task import Task, parse_task
 from workers.audit.poison import DIMENSION
-from workers.jobs.task_file import read_task_file
+from workers.run.task_file import read_task_file
 
 View = Literal["release", "student"]
 """What is looked at: what was opened, or the labels of a student that learnt from it."""

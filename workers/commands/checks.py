@@ -121,8 +121,8 @@ def audit(
 
     `labeler audit task.json --level person --runs 200 --noise-seed 1 --json`
     """
-    from feature_store.durable import replace_file
     from feature_store.shard import Shard
+    from labeler.system.files import replace_file
     from workers.audit.page import render_page
     from workers.audit.pool import digits_pool, shard_pool
     from workers.audit.run import PAGE_FILE, Audit, default_adversaries, run_audit

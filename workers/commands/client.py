@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from feature_store.exports import EXPORT_FORMATS, FOLDER_FORMATS
+from feature_store.results.exports import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
 from workers.commands.console import Json, check_file, check_folder, escaped, one_of, print_json, tell, tell_warning
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
@@ -237,7 +237,7 @@ def _image_table(service: Client, job: str) -> pa.Table:
 
 
 def _write_images(kind: str, table: pa.Table, out: Path, wanted: dict[str, Any]) -> int:
-    from feature_store.exports import Wanted, export_images
+    from feature_store.results.exports import Wanted, export_images
 
     export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
     return int(table.num_rows)
@@ -296,7 +296,7 @@ def _task(
     from api.client import image_parts
     from api.schema import TaskRequest
     from labeler.task import describe_validation
-    from workers.jobs.task_file import BudgetTable, read_task_file
+    from workers.run.task_file import BudgetTable, read_task_file
 
     given = {field: value for field, value in changes.items() if value is not None}
     path = Path(task)

@@ -17,7 +17,7 @@ from workers.commands.console import Json, complain, print_json, tell
 from workers.edge import Certificates, Edge
 
 if TYPE_CHECKING:
-    from workers.federation.up import Running
+    from workers.up.up import Running
 
 
 def up(
@@ -50,8 +50,8 @@ def up(
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
     """
-    from workers.federation import Plan
-    from workers.federation.up import run_up
+    from workers.up import Plan
+    from workers.up.up import run_up
 
     logging.getLogger("labeler").addHandler(logging.NullHandler())
     plan = Plan(
@@ -100,7 +100,7 @@ def _tell_json(running: Running) -> None:
 
 
 def _tell_people(running: Running) -> None:
-    from workers.federation.home import TOKEN_FILE
+    from workers.up.home import TOKEN_FILE
 
     federation, url = running.federation, running.url
     lines = [

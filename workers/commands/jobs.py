@@ -42,8 +42,8 @@ def demo(
 
     Example: `labeler demo --out demo`
     """
-    from workers.jobs.demo import run_demo
     from workers.progress import StageClock, progress_bars
+    from workers.run.demo import run_demo
 
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
@@ -81,10 +81,10 @@ def run(
 
     Example: `labeler run task.toml --shard a.shard --shard b.shard --images public.shard --out job`
     """
-    from workers.jobs.labelling import run_job
-    from workers.jobs.preparation import LabellingJob
-    from workers.jobs.task_file import read_task_file
     from workers.progress import StageClock, progress_bars
+    from workers.run.labelling import run_job
+    from workers.run.preparation import LabellingJob
+    from workers.run.task_file import read_task_file
 
     job = LabellingJob(
         file=read_task_file(task),
@@ -159,14 +159,14 @@ def student(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
                 "--backbone and --seed"
             )
-        from workers.jobs.student import score_student
+        from workers.run.student import score_student
 
         check_file(out)
         with connect(url, token, ca_file) as service:
             service.student(job, out)
         result = score_student(out, test=test)
     else:
-        from workers.jobs.student import train_student
+        from workers.run.student import train_student
         from workers.students.ranks import is_first_process, run_in_ranks
 
         if processes > 1 and kind != "finetune":
@@ -206,12 +206,12 @@ def predict(
 
     Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
     """
-    from feature_store.exports import Wanted, export_images
-    from feature_store.exports.pictures import check_new
-    from feature_store.job_files.models import read_model
-    from workers.jobs.predicting import predict_images
-    from workers.jobs.publishing import write_table
+    from feature_store.results.exports import Wanted, export_images
+    from feature_store.results.exports.pictures import check_new
+    from feature_store.results.models import read_model
     from workers.progress import progress_bars
+    from workers.run.predicting import predict_images
+    from workers.run.publishing import write_table
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")

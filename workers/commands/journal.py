@@ -15,7 +15,7 @@ from workers.commands.console import Json, check_file, escaped, one_of, print_js
 from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
 
 if TYPE_CHECKING:
-    from feature_store.evidence_file import SignedEvidence
+    from feature_store.results.evidence_file import SignedEvidence
 
 Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
@@ -209,8 +209,8 @@ def evidence(
     """
     if context.invoked_subcommand is not None:
         return
-    from feature_store.durable import replace_file
-    from feature_store.evidence_page import render_page
+    from feature_store.results.evidence_page import render_page
+    from labeler.system.files import replace_file
 
     check_file(out)
     page = out.with_suffix(".html")
@@ -251,8 +251,8 @@ def verify_evidence(
 
     Example: `labeler evidence verify evidence.json --key 9d61b19d...`
     """
-    from feature_store.evidence_file import MAX_BYTES, read_signed
-    from feature_store.named_files import read_named
+    from feature_store.results.evidence_file import MAX_BYTES, read_signed
+    from labeler.system.files import read_named
     from workers.homes.evidence import check_evidence
 
     signed = read_signed(read_named(file, most_bytes=MAX_BYTES + 1))
@@ -271,9 +271,9 @@ def verify_evidence(
 
 
 def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> SignedEvidence:
-    from feature_store.journal.evidence import Wanted
-    from feature_store.named_files import read_named
     from labeler.auditing import read_audit
+    from labeler.ledger.evidence import Wanted
+    from labeler.system.files import read_named
     from workers.homes.evidence import make_evidence
 
     counted = [read_audit(read_named(path)) for path in audits]
@@ -281,7 +281,7 @@ def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> 
 
 
 def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
-    from feature_store.evidence_file import read_signed
+    from feature_store.results.evidence_file import read_signed
 
     with connect(url, token, ca_file) as service:
         service.evidence(out, task=task, since=_moment("since", since), until=_moment("until", until))

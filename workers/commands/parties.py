@@ -121,7 +121,7 @@ def tallier_init(
     Example: `labeler tallier init --home t0 --id registry --number 0 --coordinator https://labels.example.org
     --coordinator-keys coordinator.public.json`
     """
-    from feature_store.keys import PublicKeys
+    from labeler.system.keys import PublicKeys
     from workers.homes.new import make_tallier_home, read_public
 
     known = read_public(coordinator_keys)

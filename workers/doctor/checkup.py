@@ -132,7 +132,7 @@ def _end_in_words(code: int | None, limit_s: float, said: Path) -> str:
 
 
 def _main(work: str, file: str, parent: str, arguments: str) -> None:
-    from workers.federation.supervisor import die_with_parent
+    from workers.up.supervisor import die_with_parent
 
     ask_the_kernel = die_with_parent(int(parent))
     if ask_the_kernel:

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from feature_store.room import is_full
 from labeler.errors import LabelerError
+from labeler.system.files import is_full
 from workers.doctor.checkup import Finding, look, well, wrong
 
 _PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "llvmlite", "timm", "pyarrow", "sqlalchemy", "redis")
@@ -183,7 +183,7 @@ def disk(home: str) -> Iterator[Finding]:
 
 def sqlite(home: str) -> Iterator[Finding]:
     """Whether a journal can be kept there as it must be: write-ahead log, every commit durable."""
-    from feature_store.journal.database import SQLITE_VERSION, open_database
+    from labeler.ledger.database import SQLITE_VERSION, open_database
 
     try:
         with tempfile.TemporaryDirectory(prefix=".labeler-doctor-", dir=_existing(Path(home))) as folder:
@@ -208,7 +208,7 @@ def sqlite(home: str) -> Iterator[Finding]:
 
 def redis_server() -> Iterator[Finding]:
     """Whether one can be started; only a service needs it."""
-    from workers.federation.redis_server import RedisServer
+    from workers.up.redis_server import RedisServer
 
     try:
         with tempfile.TemporaryDirectory(prefix="labeler-doctor-") as folder, RedisServer(Path(folder)):

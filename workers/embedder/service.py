@@ -36,11 +36,9 @@ from feature_store.decode_process import PixelLimits, UnusableImage, decoded_ima
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
 from feature_store.embed_steps import Loaded
 from feature_store.embedding import Loader, embed_source
-from feature_store.faults import fault_point
-from feature_store.job_files.questions import FAILURE, MOST_NAMED, SHARD, UPLOAD, unasked, write_failure
-from feature_store.mailbox import Mailbox, Work
-from feature_store.mailbox.redis import RedisMailbox
-from feature_store.room import is_full, storage_full
+from feature_store.results.questions import FAILURE, MOST_NAMED, SHARD, UPLOAD, unasked, write_failure
+from labeler.driver.mail import Mailbox, Work
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import (
     BadData,
     Interrupted,
@@ -51,6 +49,8 @@ from labeler.errors import (
     TryAgain,
     UnreadableImage,
 )
+from labeler.system.faults import fault_point
+from labeler.system.files import is_full, storage_full
 from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.embedder")

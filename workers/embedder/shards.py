@@ -24,7 +24,6 @@ from feature_store.embedding import Duplicates, embed_source
 from feature_store.images import ImageSource
 from feature_store.same_images import Twice, find_same_images, named
 from feature_store.shard import Shard
-from feature_store.site_key import SITE_KEY_FILE, site_key
 from feature_store.sources import (
     CELEBA_TABLE,
     AttributeSource,
@@ -35,6 +34,7 @@ from feature_store.sources import (
     open_source,
 )
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
+from labeler.system.site_key import SITE_KEY_FILE, site_key
 from workers.progress import ProgressCallback, silent
 
 

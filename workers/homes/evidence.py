@@ -12,18 +12,18 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from feature_store.clock import now_utc
-from feature_store.evidence_file import SignedEvidence, sign_evidence
-from feature_store.journal.agent_evidence import agent_facts
-from feature_store.journal.chain import Head, time_of
-from feature_store.journal.database import Connection, open_database
-from feature_store.journal.evidence import Wanted, coordinator_facts, forgotten
-from feature_store.journal.ledger import Ledger
-from feature_store.keys import PartyKeys
+from feature_store.results.evidence_file import SignedEvidence, sign_evidence
 from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Facts
+from labeler.ledger.agent_evidence import agent_facts
+from labeler.ledger.chain import Head, time_of
+from labeler.ledger.database import Connection, open_database
+from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
+from labeler.ledger.ledger import Ledger
+from labeler.system.clock import now_utc
+from labeler.system.keys import PartyKeys
 from workers.agent.policy import read_policy
 from workers.homes.keys import existing_journal
 from workers.homes.settings_file import COORDINATOR_FILE

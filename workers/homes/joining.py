@@ -24,14 +24,14 @@ from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 from typing import Any
 
-from feature_store.clock import now_utc
-from feature_store.durable import replace_file, sync_folder
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.keys import PartyKeys, PublicKeys, verify_statement
 from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, Forged, Interrupted, InvalidSetting, JournalInUse, NotEnrolled, Unavailable
 from labeler.invitation import MAX_INVITATION_BYTES, Invitation, Role, enrolment_statement, read_document, token_digest
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Ledger
+from labeler.system.clock import now_utc
+from labeler.system.files import replace_file, sync_folder
+from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 from workers.agent.joined_policy import joined_policy, repinned_policy
 from workers.agent.policy import Policy, read_policy
 from workers.homes.new import UNNAMED_AGENTS, add_winner_identity, public_document, write_public

@@ -16,17 +16,17 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.clock import now_utc
-from feature_store.durable import replace_file, sync_folder
-from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.anchor import Anchor
-from feature_store.journal.backup import accept_restored, backup
-from feature_store.journal.chain import Head
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.erasable_home import renew_home
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.lifetimes import LifetimeSpends
 from labeler.errors import InvalidSetting, JournalBehind
+from labeler.ledger.anchor import Anchor
+from labeler.ledger.backup import accept_restored, backup
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.erasable_home import renew_home
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.lifetimes import LifetimeSpends
+from labeler.system.clock import now_utc
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
+from labeler.system.files import replace_file, sync_folder
 from labeler.task import Level
 from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
 from workers.homes.keys import existing_journal, journal_of
@@ -76,7 +76,7 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
     """Copy everything of a home that cannot be made again, while its process runs, into a new folder.
 
     Erasable keys stay where they are: what was erased in the home must not lie in any backup, so a home that is made
-    of this copy refuses to serve until a person accepts what that means (feature_store.journal.erasable_home).
+    of this copy refuses to serve until a person accepts what that means (labeler.ledger.erasable_home).
 
     Raises:
         InvalidSetting: the folder exists, or the journal is PostgreSQL's, which has its own tools.
@@ -126,7 +126,7 @@ def write_off_account(home: Path, account: str, level: Level, *, reason: str) ->
 def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     """Go on with an older journal, or a restored one; all that is left counts as spent.
 
-    See feature_store.journal.backup. A party's erasable keys are made anew: nothing is kept of any round from before.
+    See labeler.ledger.backup. A party's erasable keys are made anew: nothing is kept of any round from before.
 
     Returns:
         The accepted head; `witness`, where the agent keeps one, of which a person makes a copy of the new head: a

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from feature_store.durable import replace_file
-from feature_store.journal.database import open_database
-from feature_store.journal.tokens import TokenStore
-from feature_store.keys import PartyKeys
 from labeler.errors import InvalidSetting, JournalInUse
+from labeler.ledger.database import open_database
+from labeler.ledger.tokens import TokenStore
+from labeler.system.files import replace_file
+from labeler.system.keys import PartyKeys
 from workers.homes.new import PUBLIC_FILE, make_keys, public_document, read_public, write_public
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.party.home import (

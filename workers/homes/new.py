@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from feature_store.durable import replace_file
-from feature_store.keys import PartyKeys, PublicKeys
 from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, InvalidSetting, ProtocolViolation
 from labeler.methods import METHODS
+from labeler.system.files import replace_file
+from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import ENROLLED_NAME, check_party_id
 from workers.agent.policy import toml_value
 from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml

@@ -17,13 +17,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from feature_store.clock import Clock, now_utc
-from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.database import Database, open_database
-from feature_store.journal.jobs import ForgottenJobs
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.tallier_memory import TallierMemory
 from labeler.errors import InvalidSetting
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.jobs import ForgottenJobs
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.tallier_memory import TallierMemory
+from labeler.system.clock import Clock, now_utc
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from workers.homes.keys import journal_of
 from workers.homes.settings_file import COORDINATOR_FILE
 from workers.party.home import AGENT_FILE, ANCHOR_FILE, SEEN_FILE, TALLIER_FILE

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from feature_store.durable import replace_file
 from labeler.errors import BadData
+from labeler.system.files import replace_file
 from workers.agent.policy import toml_value
 
 COORDINATOR_FILE: Final = "coordinator.toml"

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.exports.pictures import picture
-from feature_store.named_files import named_path
+from feature_store.results.exports.pictures import picture
 from labeler.errors import InvalidSetting, NotReady
+from labeler.system.files import named_path
 
 if TYPE_CHECKING:
-    from feature_store.exports import ExportFormat
-    from feature_store.job_files.models import StoredModel
+    from feature_store.results.exports import ExportFormat
+    from feature_store.results.models import StoredModel
     from feature_store.students import Student
 
 Frame = Literal["pandas", "polars", "arrow"]
@@ -137,7 +137,7 @@ class LabelledJob:
         image_root: str = "",
         copy: bool = False,
     ) -> Path:
-        """Write the labels as another tool wants them (feature_store.exports).
+        """Write the labels as another tool wants them (feature_store.results.exports).
 
         Args:
             format: "hf", "croissant", "label-studio", "image-folder" or "csv".
@@ -149,7 +149,7 @@ class LabelledJob:
         Returns:
             What was written.
         """
-        from feature_store.exports import Wanted, export_images
+        from feature_store.results.exports import Wanted, export_images
 
         where = None if images is None else named_path(images, "images")
         return export_images(format, Wanted(self.labels("arrow"), named_path(out, "out"), where, image_root, copy))
@@ -253,9 +253,9 @@ class TrainedStudent:
         Raises:
             MixedShards: another backbone than the student's.
         """
-        from feature_store.named_files import named_path
-        from workers.jobs.predicting import predict_images
+        from labeler.system.files import named_path
         from workers.progress import progress_bars
+        from workers.run.predicting import predict_images
 
         named_path(images, "images")
         with progress_bars(quiet=quiet) as progress:
@@ -269,8 +269,8 @@ def load_student(path: PathLike[str] | str) -> TrainedStudent:
     Raises:
         BadData: it is no such file.
     """
-    from feature_store.job_files.models import read_model
-    from feature_store.named_files import named_path
+    from feature_store.results.models import read_model
+    from labeler.system.files import named_path
 
     return TrainedStudent(read_model(named_path(path, "a student's file")))
 

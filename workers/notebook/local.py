@@ -72,7 +72,7 @@ def embed(
     Raises:
         BadData, InvalidSetting, IdenticalImages: see feature_store.embedding.embed_source.
     """
-    from feature_store.named_files import named_path
+    from labeler.system.files import named_path
     from workers.embedder.shards import embed_images
     from workers.progress import progress_bars
 
@@ -195,7 +195,7 @@ def plan(
     Raises:
         InvalidSetting: the request is incomplete, contradicts itself, or has no solution.
     """
-    from feature_store.named_files import named_path
+    from labeler.system.files import named_path
     from workers.plan import PlanRequest, make_plan, solve_request, with_radius
 
     public = None if images is None else named_path(images, "images")
@@ -284,14 +284,14 @@ def run(
     """
     from pydantic import ValidationError
 
-    from feature_store.named_files import named_path
     from labeler.errors import InvalidSetting, InvalidTask
     from labeler.methods import METHODS
+    from labeler.system.files import named_path
     from labeler.task import describe_validation
-    from workers.jobs.labelling import run_job
-    from workers.jobs.preparation import LabellingJob
-    from workers.jobs.task_file import TaskFile
     from workers.progress import progress_bars
+    from workers.run.labelling import run_job
+    from workers.run.preparation import LabellingJob
+    from workers.run.task_file import TaskFile
 
     if isinstance(shards, (str, PathLike)):  # else a text would be read letter by letter
         raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
@@ -326,8 +326,8 @@ def _clusters(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], im
     """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
     from feature_store.shard import Shard
     from labeler.expectation import questions_for
-    from workers.jobs.folder import JobFolder
-    from workers.jobs.task_file import TaskFile
+    from workers.run.folder import JobFolder
+    from workers.run.task_file import TaskFile
 
     if not shards:
         return None

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
-from feature_store.named_files import named_path
 from labeler.errors import JobNotCompleted
 from labeler.rounds.effects import AskedStrategy
+from labeler.system.files import named_path
 from workers.notebook.job import Frame, TrainedStudent, framed, load_student
 
 

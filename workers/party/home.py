@@ -10,7 +10,7 @@
                     journal.db         what it has charged, answered or summed; journal.head beside it
                     coordinator.head   the newest state of the coordinator's journal it has seen
                     coordinator.proof  the coordinator's own signed word for it
-                    erasable/          a key for each round that is open (feature_store.erasable); never in a backup
+                    erasable/          a key for each round that is open (labeler.system.erasable); never in a backup
 
 Back up a home with `labeler journal backup`, which takes all of it but erasable/: a key that is erased must not lie in
 a backup, so a home that was restored is found out by its absence.
@@ -24,11 +24,11 @@ from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from feature_store.durable import replace_file
-from feature_store.erasable import erase_file
-from feature_store.keys import PartyKeys, PublicKeys
 from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
 from labeler.settings import SettingsText
+from labeler.system.erasable import erase_file
+from labeler.system.files import replace_file
+from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import check_party_id
 from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_value
 
@@ -192,7 +192,7 @@ def check_journal_kept(home: Path, *, has_entries: bool) -> None:
     """Refuse to start where an older version's journal was lost: a new one would give all budget back.
 
     Accounts were opened in the journal before the noise secret was made, so where there is a secret there are entries.
-    For homes of this version see `feature_store.journal.erasable_home.check_home`.
+    For homes of this version see `labeler.ledger.erasable_home.check_home`.
 
     Args:
         home: of the agent.

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import httpx2
 
-from feature_store.certificates import http_client, is_loopback
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -27,6 +26,7 @@ from labeler.errors import (
     WrongVersion,
 )
 from labeler.messages import MAX_MESSAGE_BYTES
+from labeler.system.http_client import http_client, is_loopback
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
 """Largest answer that is read: one of the largest messages or many that are no larger together, and the coordinator's

@@ -25,11 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feature_store.clock import Clock, now_utc
-from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.database import Database
-from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys
 from labeler.errors import (
     Forged,
     Interrupted,
@@ -40,8 +35,13 @@ from labeler.errors import (
     Replayed,
     TooLarge,
 )
+from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.database import Database
+from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
+from labeler.system.clock import Clock, now_utc
+from labeler.system.keys import PartyKeys
 from workers.party.home import SEEN_FILE
 from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
 from workers.party.mail import Draft, PartyMail

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys, verify
 from labeler.errors import ProtocolViolation, Replayed
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.sequences import Sequences
 from labeler.messages import Kind, Message
+from labeler.system.keys import PartyKeys, verify
 
 _Numbers = dict[tuple[str, str], int]
 
@@ -24,7 +24,7 @@ class Draft:
     """A message before it has a number and a signature.
 
     Attributes:
-        body: in clear, or sealed before (feature_store.keys.seal_body).
+        body: in clear, or sealed before (labeler.system.keys.seal_body).
         seal_to: the recipient's seal key; None sends the body as it is.
         is_sealed: True where the body was sealed before.
     """

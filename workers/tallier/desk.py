@@ -16,9 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from feature_store.clock import Clock
-from feature_store.faults import fault_point
-from feature_store.journal.tallier_memory import KeptShare
 from labeler.errors import (
     Forged,
     InvalidSetting,
@@ -31,6 +28,7 @@ from labeler.errors import (
     Unavailable,
     WrongDigest,
 )
+from labeler.ledger.tallier_memory import KeptShare
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
 from labeler.messages.rounds import OpenRound, Refusal, SumRequest
 from labeler.messages.shares import (
@@ -45,6 +43,8 @@ from labeler.noise import noise_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Came, TallierEvent, TallierRound
 from labeler.sharing import Winner
+from labeler.system.clock import Clock
+from labeler.system.faults import fault_point
 from labeler.tally import add_shares, misfit_of
 from workers.agent.words import said
 from workers.party.mail import Draft, PartyMail

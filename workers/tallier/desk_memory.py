@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from feature_store.journal.tallier_memory import TallierMemory
+from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages.shares import share_from_bytes
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Site, TallierRound

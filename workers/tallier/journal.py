@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from feature_store.erasable import ErasableKeys
-from feature_store.journal.database import Connection, Database
-from feature_store.journal.ledger import Charge, Ledger
-from feature_store.journal.tallier_memory import TallierMemory
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.tallier_memory import TallierMemory
+from labeler.system.erasable import ErasableKeys
 
 SUMS = "rounds-summed"
 """The account in a tallier's ledger that counts sums."""

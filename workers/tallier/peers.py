@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from feature_store.durable import replace_file
 from labeler.errors import BadData, InvalidSetting
+from labeler.system.files import replace_file
 from workers.agent.policy import HexKey, PartyId, toml_value
 from workers.party.home import Settings, read_settings
 from workers.winner.certificates import fingerprint, issue_certificate, read_certificate

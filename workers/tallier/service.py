@@ -17,12 +17,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from feature_store.clock import Clock, now_utc
-from feature_store.erasable import ERASABLE_FOLDER, KeyFolder
-from feature_store.journal.database import open_database
-from feature_store.journal.erasable_home import check_home, mark_home
-from feature_store.journal.ledger import Ledger
-from feature_store.keys import PartyKeys
+from labeler.ledger.database import open_database
+from labeler.ledger.erasable_home import check_home, mark_home
+from labeler.ledger.ledger import Ledger
+from labeler.system.clock import Clock, now_utc
+from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
+from labeler.system.keys import PartyKeys
 from workers.party.conversation import converse
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
 from workers.party.link import PartyLink

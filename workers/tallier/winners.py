@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from feature_store.keys import PartyKeys
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable, WrongDigest
 from labeler.messages.rounds import OpenRound, Refusal
 from labeler.sharing import Winner, winner_time_limit_s
+from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare
 from workers.tallier.peers import WinnerGroup
 from workers.winner.engine import Outcome as Found

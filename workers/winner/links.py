@@ -26,8 +26,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, cast
 
-from feature_store.keys import verify_statement
 from labeler.errors import Forged, InvalidSetting, LabelerError, ProtocolViolation, Unavailable, WrongDigest
+from labeler.system.keys import verify_statement
 from workers.winner.certificates import fingerprint, pinned_context, read_certificate
 from workers.winner.engine import NUM_PARTIES, WinnerJob
 

@@ -16,11 +16,11 @@ from api.coordinator.budgets import (
     open_accounts,
 )
 from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
-from feature_store.journal.ledger import Charge
 from labeler import errors
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound
+from labeler.ledger.ledger import Charge
 from labeler.setting import LEVELS
 from tests.api.conftest import House
 

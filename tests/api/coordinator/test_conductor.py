@@ -18,20 +18,20 @@ from api.coordinator.conductor import Conductor, PreparedQuestions
 from api.coordinator.preparation import Preparation
 from api.coordinator.views import job_view
 from api.schema import JobView
-from feature_store.driving.intake import Delivery, incoming
-from feature_store.journal.jobs import RoundRecord
-from feature_store.journal.sequences import Sequences
-from feature_store.keys import PartyKeys
-from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
+from labeler.driver.intake import Delivery, incoming
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import WrongDigest
+from labeler.ledger.jobs import RoundRecord
+from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience, Said
+from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 from tests.job_steps import take_step
-from workers.federation.redis_server import RedisServer
+from workers.up.redis_server import RedisServer
 
 AGENTS = ("east", "north", "west")
 TALLIERS = ("t0", "t1", "t2")
@@ -281,7 +281,7 @@ def test_a_batch_that_fits_into_no_message_is_not_asked_and_not_charged(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = desk.job()
-    monkeypatch.setattr("feature_store.driving.sending.MAX_MESSAGE_BYTES", 9000)
+    monkeypatch.setattr("labeler.driver.sending.MAX_MESSAGE_BYTES", 9000)
     desk.conductor().advance(job.job_id)
     ended = desk.house.jobs.get(job.job_id)
     assert ended.state == "failed"

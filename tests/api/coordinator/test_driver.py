@@ -18,24 +18,24 @@ from api.coordinator.conductor import Conductor
 from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
-from feature_store.driving.coordinator import CoordinatorDriver
-from feature_store.driving.intake import Delivery, Errand, incoming, with_heads
-from feature_store.driving.reading import Plan
-from feature_store.driving.sending import Sender
-from feature_store.journal.chain import EMPTY, Head
-from feature_store.journal.database import Connection
-from feature_store.journal.parties import PartyStore
-from feature_store.journal.sequences import Sequences
-from feature_store.journal.tasks import TaskShares
-from feature_store.keys import PartyKeys
-from feature_store.mailbox.memory import MemoryMailbox
 from feature_store.quantize import quantize
+from labeler.driver.coordinator import CoordinatorDriver
+from labeler.driver.intake import Delivery, Errand, incoming, with_heads
+from labeler.driver.mail_memory import MemoryMailbox
+from labeler.driver.reading import Plan
+from labeler.driver.sending import Sender
 from labeler.errors import InvalidSetting, JournalBehind, LabelerError, Replayed, Unavailable, WrongDigest
+from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.database import Connection
+from labeler.ledger.parties import PartyStore
+from labeler.ledger.sequences import Sequences
+from labeler.ledger.tasks import TaskShares
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
 from labeler.messages.rounds import AnswerSent, Willing
 from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Patience
+from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, Round
 from tests.api.conftest import FINGERPRINT, House
 

@@ -10,17 +10,17 @@ import pytest
 
 from api.coordinator.evidence import signed_evidence
 from api.schema import JobView
-from feature_store.evidence_file import SignedEvidence, read_signed
-from feature_store.journal.chain import Head, time_of
-from feature_store.journal.database import open_database
-from feature_store.journal.evidence import Wanted, coordinator_facts, forgotten
-from feature_store.journal.jobs import ForgottenJobs
-from feature_store.journal.tasks import TaskRecord
-from feature_store.keys import PartyKeys
+from feature_store.results.evidence_file import SignedEvidence, read_signed
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation
 from labeler.evidence.derive import derive, differences
 from labeler.evidence.document import Facts
+from labeler.ledger.chain import Head, time_of
+from labeler.ledger.database import open_database
+from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
+from labeler.ledger.jobs import ForgottenJobs
+from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.effects import Said
+from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 from tests.job_steps import take_step
 

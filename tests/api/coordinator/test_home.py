@@ -10,8 +10,8 @@ import pytest
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.home import LOCK_FILE, owning_home
 from api.coordinator.service import Coordinator
-from feature_store.journal import ownership
 from labeler.errors import InvalidSetting, JournalInUse
+from labeler.ledger import ownership
 from tests.api.conftest import config_fields
 
 

@@ -15,18 +15,18 @@ from api.coordinator import image_labels
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller, is_labelled
 from api.coordinator.keeping import Keeper
-from feature_store.job_files.choosing import QuestionRequest, write_questions
-from feature_store.job_files.image_labelling import LabellingOrder
-from feature_store.job_files.image_labels import IMAGE_SCHEMA, stamp_of
-from feature_store.job_files.models import read_model
-from feature_store.job_files.naming import QuestionNames
-from feature_store.job_files.pseudo_labels import AnsweredRound, JobStamp, label_table
-from feature_store.job_files.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
-from feature_store.journal.jobs import ForgottenJobs, JobRecord
 from feature_store.quantize import quantize
+from feature_store.results.choosing import QuestionRequest, write_questions
+from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
+from feature_store.results.models import read_model
+from feature_store.results.naming import QuestionNames
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table
+from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
 from feature_store.students import NoisyAnswers
 from feature_store.students.labelling import label_images
 from labeler.errors import BadData, Gone, NotReady, Unavailable
+from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.planning import price
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release

@@ -20,13 +20,13 @@ from api.coordinator import keeping, submission
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller
 from api.coordinator.keeping import ORPHAN_S, Keeper
-from feature_store.durable import replace_file
 from feature_store.embed_board import EmbedBoard, EmbedRequest
-from feature_store.job_files.image_labelling import LabellingOrder
-from feature_store.job_files.questions import IMAGE_LABELS, LABELS
-from feature_store.journal.jobs import ForgottenJobs, JobRecord
-from feature_store.journal.verification import verify_ledger
+from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.questions import IMAGE_LABELS, LABELS
 from labeler.errors import BadData, Gone, NotReady, StorageFull, Unavailable
+from labeler.ledger.jobs import ForgottenJobs, JobRecord
+from labeler.ledger.verification import verify_ledger
+from labeler.system.files import replace_file
 from tests.api.conftest import House
 from tests.job_steps import take_step
 

@@ -15,13 +15,13 @@ from api.coordinator import submission
 from api.coordinator.labels import job_label_table, label_rows, read_names
 from api.coordinator.views import read_view
 from api.schema import JobView
-from feature_store.job_files.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
-from feature_store.job_files.releases import release_from_bytes, release_to_bytes
-from feature_store.journal.tasks import TaskRecord
+from feature_store.results.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
 from labeler.batching import BATCH_QUERIES
 from labeler.errors import BadData, NotReady
+from labeler.ledger.tasks import TaskRecord
 from labeler.planning import METHOD, price
 from labeler.release import Release
+from labeler.rounds.releases import release_from_bytes, release_to_bytes
 from tests.api.conftest import FINGERPRINT, House
 from tests.job_steps import take_step
 

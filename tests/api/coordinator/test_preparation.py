@@ -18,14 +18,14 @@ from api.coordinator.preparation import Preparation, _Chooser
 from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
-from feature_store.job_files.choosing import QuestionRequest
-from feature_store.journal.jobs import JobRecord
-from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from feature_store.results.choosing import QuestionRequest
+from labeler.driver.mail_redis import RedisMailbox
+from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import AskedStrategy
 from tests.api.conftest import House
-from workers.federation.redis_server import RedisServer
+from workers.up.redis_server import RedisServer
 
 VECTORS = np.random.default_rng(3).normal(size=(30, 4))
 

@@ -8,10 +8,10 @@ from api.coordinator import pricing
 from api.coordinator.config import MAX_CAP_EPSILON
 from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
 from api.schema import EstimateView
-from feature_store.journal.tasks import TaskRecord
 from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, budget_for
 from labeler.errors import InvalidSetting, NotReady
+from labeler.ledger.tasks import TaskRecord
 from labeler.planning import price
 from tests.api.conftest import House
 

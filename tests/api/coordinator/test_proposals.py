@@ -14,15 +14,15 @@ from api.coordinator import pricing, submission
 from api.coordinator.pricing import charges_of
 from api.coordinator.views import read_view
 from api.schema import JobView
-from feature_store.driving.intake import said_of
-from feature_store.driving.reading import parties_of
-from feature_store.journal.chain import Head
-from feature_store.journal.database import Connection, Database
-from feature_store.mailbox.redis import RedisMailbox
 from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
 from labeler.batching import round_charges
+from labeler.driver.intake import said_of
+from labeler.driver.mail_redis import RedisMailbox
+from labeler.driver.reading import parties_of
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Connection, Database
 from labeler.messages.rounds import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
 from labeler.rounds.effects import Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun, stand

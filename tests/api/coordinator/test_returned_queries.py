@@ -9,8 +9,8 @@ from sqlalchemy.exc import IntegrityError
 
 from api.coordinator import submission
 from api.schema import JobView
-from feature_store.journal.tasks import TaskRecord
 from labeler.errors import InvalidSetting, LabelerError, PrivacyRefusal
+from labeler.ledger.tasks import TaskRecord
 from tests.api.conftest import House
 from tests.job_steps import take_step
 

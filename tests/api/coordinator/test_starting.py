@@ -9,8 +9,8 @@ import pytest
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.service import Coordinator
-from feature_store.keys import PartyKeys
 from labeler.errors import InvalidSetting
+from labeler.system.keys import PartyKeys
 from tests.api.conftest import config_fields
 
 

@@ -19,10 +19,9 @@ from api.coordinator.pricing import price_view
 from api.coordinator.views import read_view
 from api.problems import problem_of
 from api.schema import JobRequest
-from feature_store.driving.intake import Errand
-from feature_store.journal.ledger import Ledger
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
+from labeler.driver.intake import Errand
 from labeler.errors import (
     BudgetExceeded,
     IdempotencyMismatch,
@@ -33,6 +32,7 @@ from labeler.errors import (
     NotReady,
     Unavailable,
 )
+from labeler.ledger.ledger import Ledger
 from tests.api.conftest import FINGERPRINT, House
 from tests.job_steps import take_step
 

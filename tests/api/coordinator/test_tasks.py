@@ -10,8 +10,8 @@ import pytest
 
 from api.coordinator.tasks import describe_task, task_view
 from api.schema import TaskRequest
-from feature_store.journal.chain import Head
 from labeler.errors import InvalidTask, LabelerError
+from labeler.ledger.chain import Head
 from labeler.planning import price
 from labeler.task import parse_task
 from tests.api.conftest import CLASSES, FINGERPRINT, House

@@ -6,8 +6,8 @@ from typing import Literal
 
 from api.coordinator.views import ledger_in_words, ledger_seq, read_view, refusals
 from api.schema import JobView, RoundView
-from feature_store.journal.jobs import RoundCharge, RoundRecord
 from labeler.errors import LabelerError, QuorumNotReached
+from labeler.ledger.jobs import RoundCharge, RoundRecord
 from labeler.rounds.coordinator import MAX_REASON_CHARACTERS, printable
 from tests.api.conftest import House
 from tests.job_steps import take_step

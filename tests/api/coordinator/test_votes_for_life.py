@@ -12,10 +12,10 @@ from api.coordinator.budgets import FEDERATION, budget_view, open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import price_view
 from api.schema import TaskRequest
-from feature_store.journal.lifetimes import SET_ASIDE
 from labeler.accounting.lifetime import ROUND_NANO, set_aside_nano
 from labeler.budget import budget_for
 from labeler.errors import BudgetExceeded, InvalidTask
+from labeler.ledger.lifetimes import SET_ASIDE
 from tests.api.conftest import House
 
 AGENTS = ("east", "north", "west")

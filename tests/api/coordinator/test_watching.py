@@ -10,7 +10,7 @@ import pytest
 
 from api.coordinator import service
 from api.coordinator.service import Coordinator
-from feature_store.mailbox.memory import MemoryMailbox
+from labeler.driver.mail_memory import MemoryMailbox
 
 
 def test_changes_are_told_together_and_the_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

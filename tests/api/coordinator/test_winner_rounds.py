@@ -12,19 +12,19 @@ from safetensors.numpy import save
 
 from api.coordinator.views import read_view
 from api.schema import JobView
-from feature_store.job_files.releases import release_from_bytes
-from feature_store.journal.chain import Head
-from feature_store.journal.rounds import AggregateStore
-from feature_store.mailbox.redis import RedisMailbox
 from feature_store.quantize import quantize
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
+from labeler.ledger.chain import Head
+from labeler.ledger.rounds import AggregateStore
 from labeler.messages.rounds import Settled
 from labeler.messages.shares import winner_to_bytes
+from labeler.rounds.releases import release_from_bytes
 from labeler.sharing import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk
 from tests.job_steps import take_step
-from workers.federation.redis_server import RedisServer
+from workers.up.redis_server import RedisServer
 
 QUERIES = 2
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from api.coordinator.witnesses import Witnesses
-from feature_store.journal.chain import Head
-from feature_store.keys import PartyKeys
 from labeler.errors import JournalBehind
+from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Kind, Message
 from labeler.messages.envelope import Mail, Poll
+from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 
 LOST = Head(10**6, "a" * 64)

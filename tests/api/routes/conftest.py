@@ -19,10 +19,10 @@ from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import listen, serve_at
-from feature_store.certificates import certificates_for
-from feature_store.keys import PartyKeys
 from labeler.rounds.effects import Said
-from workers.federation.redis_server import RedisServer
+from labeler.system.http_client import certificates_for
+from labeler.system.keys import PartyKeys
+from workers.up.redis_server import RedisServer
 
 CLASSES = ("backpack", "keyboard", "mug")
 FINGERPRINT = "sha256:test-backbone"

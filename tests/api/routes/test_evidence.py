@@ -11,8 +11,8 @@ from api.client import Client
 from api.client_http import ServiceProblem
 from api.coordinator.ownership import Reader
 from api.schema import JobRequest
-from feature_store.evidence_file import read_signed
-from feature_store.keys import PartyKeys
+from feature_store.results.evidence_file import read_signed
+from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import DIMENSION, FINGERPRINT, Service
 
 

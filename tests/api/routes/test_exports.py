@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.exports import EXPORTS, ROWS_PER_CHUNK, image_folder_csv, json_lines, label_studio, parquet
-from feature_store.job_files.pseudo_labels import SCHEMA
+from feature_store.results.pseudo_labels import SCHEMA
 
 COUNT = 3 * ROWS_PER_CHUNK + 7
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx2
 
 from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
-from feature_store.driving.intake import Delivery
-from feature_store.journal.jobs import RoundRecord
-from feature_store.keys import PartyKeys
+from labeler.driver.intake import Delivery
+from labeler.ledger.jobs import RoundRecord
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
+from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import FINGERPRINT, Service, eventually
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -9,9 +9,9 @@ import pytest
 from fastapi import Request
 
 from api.routes.messages import MessageIntake
-from feature_store.keys import PartyKeys
 from labeler.errors import NotEnrolled, ProtocolViolation, TooLarge, Unavailable
 from labeler.messages import MAX_MESSAGE_BYTES, Header, frame
+from labeler.system.keys import PartyKeys
 
 KEYS = PartyKeys.generate()
 

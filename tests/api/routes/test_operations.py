@@ -29,15 +29,16 @@ from cryptography.x509.oid import NameOID
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from api import dashboard, examples
+from api import console as dashboard
+from api import examples
 from api.client import Client, ServiceBusy
 from api.coordinator.service import Coordinator
 from api.server import listen, serve_at
-from feature_store.keys import PartyKeys
-from feature_store.mailbox.redis import RedisMailbox
+from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
 from labeler.messages.envelope import Poll
+from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
 ROOT = Path(__file__).parents[3]

@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx2
 
-from feature_store.journal.chain import Head
-from feature_store.keys import PartyKeys
-from feature_store.mailbox import Letter
+from labeler.driver.mail import Letter
+from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Message, frame, read_frames
 from labeler.messages.envelope import Mail, Poll
 from labeler.messages.rounds import Willing
+from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
 

@@ -14,7 +14,7 @@ import pytest
 
 from api.coordinator.long_prices import TOTAL, LongPrices, PricesWait
 from api.limits import TooManyRequests
-from feature_store.journal.chain import Head
+from labeler.ledger.chain import Head
 from tests.api.routes.conftest import CLASSES, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
 
 MANY = 6

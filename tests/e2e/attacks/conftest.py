@@ -8,9 +8,9 @@ import pytest
 
 from tests.e2e.conftest import SharedFederations
 from tests.e2e.service.conftest import Service, digit_features, running
-from workers.federation import Plan
-from workers.federation.home import make_federation
 from workers.homes.settings_file import COORDINATOR_FILE
+from workers.up import Plan
+from workers.up.home import make_federation
 
 __all__ = ["digit_features"]
 

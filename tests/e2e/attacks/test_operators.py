@@ -24,7 +24,7 @@ ROOM_BYTES = 16_384
 
 @contextmanager
 def full_disk(pid: int) -> Iterator[None]:
-    """A process that can write no file beyond some bytes; to it that is a full disk (feature_store.room)."""
+    """A process that can write no file beyond some bytes; to it that is a full disk (labeler.system.files)."""
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (ROOM_BYTES, before[1]))
     try:

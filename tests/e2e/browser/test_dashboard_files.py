@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from api import dashboard
+from api import console as dashboard
 from labeler.accounting.gaussian import epsilon_of_delta
 from tests.e2e.browser.conftest import opening
 

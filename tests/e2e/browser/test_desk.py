@@ -21,7 +21,7 @@ from playwright.sync_api import expect
 
 from feature_store.backbones import load_backbone
 from workers.digits import write_digits, zip_images
-from workers.federation.redis_server import RedisServer
+from workers.up.redis_server import RedisServer
 
 OpenPage = Callable[..., Any]
 SITES = ("hospital-a", "hospital-b")

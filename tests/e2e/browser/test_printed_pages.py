@@ -9,13 +9,13 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser
 
-from feature_store.evidence_page import render_page as evidence_page
+from feature_store.results.evidence_page import render_page as evidence_page
+from feature_store.results.report.publish import write_report
 from labeler.evidence.derive import derive, software
 from tests.e2e.browser.conftest import OpenPage
+from tests.feature_store.results.report.conftest import ReportMaker
+from tests.feature_store.results.report.conftest import make_report as make_report
 from tests.labeler.evidence.conftest import facts_of, round_of, task_with
-from tests.workers.report.conftest import ReportMaker
-from tests.workers.report.conftest import make_report as make_report
-from workers.report.publish import write_report
 
 Scheme = Literal["light", "dark"]
 LONG = ("backpack of a tourist", "touring-bike", "calculator", "headphones", "computer-keyboard", "laptop-101", "mug")

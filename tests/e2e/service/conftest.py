@@ -17,9 +17,9 @@ from api.client import Client
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
 from tests.postgres_server import PostgresServer
-from workers.federation import Plan
-from workers.federation.home import make_federation
 from workers.homes.settings_file import COORDINATOR_FILE, set_line
+from workers.up import Plan
+from workers.up.home import make_federation
 
 START_S = 90.0
 

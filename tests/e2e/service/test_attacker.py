@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from api.schema import KeysRequest, PartyRequest
-from feature_store.keys import PartyKeys
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
 from labeler.messages.envelope import Poll
 from labeler.messages.rounds import AnswerSent, Ask, Proposal, Willing
 from labeler.messages.shares import share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
+from labeler.system.keys import PartyKeys
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import new_task, paid_at_instance_level, paused, posted, submit
 

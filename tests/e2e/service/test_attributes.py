@@ -14,11 +14,11 @@ from api.client import Client
 from api.schema import TaskRequest
 from feature_store.backbones import load_backbone
 from feature_store.embedding import embed_source
-from feature_store.job_files.models import read_model
+from feature_store.results.models import read_model
 from feature_store.shard import Shard
 from feature_store.sources import celeba_source, read_attributes
 from tests.e2e.service.conftest import running
-from tests.workers.jobs.test_attribute_run import NAMES, draw
+from tests.workers.run.test_attribute_run import NAMES, draw
 
 PUBLIC = 60
 

@@ -13,11 +13,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
-from feature_store.erasable import keys_in
-from feature_store.faults import FAULT_POINTS
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.release import Release
+from labeler.system.erasable import keys_in
+from labeler.system.faults import FAULT_POINTS
 from labeler.tally import QueryBatch, round_of
 from labeler.task import ReleaseKind, parse_task
 from tests.answering import AnsweringAgent

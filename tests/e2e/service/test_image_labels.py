@@ -15,10 +15,10 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from api.schema import Selection, TaskRequest
-from feature_store.exports.plain import folder_name
-from feature_store.job_files.answered import answers_of
-from feature_store.job_files.image_labels import IMAGE_SCHEMA
 from feature_store.query_selection import select_queries
+from feature_store.results.answered import answers_of
+from feature_store.results.exports.plain import folder_name
+from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.students.labelling import label_images
 from tests.e2e.service.conftest import Service
 from workers.commands.catalogue import app

@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 
 from api.client import Client, ServiceProblem
 from api.schema import TaskRequest, TaskView
-from feature_store.job_files.models import read_model
-from feature_store.job_files.questions import QUESTIONS
+from feature_store.results.models import read_model
+from feature_store.results.questions import QUESTIONS
 from tests.e2e.service.conftest import Service, running, wait_until
 
 DIMENSION = 64

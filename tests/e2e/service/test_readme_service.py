@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from feature_store.job_files.image_labels import IMAGE_SCHEMA
+from feature_store.results.image_labels import IMAGE_SCHEMA
 from tests.e2e.service.conftest import Service
 
 ROOT = Path(__file__).parents[3]

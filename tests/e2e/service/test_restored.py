@@ -18,13 +18,13 @@ import pytest
 
 from api.client import Client
 from api.client_http import ServiceProblem
-from feature_store.journal.anchor import Anchor
 from labeler.errors import JournalBehind
+from labeler.ledger.anchor import Anchor
 from tests.e2e.service.conftest import running, wait_until
 from tests.e2e.service.harm import new_task, spent_at, started, submit
 from tests.forked_command import run_forked
-from workers.federation.redis_server import RedisServer
 from workers.homes.journals import accept_restored_journal, backup_home, verify_journal
+from workers.up.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -19,9 +19,9 @@ from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import EmbedReport, embed_source
 from feature_store.shard import Shard
-from feature_store.site_key import KEY_BYTES, SiteKey
 from feature_store.sources import open_source
 from labeler.errors import LabelerError
+from labeler.system.site_key import KEY_BYTES, SiteKey
 from tests.feature_store.cluster.conftest import processes_below
 
 CLASSES = ("left", "right")

@@ -37,7 +37,7 @@ def run(installed: Path, beside: Path, code: str) -> subprocess.CompletedProcess
 def test_the_wheel_holds_every_package_with_its_pages_and_nothing_else(installed: Path) -> None:
     found = {path.name for path in installed.iterdir()}
     assert {name for name in found if not name.endswith(".dist-info")} == set(PACKAGES)
-    for needed in ("workers/report/report.html.j2", "api/dashboard/static/index.html", "labeler/py.typed"):
+    for needed in ("feature_store/results/report/report.html.j2", "api/console/static/index.html", "labeler/py.typed"):
         assert (installed / needed).is_file(), needed
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import labeler
-from feature_store.job_files.image_labels import IMAGE_SCHEMA, stamp_of
+from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
 from labeler.errors import BadData, MixedShards
 from tests.workers.notebook.test_notebook import folders, job  # noqa: F401
 from workers.commands.catalogue import app

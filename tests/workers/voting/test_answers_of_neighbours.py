@@ -25,14 +25,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import labeler.noise
-from feature_store.erasable import KeysInMemory
 from feature_store.index.engine import NumpyEngine
 from feature_store.index.exact_index import rows_at_once
-from feature_store.journal.agent_memory import AgentMemory
-from feature_store.journal.agent_rounds import JournalRounds
-from feature_store.journal.database import open_database
-from feature_store.journal.ledger import Ledger
-from feature_store.journal.promises import PromiseStore
 from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
@@ -40,12 +34,18 @@ from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import LabelerError
+from labeler.ledger.agent_memory import AgentMemory
+from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.promises import PromiseStore
 from labeler.messages.shares import share_to_bytes
 from labeler.methods import METHODS
 from labeler.methods.knn import attribute_ballots
 from labeler.methods.terms import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent

@@ -16,13 +16,13 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build, build_index, engine_int16
-from feature_store.journal.lifetimes import Spent
 from feature_store.quantize import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import SiteKey
+from labeler.ledger.lifetimes import Spent
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore
+from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.feature_store.index.fake_devices import fakes_have_names

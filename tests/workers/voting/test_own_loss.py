@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_store.durable import replace_file
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.per_instance_privacy import OwnLosses, own_losses
 from labeler.planning import price
+from labeler.system.files import replace_file
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.answering import AnsweringAgent

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.site_key import SiteKey
 from labeler.budget import Account
 from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
@@ -21,6 +20,7 @@ from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import integer_event
 from labeler.randomness import seeded_source
 from labeler.records import first_of_each_person
+from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import StatedLevel, Task, parse_task
 from tests.answering import AnsweringAgent

@@ -1,0 +1,138 @@
+"""The labels of every public image: the schema of what most users came for, as a local job and a service write it.
+
+A row for each public image, whether it was asked about or not. Everything in it follows from public images and released
+answers, at no price.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting
+
+
+class Origin(StrEnum):
+    """How an image came by its label."""
+
+    ASKED = "asked"
+    """It was a question itself, and its answer was released; the other answers may outweigh a noisy one of its own."""
+    INFERRED = "inferred"
+    """It follows from the answers to other questions."""
+
+
+IMAGE_SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("label", pa.int16()),
+        ("label_name", pa.string()),
+        ("confidence", pa.float32()),
+        ("origin", pa.string()),
+        ("task_digest", pa.string()),
+        ("job_id", pa.string()),
+    ]
+)
+"""`source` is the image's name as it was sent. `confidence` is a calibrated probability that `label` is right: the
+student's, together with the released answer about the image itself where it was asked
+(feature_store.students.calibration). Of a released model it is the model's own softmax, which is not calibrated."""
+
+
+@dataclass(frozen=True)
+class ImageStamp:
+    """What the labels of one job have in common, written into the schema's metadata.
+
+    Attributes:
+        classes: names in label order.
+        privacy: the job's data-independent guarantee, as in the privacy card.
+        is_seeded: True for a simulation, whose noise protects nobody.
+        created_at: ISO 8601, UTC.
+    """
+
+    task_digest: str
+    job_id: str
+    classes: tuple[str, ...]
+    privacy: Mapping[str, object]
+    is_seeded: bool
+    created_at: str
+
+    def metadata(self) -> dict[str, str]:
+        """As Parquet keeps it."""
+        return {
+            "task_digest": self.task_digest,
+            "job_id": self.job_id,
+            "classes": json.dumps(list(self.classes), ensure_ascii=False),
+            "privacy": json.dumps(dict(self.privacy), sort_keys=True),
+            "seeded": json.dumps(self.is_seeded),
+            "created_at": self.created_at,
+        }
+
+
+def image_label_table(
+    stamp: ImageStamp,
+    *,
+    sources: Sequence[str],
+    probabilities: NDArray[np.floating],
+    asked: NDArray[np.bool_],
+) -> pa.Table:
+    """Put what a student says of every public image into the schema.
+
+    Args:
+        stamp: of the job.
+        sources: names of the images.
+        probabilities: shape (num_images, num_classes), rows sum to one.
+        asked: shape (num_images,), which images were questions with an answer.
+
+    Raises:
+        BadData: lengths differ.
+    """
+    count = len(sources)
+    if probabilities.shape != (count, len(stamp.classes)) or asked.shape != (count,):
+        raise BadData(f"there are {count} images, and probabilities of shape {probabilities.shape}")
+    labels = probabilities.argmax(axis=1)
+    columns = [
+        pa.array(sources, pa.string()),
+        pa.array(labels, pa.int16()),
+        pa.array(stamp.classes, pa.string()).take(pa.array(labels)),
+        pa.array(probabilities.max(axis=1), pa.float32()),
+        pa.array(np.where(asked, str(Origin.ASKED), str(Origin.INFERRED)), pa.string()),
+        pa.repeat(pa.scalar(stamp.task_digest, pa.string()), count),
+        pa.repeat(pa.scalar(stamp.job_id, pa.string()), count),
+    ]
+    return pa.Table.from_arrays(columns, schema=IMAGE_SCHEMA.with_metadata(stamp.metadata()))
+
+
+def stamp_of(table: pa.Table) -> ImageStamp:
+    """What a table of image labels says of its job.
+
+    Raises:
+        BadData: it is no such table, or one of an earlier version.
+        InvalidSetting: it is of attributes (feature_store.results.attribute_labels).
+    """
+    if b"attributes" in (table.schema.metadata or {}):
+        raise InvalidSetting(
+            "these images have attributes, any number each, and this format holds one class per image; read "
+            "student_labels.parquet itself, which has a column for each attribute"
+        )
+    try:
+        about = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        if table.schema.names != IMAGE_SCHEMA.names:
+            raise ValueError
+        return ImageStamp(
+            task_digest=about["task_digest"],
+            job_id=about["job_id"],
+            classes=tuple(json.loads(about["classes"])),
+            privacy=json.loads(about["privacy"]),
+            is_seeded=bool(json.loads(about["seeded"])),
+            created_at=about["created_at"],
+        )
+    except (KeyError, ValueError, UnicodeDecodeError):
+        raise BadData(
+            "these are no labels of images as this version writes them; run `labeler run` again in the job's folder: "
+            "nothing is asked or charged twice"
+        ) from None

@@ -1,0 +1,193 @@
+"""A model as a file that travels alone: safetensors, with its privacy card in the metadata.
+
+Of two kinds: a student, which learnt from released answers and public images, and the linear model that a blind-average
+job released. Either labels new images of the same backbone:
+
+    import labeler
+    student = labeler.load_student("student.safetensors")
+    labels = student.predict("new-images.shard")
+
+Every number of a student follows from public features and a release (post-processing), so that the card of the release
+is the student's as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from labeler.errors import BadData
+from labeler.methods.blind_average import LinearTerms, MeanTerms
+from labeler.methods.federated import StepTerms
+from labeler.setting import Training
+from labeler.system.files import read_named
+
+_MOST_BYTES: Final = 2**30
+"""Of a model: twice what 32,000 classes of 2,048 features take."""
+
+LINEAR: Final = "linear"
+"""Kind of the model of a blind average; every other kind is a student's."""
+
+ATTRIBUTES: Final = "attributes"
+"""Kind of a student that says of each class whether an image has it (feature_store.students.attributes)."""
+
+
+def model_file(
+    arrays: Mapping[str, NDArray[np.generic]],
+    *,
+    kind: str,
+    classes: tuple[str, ...],
+    card: Mapping[str, Any],
+    backbone: str | None = None,
+    job_id: str | None = None,
+) -> bytes:
+    """The bytes of a safetensors file.
+
+    Args:
+        arrays: what the model consists of, by name.
+        kind: what reads it: "linear" for the model of a blind average, else the kind of a student.
+        classes: names of the classes, in the order of labels.
+        card: see `labeler.privacy_card`; it names the backbone's fingerprint.
+        backbone: the name that loads the backbone, where one does.
+        job_id: whose answers it learnt from.
+    """
+    about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
+    about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
+    # One entry: several would be written in an order that differs from process to process.
+    metadata = {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)}
+    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """A model of a file, ready to label features of its backbone.
+
+    Attributes:
+        kind: see `model_file`.
+        classes: names in label order.
+        card: what it may have learnt of one private record, at most.
+        backbone: the name that loads its backbone; empty where the file has to be named.
+        job_id: whose answers it learnt from; empty in older files.
+    """
+
+    kind: str
+    classes: tuple[str, ...]
+    card: Mapping[str, Any]
+    backbone: str
+    job_id: str
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the backbone whose features it reads."""
+        return str(self.card.get("backbone_fingerprint", ""))
+
+    @property
+    def task_digest(self) -> str:
+        """Of the task whose releases it learnt from."""
+        return str(self.card.get("task_digest", ""))
+
+    def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
+        """How sure it is of each class, shape (n, num_classes), rows sum to one, but of attributes.
+
+        For a student calibrated (feature_store.students.calibration); for a linear model the softmax of its scores,
+        which nothing has calibrated.
+
+        Args:
+            features: int16, shape (n, dimension), quantised as in shards, of its backbone.
+
+        Raises:
+            BadData: features of another dimension, or no features.
+        """
+        if self.kind == ATTRIBUTES:
+            from feature_store.students.attributes import AttributeHeads
+
+            return AttributeHeads.of_arrays(self.arrays).predict_proba(features)
+        if self.kind != LINEAR:
+            from feature_store.students import Student
+
+            return Student.of_arrays(self.kind, self.arrays).predict_proba(features)
+        from feature_store.students.projection import softmax
+        from labeler.linear_model import LinearModel
+
+        return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
+
+    def _terms(self) -> LinearTerms | MeanTerms | StepTerms:
+        try:
+            training = Training.model_validate(self.card["training"])
+        except (KeyError, ValidationError):
+            raise BadData("the model's card does not say how it was trained; download it again") from None
+        if training.sampled is not None:
+            radius = max(1.0, training.radius)
+            rows, rate = len(self.arrays["weights"]), Fraction(training.sampled.rate)
+            return StepTerms(len(self.classes), rows, training.clip_norm, training.sampled.unit, radius, rate)
+        if training.learner == "means":
+            return MeanTerms(len(self.classes), len(self.arrays["weights"]) - 1, training.radius)
+        return LinearTerms(
+            learner=training.learner,
+            num_classes=len(self.classes),
+            regularisation=training.regularisation,
+            clip_norm=training.clip_norm,
+            radius=training.radius,
+            iterations=training.iterations,
+            min_records=training.min_records,
+        )
+
+
+def read_model(path: Path | str) -> StoredModel:
+    """Read a file that `model_file` made: of `labeler run`, `labeler student`, or a service.
+
+    Raises:
+        BadData: no such file, damaged, or no model of ours.
+    """
+    where = Path(path)
+    try:
+        data = read_named(where, most_bytes=_MOST_BYTES)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = json.loads(header["__metadata__"]["labeler"])
+        model = StoredModel(
+            kind=str(about["kind"]),
+            classes=tuple(map(str, about["classes"])),
+            card=dict(about["privacy_card"]),
+            backbone=str(about.get("backbone", "")),
+            job_id=str(about.get("job_id", "")),
+            arrays=load(data),
+        )
+        _check(model)
+    except OSError as error:
+        raise BadData(
+            f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
+            "that a job gave"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+        raise BadData(
+            f"{where.name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
+        ) from None
+    return model
+
+
+def _check(model: StoredModel) -> None:
+    """Raise KeyError, TypeError or ValueError where arrays do not make a model."""
+    if model.kind == LINEAR:
+        if model.arrays["weights"].shape[1:] != (len(model.classes),):
+            raise ValueError
+        return
+    if model.kind == ATTRIBUTES:
+        from feature_store.students.attributes import AttributeHeads
+
+        if len(AttributeHeads.of_arrays(model.arrays).biases) != len(model.classes):
+            raise ValueError
+        return
+    from feature_store.students import Student
+
+    Student.of_arrays(model.kind, model.arrays)

@@ -1,0 +1,237 @@
+"""The pseudo-label set: the schema of what a labelling job gives back, and how a release becomes rows of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from feature_store.results.naming import QuestionNames
+from labeler.errors import BadData, InvalidSetting
+from labeler.linear_model import LinearModel
+from labeler.release import Release
+from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
+from labeler.task import Task
+
+SCHEMA = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("source", pa.string()),
+        ("label", pa.int16()),
+        ("label_name", pa.string()),
+        ("status", pa.string()),
+        ("task_digest", pa.string()),
+        ("job_id", pa.string()),
+        ("release", pa.string()),
+        ("sigma", pa.float64()),
+        ("k", pa.int32()),
+        ("backbone", pa.string()),
+        ("backbone_fingerprint", pa.string()),
+        ("ledger_seq", pa.int64()),
+        ("created_at", pa.timestamp("us", tz="UTC")),
+        ("noisy_votes", pa.list_(pa.float64())),
+    ]
+)
+"""One row per query asked. `noisy_votes` are the released, paid-for noisy sums, in votes; null for winner."""
+
+
+@dataclass(frozen=True)
+class JobStamp:
+    """What every row of one job has in common.
+
+    Attributes:
+        backbone: name of the backbone, for people.
+        created_at: when the set was made; the caller's clock.
+        privacy: data-independent epsilons and delta, written into the schema's metadata as JSON.
+        is_seeded: True for a simulation, whose noise a reader of the seed can subtract.
+    """
+
+    job_id: str
+    backbone: str
+    created_at: datetime
+    privacy: Mapping[str, object]
+    is_seeded: bool
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """One round of a job, and what it opened.
+
+    Attributes:
+        start: place of its first query among the job's.
+        ledger_seq: of the charge that paid for it; 0 where none was posted.
+        release: what was opened; None where nothing was.
+    """
+
+    start: int
+    num_queries: int
+    ledger_seq: int
+    release: Release | None
+
+
+def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Sequence[AnsweredRound]) -> pa.Table:
+    """Put what the rounds of a job opened into the fixed schema; queries of a round that was not opened get no label.
+
+    Args:
+        task: what was asked, of a method that asks about queries.
+        names: of every query.
+        rounds: which together ask every query once.
+
+    Raises:
+        BadData: a release does not have the shape of its round.
+    """
+    count = len(names.query_ids)
+    labels = np.full(count, ABSTAINED_LABEL, dtype=np.int16)
+    votes = None if task.release == "winner" else np.full((count, task.num_classes), np.nan)
+    statuses = [AnswerStatus.FAILED_QUORUM] * count
+    sequence = np.zeros(count, dtype=np.int64)
+    for number, one in enumerate(rounds):
+        place = slice(one.start, one.start + one.num_queries)
+        sequence[place] = one.ledger_seq
+        if one.release is None:
+            continue
+        if one.release.labels.shape != (one.num_queries,) or one.release.kind != task.release:
+            raise BadData(f"the stored release of round {number} of job {stamp.job_id} is not one of this task")
+        labels[place] = one.release.labels
+        if votes is not None and one.release.noisy_votes is not None:
+            votes[place] = one.release.noisy_votes
+        # Only a winner release holds -1: the best noisy sum was below the task's threshold.
+        statuses[place] = [
+            AnswerStatus.ABSTAINED if label == ABSTAINED_LABEL else AnswerStatus.ANSWERED
+            for label in one.release.labels.tolist()
+        ]
+    table = pseudo_label_table(
+        task,
+        stamp,
+        query_ids=names.query_ids,
+        sources=names.sources,
+        labels=labels,
+        statuses=statuses,
+        ledger_seq=sequence,
+        noisy_votes=votes,
+    )
+    table = _without_unopened(table, labels)
+    return table if task.attributes_per_record is None else _without_labels(table)
+
+
+def model_label_table(
+    task: Task,
+    stamp: JobStamp,
+    names: QuestionNames,
+    model: LinearModel,
+    features: NDArray[np.int16],
+    *,
+    ledger_seq: int,
+) -> pa.Table:
+    """What a released model says of every image, in the fixed schema; without votes, since none were counted.
+
+    Args:
+        task: of a method that asks for a model.
+        names: of every image.
+        model: of the job's one round, which pays for every label that the model gives.
+        features: int16, shape (images, dimension).
+        ledger_seq: of the charge that paid for it.
+    """
+    labels = model.predict(features)
+    return pseudo_label_table(
+        task,
+        stamp,
+        query_ids=names.query_ids,
+        sources=names.sources,
+        labels=labels,
+        statuses=[AnswerStatus.ANSWERED] * len(labels),
+        ledger_seq=np.full(len(labels), ledger_seq, dtype=np.int64),
+        noisy_votes=None,
+    )
+
+
+def pseudo_label_table(
+    task: Task,
+    stamp: JobStamp,
+    *,
+    query_ids: Sequence[str],
+    sources: Sequence[str],
+    labels: NDArray[np.int16],
+    statuses: Sequence[AnswerStatus],
+    ledger_seq: NDArray[np.int64],
+    noisy_votes: NDArray[np.float64] | None,
+) -> pa.Table:
+    """Put the answers of a job into the fixed schema.
+
+    Args:
+        task: the task; its digest, sigma and k stand in every row.
+        query_ids, sources, statuses, ledger_seq: one entry per query.
+        labels: int16, shape (num_queries,); -1 where there is no answer.
+        noisy_votes: float64, shape (num_queries, num_classes), of the histogram release; None for winner.
+
+    Raises:
+        InvalidSetting: lengths differ, a label is no class, or votes come with a winner release.
+    """
+    lengths = {len(query_ids), len(sources), len(labels), len(statuses), len(ledger_seq)}
+    if len(lengths) != 1:
+        raise InvalidSetting(f"columns of a pseudo-label set must be equally long; found lengths {sorted(lengths)}")
+    if labels.size and (labels.min() < ABSTAINED_LABEL or labels.max() >= task.num_classes):
+        raise InvalidSetting(f"a label lies outside -1 to {task.num_classes - 1}")
+    if task.release == "winner" and noisy_votes is not None:
+        raise InvalidSetting("the winner release opens no votes, so none can be stored")
+    count = len(query_ids)
+    names = pa.array([*task.classes, None], pa.string()).take(pa.array(np.where(labels < 0, task.num_classes, labels)))
+    votes = pa.nulls(count, pa.list_(pa.float64()))
+    if noisy_votes is not None:
+        offsets = np.arange(count + 1, dtype=np.int32) * task.num_classes
+        votes = pa.ListArray.from_arrays(pa.array(offsets), pa.array(noisy_votes.ravel()))
+
+    def same(value: object, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), count)
+
+    columns = [
+        pa.array(query_ids, pa.string()),
+        pa.array(sources, pa.string()),
+        pa.array(labels, pa.int16()),
+        names,
+        pa.array([str(status) for status in statuses], pa.string()),
+        same(task.digest, pa.string()),
+        same(stamp.job_id, pa.string()),
+        same(task.release, pa.string()),
+        same(task.sigma_votes, pa.float64()),
+        same(task.k, pa.int32()),
+        same(stamp.backbone, pa.string()),
+        same(task.backbone_fingerprint, pa.string()),
+        pa.array(ledger_seq, pa.int64()),
+        same(stamp.created_at, pa.timestamp("us", tz="UTC")),
+        votes,
+    ]
+    metadata = {
+        "classes": json.dumps(task.classes),
+        "privacy": json.dumps(stamp.privacy, sort_keys=True),
+        "task": task.model_dump_json(),
+        "seeded": json.dumps(stamp.is_seeded),
+    }
+    return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
+
+
+def _without_labels(table: pa.Table) -> pa.Table:
+    """Of attributes, any number of which may hold, no one is the label: the votes say how many there are."""
+    none = {
+        "label": pa.array(np.full(len(table), ABSTAINED_LABEL), pa.int16()),
+        "label_name": pa.nulls(len(table), pa.string()),
+    }
+    for name, column in none.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), column)
+    return table
+
+
+def _without_unopened(table: pa.Table, labels: NDArray[np.int16]) -> pa.Table:
+    """Null votes where nothing was opened: a NaN would look like an answer."""
+    if not (labels == ABSTAINED_LABEL).any():
+        return table
+    place = table.schema.get_field_index("noisy_votes")
+    rows = table.column("noisy_votes").combine_chunks()
+    kept = pa.array(np.arange(len(labels)), mask=labels == ABSTAINED_LABEL)
+    return table.set_column(place, table.schema.field(place), rows.take(kept))

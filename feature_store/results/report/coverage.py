@@ -1,0 +1,123 @@
+"""A map of the public set: two principal directions of its features, and what the answered queries cover.
+
+Only public features and the places of the queries go in, so the map costs no privacy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.results.report.model import Coverage
+from labeler.errors import InvalidSetting
+
+MAX_DRAWN = 3000
+"""More dots than this do not tell more, and make the page heavy."""
+
+_NEAR_RANK = 10
+_PROBES = 500
+_BLOCK_ROWS = 8192
+
+
+def evenly(count: int, most: int) -> NDArray[np.int64]:
+    """At most `most` of the numbers 0 to count - 1, evenly spaced, the first and the last among them."""
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+
+
+def map_public_set(
+    public_features: NDArray[np.generic],
+    query_features: NDArray[np.generic],
+    answered: NDArray[np.bool_],
+    *,
+    cells: NDArray[np.integer] | None = None,
+) -> Coverage:
+    """Lay the public set out in two dimensions and find which images the answers speak for.
+
+    Args:
+        public_features: shape (num_images, dimension), of any real dtype.
+        query_features: shape (num_queries, dimension).
+        answered: shape (num_queries,), which queries have a label.
+        cells: shape (num_images,), number of the query that stands for each image; -1 for none. Without
+            it an image is covered by its nearest answered query, if that is at least as similar to it
+            (by cosine) as its tenth nearest neighbour is to a typical public image.
+
+    Raises:
+        InvalidSetting: the shapes do not fit together.
+    """
+    shapes = public_features.shape, query_features.shape
+    if not (
+        public_features.ndim == query_features.ndim == 2
+        and shapes[0][1] == shapes[1][1]
+        and len(public_features)
+        and answered.shape == (len(query_features),)
+    ):
+        raise InvalidSetting(
+            f"public features {shapes[0]}, query features {shapes[1]} and answers {answered.shape} do not fit together"
+        )
+    queries = _unit_rows(query_features)
+    if cells is None:
+        covering = _nearest_answered(public_features, queries, answered)
+        meaning = f"as similar to an answered question as a typical image is to its {_NEAR_RANK}th nearest neighbour"
+    else:
+        if cells.shape != (len(public_features),) or (
+            cells.size and not -1 <= cells.min() <= cells.max() < len(queries)
+        ):
+            raise InvalidSetting("cells must name one query, or -1, for every public image")
+        named = cells.astype(np.int64)
+        covering = np.where((named >= 0) & answered[named], named, -1)
+        meaning = "in a group of similar images about which a question was answered"
+    drawn = evenly(len(public_features), MAX_DRAWN)
+    images = _unit_rows(public_features[drawn])
+    center, directions = _principal_directions(images)
+    return Coverage(
+        points=(images - center) @ directions,
+        point_query=covering[drawn],
+        query_points=(queries - center) @ directions,
+        fraction=float((covering >= 0).mean()),
+        public_images=len(public_features),
+        meaning=meaning,
+    )
+
+
+def _unit_rows(features: NDArray[np.generic]) -> NDArray[np.float64]:
+    rows = features.astype(np.float64)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1.0)
+
+
+def _principal_directions(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and the two directions of largest variance, as columns; signs fixed so that a rerun gives the same map."""
+    center = rows.mean(axis=0)
+    centered = rows - center
+    if rows.shape[1] == 1:
+        return center, np.array([[1.0, 0.0]])
+    directions = np.linalg.eigh(centered.T @ centered)[1][:, :-3:-1]
+    strongest = directions[np.abs(directions).argmax(axis=0), np.arange(2)]
+    return center, directions * np.where(strongest < 0, -1.0, 1.0)
+
+
+def _nearest_answered(
+    features: NDArray[np.generic], queries: NDArray[np.float64], answered: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The nearest answered query of each image, -1 where none is near; in blocks, for sets larger than memory."""
+    count, numbers = len(features), np.flatnonzero(answered)
+    covering = np.full(count, -1, dtype=np.int64)
+    if not len(numbers):
+        return covering
+    probes = _unit_rows(features[evenly(count, _PROBES)])
+    rank = min(_NEAR_RANK, count - 1) + 1  # An image is its own nearest, so its tenth neighbour stands at place eleven.
+    nearest = np.full((len(probes), 0), -np.inf)
+    for start in range(0, count, _BLOCK_ROWS):
+        block = _unit_rows(features[start : start + _BLOCK_ROWS])
+        merged = np.hstack([nearest, probes @ block.T])
+        keep = min(rank, merged.shape[1])
+        nearest = np.partition(merged, -keep, axis=1)[:, -keep:]
+    near = float(np.median(nearest.min(axis=1)))
+    for start in range(0, count, _BLOCK_ROWS):
+        similarity = _unit_rows(features[start : start + _BLOCK_ROWS]) @ queries[numbers].T
+        best = similarity.argmax(axis=1)
+        is_near = similarity[np.arange(len(best)), best] >= near
+        covering[start : start + _BLOCK_ROWS] = np.where(is_near, numbers[best], -1)
+    return covering

@@ -1,0 +1,395 @@
+"""The page report.html: one page without scripts that loads nothing, not even from the same folder.
+
+The template holds the words and the look; this module prepares what it fills in. Jinja2 escapes every
+value, because class names and file names come from strangers, and the page's content security policy
+forbids scripts and requests in case something slips through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment
+from PIL import Image
+
+from feature_store.results.page_templates import page_templates
+from feature_store.results.report import thumbnails, words
+from feature_store.results.report.model import (
+    MAX_FIRST,
+    MAX_PER_BAND,
+    AnsweredQuery,
+    AttributeImage,
+    ImageLabels,
+    JobReport,
+    bands,
+    confusion,
+    evenly_of,
+)
+from feature_store.results.report.pictures import OTHER_COLOR, Picture, class_colors
+from labeler.budget import say_epsilon, say_estimate
+from labeler.methods.sensitivity import contribution_in_words, unit_in_words
+from labeler.rounds.effects import AnswerStatus
+
+_MOST_CLASSES = 30
+_OPEN_TILES = 12
+
+
+def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
+    """The page as text; `pictures` as from `draw_pictures`."""
+    questions = question_tiles(report)
+    images = report.images
+    template = "report.html.j2" if report.attributes is None else "attributes.html.j2"
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            report=report,
+            pictures=pictures,
+            headline=words.headline(report),
+            guarantee=words.guarantee(report),
+            warnings=words.all_warnings(report),
+            cards=_cards(report),
+            questions=questions,
+            open_questions=questions[:_OPEN_TILES],
+            folded_questions=questions[_OPEN_TILES:],
+            has_truth=report.label_accuracy is not None or report.image_accuracy is not None,
+            has_groups=any(query.group_size > 1 for query in report.queries),
+            has_bars=any(tile["bars"] for tile in questions),
+            wrong=[] if images is None else image_tiles(report, images.wrong()[:MAX_FIRST].tolist()),
+            wrong_count=0 if images is None else len(images.wrong()),
+            unclear=[] if images is None else image_tiles(report, images.unclear()[:MAX_FIRST].tolist()),
+            sure=[] if images is None else _bands(report, images),
+            confusion=None if report.image_accuracy is None else confusion_table(report),
+            delta=words.say_delta(report.privacy.delta),
+            classes=_class_rows(report),
+            attribute_rows=_attribute_rows(report),
+            attribute_tiles=attribute_tiles(report),
+            meaning=words.what_epsilon_means(report),
+            price_rows=_price_rows(report),
+            price_lines=(*words.noise_in_words(report.task), *words.without_a_bound(report)),
+            kept=words.never_revealed(report),
+            released=words.was_released(report),
+            curve=[
+                (say_estimate(point.epsilon, digits=3), words.say_percent(point.accuracy), point)
+                for point in report.curve
+            ],
+            settings=_settings(report),
+        )
+    )
+
+
+@cache
+def _templates() -> Environment:
+    """Compiled once: a coordinator's processes make a page for every job."""
+    environment = page_templates("feature_store", "results/report")
+    environment.filters |= {"percent": words.say_percent, "count": words.count}
+    return environment
+
+
+def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:
+    """How sure the labels are, band by band, with some images of each; the least sure band first."""
+    return [
+        {
+            "name": f"{100 * band.low:g} to {100 * band.high:g} %",
+            "count": band.count,
+            "width": round(100 * band.count / len(images), 1),
+            "stated": words.say_percent(band.stated) if band.count else "–",
+            "right": "–" if band.share_right is None else words.say_percent(band.share_right),
+            "known": band.known,
+            "tiles": image_tiles(report, evenly_of(images.band_of(band.low, band.high), MAX_PER_BAND)),
+        }
+        for band in bands(images)
+    ]
+
+
+def _cards(report: JobReport) -> list[dict[str, str]]:
+    price, agent = report.privacy.instance, report.privacy.agent
+    delta = words.say_delta(report.privacy.delta)
+    cards = [
+        _card(
+            "epsilon, one image",
+            say_epsilon(price.epsilon) if price.epsilon is not None else "no bound",
+            f"at delta {delta}" if price.epsilon is not None else price.reason,
+        )
+    ]
+    if report.images is not None:
+        asked = int(report.images.asked.sum())
+        unit = f"{asked:,} of them asked about, {len(report.images) - asked:,} inferred"
+        cards.append(_card("images labelled", f"{len(report.images):,}", unit))
+    if report.attributes is not None:
+        each = words.count(len(report.attributes.outcomes), "attribute")
+        cards.append(_card("images labelled", f"{report.attributes.count:,}", f"{each} of each"))
+    cards.append(
+        _card("questions answered", f"{report.answered:,}", f"of {len(report.queries):,} asked{_right(report)}")
+    )
+    if report.student is not None and report.student.accuracy is not None:
+        tested = f" on {words.count(report.student.test_images, 'unseen image')}" if report.student.test_images else ""
+        figure = words.say_percent(report.student.accuracy)
+        cards.append(_card("student right", figure, f"{report.student.kind}{tested}"))
+    if (person := report.privacy.person) is not None:
+        most = words.count(report.privacy.records_per_person or 1, "image")
+        unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
+        cards.append(_card("epsilon, one person", say_epsilon(person.epsilon), unit))
+    cards.append(
+        _card(
+            "epsilon, whole agent",
+            say_epsilon(agent.epsilon) if agent.epsilon is not None else "no bound",
+            # The first half says what is missing; the whole of it stands where the price is explained.
+            agent.reason.split(";")[0] or f"of {report.contributors:,} that took part; {report.task.quorum:,} needed",
+        )
+    )
+    return cards
+
+
+def _card(name: str, figure: str, unit: str) -> dict[str, str]:
+    return {"name": name, "figure": figure, "unit": unit}
+
+
+def _right(report: JobReport) -> str:
+    right, known = report.scored
+    return f"; {right:,} of {known:,} that can be checked are right" if known else ""
+
+
+def _class_rows(report: JobReport) -> dict[str, Any]:
+    """The most frequent released labels with their counts, and how many classes are left out."""
+    labels = np.array([query.label for query in report.queries])
+    counts = np.bincount(labels[labels >= 0], minlength=report.task.num_classes)
+    right = np.array([query.is_right is True for query in report.queries])
+    known = np.array([query.is_right is not None for query in report.queries])
+    right_counts = np.bincount(labels[right], minlength=report.task.num_classes)
+    known_counts = np.bincount(labels[known], minlength=report.task.num_classes)
+    order = np.argsort(-counts, kind="stable")[:_MOST_CLASSES]
+    if report.task.num_classes <= _MOST_CLASSES:
+        order = np.arange(report.task.num_classes)
+    colors = class_colors(labels.tolist(), report.task.num_classes)
+    most = max(1, int(counts.max()))
+    rows = [
+        {
+            "name": report.class_name(label),
+            "color": colors.get(label, OTHER_COLOR),
+            "count": int(counts[label]),
+            "width": round(100 * int(counts[label]) / most, 1),
+            "right": f"{right_counts[label]:,} of {known_counts[label]:,}" if known_counts[label] else "–",
+        }
+        for label in order.tolist()
+    ]
+    return {"rows": rows, "left_out": report.task.num_classes - len(rows)}
+
+
+def _attribute_rows(report: JobReport) -> list[dict[str, Any]]:
+    said = report.attributes
+    return [
+        {
+            "name": one.name,
+            "on": f"{one.on:,}",
+            "width": round(100 * one.on / said.count, 1),
+            "stated": words.say_percent(one.confidence),
+            "right": words.say_percent(one.right),
+            "commoner": words.say_percent(one.commoner),
+        }
+        for one in (said.outcomes if said is not None else ())
+        if said is not None
+    ]
+
+
+def _price_rows(report: JobReport) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": row.name,
+            "instance": (say_epsilon if row.is_reported else say_estimate)(row.instance_epsilon, digits=5),
+            "agent": (say_epsilon if row.is_reported else say_estimate)(row.agent_epsilon, digits=5),
+            "is_reported": row.is_reported,
+        }
+        for row in report.privacy.breakdown
+    ]
+
+
+def _settings(report: JobReport) -> list[tuple[str, str]]:
+    task = report.task
+    traits = task.traits
+    unit = "votes" if traits.counts else unit_in_words(task)
+    opened = {"histogram": f"the noisy sum of {traits.sums}", "winner": "only the winning class"}[task.release]
+    rows = [
+        ("Task", task.name),
+        ("Classes" if task.attributes_per_record is None else "Attributes", f"{task.num_classes:,}"),
+        ("Attributes a record votes for", "" if task.attributes_per_record is None else f"{task.votes_of_a_record:,}"),
+        ("What an agent answers with", f"{contribution_in_words(task)} ({task.method}{words.neighbors(task)})"),
+        ("What is opened", f"{opened} ({task.release})"),
+        ("Noise counted on", f"{words.say_number(task.sigma_votes)} {unit} (sigma)"),
+        ("Noise in a full sum", "" if traits.has_local_noise else f"{words.say_number(task.total_sigma_votes)} {unit}"),
+        ("Agents", f"{task.agents:,}; {task.colluding_agents:,} may collude, {task.max_dropouts:,} may drop out"),
+        ("Talliers", words.talliers(task)),
+        ("Rows of the model" if traits.asks_for_a_model else "Questions at most", f"{task.rows:,}"),
+        ("Steps of training", f"{task.steps:,}" if traits.is_sampled else ""),
+        ("Grid", f"{task.scale:,} units per vote" if traits.counts else ""),
+        ("Proof for one image", report.privacy.instance.method),
+        ("Proof for a whole agent", report.privacy.agent.method),
+        ("Backbone", report.backbone),
+        ("Backbone fingerprint", task.backbone_fingerprint),
+        ("Task digest", task.digest),
+        ("Job", report.job_id),
+        ("Made", report.created_at),
+    ]
+    return [(name, value) for name, value in rows if value] + list(report.versions.items())
+
+
+MOST_BARS = 3
+"""Classes with the most votes that a question names."""
+
+STATUS_WORDS = {
+    AnswerStatus.ANSWERED: "answered",
+    AnswerStatus.ABSTAINED: "too unclear",
+    AnswerStatus.REFUSED_BUDGET: "budget spent",
+    AnswerStatus.FAILED_QUORUM: "agents missing",
+}
+
+
+def question_tiles(report: JobReport) -> list[dict[str, Any]]:
+    """Questions that a page shows, what went wrong first."""
+    shown = thumbnails.choose(report)
+    tallest = max([0.0, *(float(query.noisy_votes.max()) for _, query in shown if query.noisy_votes is not None)])
+    return [_question(report, number, query, tallest) for number, query in shown]
+
+
+def image_tiles(report: JobReport, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Some of the public images with their labels."""
+    return [] if report.images is None else [_image(report, number) for number in numbers]
+
+
+def attribute_tiles(report: JobReport) -> list[dict[str, Any]]:
+    """Some of the public images with the attributes that they have."""
+    said = report.attributes
+    return [] if said is None else [_with_attributes(image) for image in said.images]
+
+
+def _with_attributes(image: AttributeImage) -> dict[str, Any]:
+    name = ", ".join(image.has) or "none of them"
+    mark = "unmarked" if image.truth is None else "right" if image.truth == image.has else "wrong"
+    pictures = [] if image.thumbnail is None else [thumbnails.open_picture(image.thumbnail, image.source)]
+    return {
+        "images": [_picture(one, f"{image.source}: {name}") for one in pictures],
+        "mark": mark,
+        "name": name,
+        "small": "",
+        "truth": (", ".join(image.truth or ()) or "none of them") if mark == "wrong" else None,
+        "source": image.source,
+        "where": image.source,
+        "bars": [],
+    }
+
+
+def _question(report: JobReport, number: int, query: AnsweredQuery, tallest: float) -> dict[str, Any]:
+    images = [thumbnails.open_picture(png, query.query_id) for png in query.thumbnails[: thumbnails.MAX_PER_QUERY]]
+    answered = query.status is AnswerStatus.ANSWERED
+    mark = {True: "right", False: "wrong", None: "unmarked" if answered else "none"}[query.is_right]
+    name = report.class_name(query.label) if answered else "no label"
+    said = f"answered {name}" if answered else STATUS_WORDS[query.status]
+    what = "image asked about" if query.group_size == 1 else f"one of {query.group_size:,} images asked about"
+    truth = report.class_name(query.truth) if query.truth is not None and mark in ("wrong", "none") else None
+    group = f"{words.count(query.group_size, 'image')} · " if query.group_size > 1 else ""
+    return {
+        "images": [_picture(image, f"Question {number}, {what}, {query.source}: {said}") for image in images],
+        "mark": mark,
+        "name": name,
+        "small": "" if answered else STATUS_WORDS[query.status],
+        "truth": truth,
+        "source": query.source,
+        "where": f"{group}{query.source}",
+        "bars": _bars(report, query, tallest) if tallest > 0 else [],
+    }
+
+
+def _image(report: JobReport, number: int) -> dict[str, Any]:
+    images = report.images
+    assert images is not None  # noqa: S101  # asked by image_tiles alone
+    label, truth = int(images.labels[number]), int(images.truth[number])
+    mark = "unmarked" if truth < 0 else "right" if truth == label else "wrong"
+    name, sure = report.class_name(label), words.say_percent(float(images.confidences[number]))
+    png = images.thumbnails.get(number)
+    pictures = [] if png is None else [thumbnails.open_picture(png, images.sources[number])]
+    return {
+        "images": [_picture(one, f"{images.sources[number]}, labelled {name}, {sure}") for one in pictures],
+        "mark": mark,
+        "name": name,
+        "small": f"{sure}{', asked' if images.asked[number] else ''}",
+        "truth": report.class_name(truth) if mark == "wrong" else None,
+        "source": images.sources[number],
+        "where": images.sources[number],
+        "bars": [],
+    }
+
+
+def _picture(image: Image.Image, alt: str) -> dict[str, Any]:
+    return {
+        "uri": thumbnails.data_uri(image),
+        "alt": alt,
+        "is_tiny": thumbnails.is_tiny(image),
+        "width": image.width,
+        "height": image.height,
+    }
+
+
+def _bars(report: JobReport, query: AnsweredQuery, tallest: float) -> list[dict[str, Any]]:
+    """The classes with the most released noisy votes, each with its name; noise below zero shows as none."""
+    votes = query.noisy_votes
+    if votes is None:
+        return []
+    order = np.argsort(-votes, kind="stable")[:MOST_BARS].tolist()
+    return [
+        {
+            "name": report.class_name(label),
+            "width": round(100 * float(np.clip(votes[label] / tallest, 0, 1)), 1),
+            "votes": words.say_number(float(votes[label])),
+            "is_answer": label == query.label,
+        }
+        for label in order
+    ]
+
+
+MOST_CLASSES = 12
+"""Of more classes a table is wider than a page; then only pairs are named."""
+
+MOST_PAIRS = 6
+_DEEPEST = 45
+"""Percent of colour in the fullest cell: words on it stay readable."""
+
+
+def confusion_table(report: JobReport) -> dict[str, Any]:
+    """Rows of true classes, columns of labels, of the images whose truth is known; and the most confused pairs."""
+    images = report.images
+    assert images is not None  # noqa: S101  # asked where truth is known alone
+    counts = confusion(images, report.task.num_classes)
+    totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    names = [report.class_name(label) for label in range(report.task.num_classes)]
+    rows = [
+        {
+            "name": names[true],
+            "total": int(counts[true].sum()),
+            "cells": [
+                {
+                    "count": int(counts[true, label]),
+                    "depth": round(_DEEPEST * float(counts[true, label] / totals[true, 0])),
+                    "is_right": true == label,
+                }
+                for label in range(len(names))
+            ],
+        }
+        for true in range(len(names))
+    ]
+    return {"names": names, "rows": rows if len(names) <= MOST_CLASSES else [], "pairs": _pairs(counts, names)}
+
+
+def _pairs(counts: np.ndarray[Any, np.dtype[np.int64]], names: list[str]) -> list[dict[str, Any]]:
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
+    found = []
+    for cell in order.tolist():
+        true, label = divmod(cell, len(names))
+        if wrong[true, label]:
+            total = int(counts[true].sum())
+            found.append({"true": names[true], "label": names[label], "count": int(wrong[true, label]), "of": total})
+    return found

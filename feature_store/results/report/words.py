@@ -1,0 +1,341 @@
+"""Numbers and facts of a report as people say them. Bounds are rounded so that they stay true.
+
+**Totals of classes.** Released votes show a class that hardly has any, or that drowns others. The sum of a class's
+released counts over all questions is its votes plus noise of a known size. Only released numbers and public settings
+are read, so it costs nothing and tells nothing that the release does not: agents' records are never looked at. Who
+mislabelled, and who lied, no release shows.
+
+Ballots on a ball (`labeler.methods.reverse_knn`) are centred: each agent leaves out what its questions have in common
+over all classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below
+the mean, and classes asked about equally often add up to nothing whatever was answered. So of such sums no class's
+total is told apart from another's; what is said is whether all numbers together are longer than noise alone makes them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.results.report.model import AttributeReport, JobReport
+from labeler.budget import say_epsilon
+from labeler.methods.sensitivity import sums_means, unit_in_words
+from labeler.rounds.effects import AnswerStatus
+from labeler.task import Task
+
+_COIN_SAYS_NOTHING = 0.9995
+"""From here on a guess that is right "at most 100 %" of the time would be no information."""
+
+
+def say_delta(delta: float) -> str:
+    """A delta in the way the field writes it: 1e-4."""
+    mantissa, exponent = f"{delta:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def say_percent(share: float | None) -> str:
+    """A share of 1 in percent, one decimal; 100 % and 0 % only where they are exact."""
+    if share is None:
+        return "not known"
+    percent = round(100 * share, 1)
+    if 0 < share < 1:
+        percent = min(99.9, max(0.1, percent))
+    return f"{percent:g} %" if percent in (0, 100) else f"{percent:.1f} %"
+
+
+def say_number(value: float) -> str:
+    """A number of votes: three significant digits, thousands separated."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """`1 agent`, `5 agents`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def headline(report: JobReport) -> str:
+    """One claim about the labels: the best that is known of how good they are."""
+    images, unseen = report.images, report.student_accuracy
+    if report.attributes is not None:
+        return _attributes(report.attributes)
+    if images is not None and images.accuracy is not None:
+        known = int(images.known.sum())
+        whom = f"all {known:,}" if known == len(images) else f"{known:,} of {len(images):,}"
+        checked = "" if known == len(images) else " that can be checked"
+        return f"{say_percent(images.accuracy)} of {whom} public images{checked} are labelled right."
+    if unseen is not None:
+        return f"A student of the answers is right on {say_percent(unseen)} of unseen images."
+    if images is not None:
+        labelled = f"{count(len(images), 'public image')} labelled"
+        if report.task.traits.asks_for_a_model:  # its own confidence claims nothing
+            return f"{labelled} by the released model."
+        return f"{labelled}, half of them with a confidence of {say_percent(images.median_confidence)} or more."
+    if report.label_accuracy is not None:
+        return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
+    return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."
+
+
+def _attributes(said: AttributeReport) -> str:
+    whom = f"{count(len(said.outcomes), 'attribute')} of {count(said.count, 'public image')}"
+    if said.accuracy is None:
+        return f"{whom} labelled, with a mean confidence of {say_percent(said.confidence)}."
+    beside = f"always the commoner: {say_percent(said.commoner)}"
+    return f"{say_percent(said.accuracy)} of {whom} are labelled right ({beside})."
+
+
+def guarantee(report: JobReport) -> str:
+    """What stands below the claim: what it cost, in one sentence."""
+    price = report.privacy.instance
+    who = f"the {count(report.contributors, 'agent')} that answered"
+    if price.epsilon is None:
+        return f"There is no guarantee for a single private image of {who}: {price.reason.rstrip('.')}."
+    bound = f"epsilon {say_epsilon(price.epsilon)} about any one private image of {who}"
+    delta = say_delta(report.privacy.delta)
+    if report.is_seeded:
+        return f"With noise nobody can predict, nobody outside could learn more than {bound} (delta {delta})."
+    return f"Nobody outside can learn more than {bound} (delta {delta})."
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """How often, at most, a guess whether one image was used is right, where a coin is right half the time.
+
+    For an (epsilon, delta) guarantee no test of two equally likely neighbours succeeds more often than
+    (exp(epsilon) + delta) / (1 + exp(epsilon)) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
+    """
+    odds = math.exp(-epsilon)
+    return min(1.0, (1 + delta * odds) / (1 + odds))
+
+
+def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
+    """A few sentences for somebody who never heard of epsilon: what it measures, bounds, leaves out, and for whom."""
+    price, delta = report.privacy.instance, report.privacy.delta
+    first = (
+        "Epsilon measures how much everything that was released could change "
+        "if any one private image had not been used: the smaller, the less anybody can tell."
+    )
+    if price.epsilon is None:
+        return (first, f"This job has none for a single image: {price.reason.rstrip('.')}.")
+    guess = best_guess(price.epsilon, delta)
+    if guess < _COIN_SAYS_NOTHING:
+        second = (
+            f"Somebody who knows every other image and tosses a coin on whether this one was used is right "
+            f"50 % of the time; after studying every answer, and at epsilon {say_epsilon(price.epsilon)}, "
+            f"at most {math.ceil(1000 * guess) / 10:.1f} % of the time."
+        )
+    else:
+        second = (
+            f"Epsilon {say_epsilon(price.epsilon)} is large: on paper, somebody who knows every other image could "
+            "be all but certain whether this one was used."
+        )
+    third = (
+        f"Delta ({say_delta(delta)}) is the small probability left out of that promise, and whatever is made from the "
+        "answers, such as the student, costs nothing more."
+    )
+    return first, second, third, *_person(report), report.holds_against
+
+
+def _person(report: JobReport) -> tuple[str, ...]:
+    """What a person is worth who has several images, or that nobody says."""
+    price, most = report.privacy.person, report.privacy.records_per_person
+    if price is None or most is None:
+        return (
+            "All of this is about one image. A person with several is hidden less well, and by how much this task does "
+            "not say, because it does not bound how many images of one person vote (records_per_person).",
+        )
+    if price.epsilon is None:
+        return (f"For a person with several images there is no bound: {price.reason.rstrip('.')}.",)
+    return (
+        f"For all images of one person at one agent, of which at most {most:,} {'votes' if most == 1 else 'vote'}, "
+        f"epsilon is {say_epsilon(price.epsilon)}; a person with images at two agents is hidden less well than that.",
+    )
+
+
+def neighbors(task: Task) -> str:
+    """The number of neighbours that vote, where any do."""
+    return f", k = {task.k:,}" if task.traits.has_k else ""
+
+
+def talliers(task: Task) -> str:
+    """How many talliers there are, and what they add."""
+    if task.dishonest_talliers is None:
+        return str(task.talliers)
+    return f"{task.talliers}, who add the noise; {task.dishonest_talliers} may be dishonest"
+
+
+def _noise_of_talliers(task: Task, unit: str) -> tuple[str, ...]:
+    dishonest = task.dishonest_talliers or 0
+    missing = (
+        f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
+        "nothing is opened."
+        if task.max_dropouts
+        else "No agent may fail to answer: if one is missing, nothing is opened."
+    )
+    share, votes = task.sigma_votes / math.sqrt(task.noise_contributors), " votes" * task.traits.counts
+    return (
+        f"The three talliers hide the sum under noise, each with a standard deviation of {say_number(share)} {unit}; "
+        f"agents add none. The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can "
+        "subtract.",
+        f"However many agents collude, they know none of it. {'One' if dishonest == 1 else 'Two'} of the three "
+        "talliers may pool what they know with whoever attacks; noise that an attacker knows does not count.",
+        missing,
+        "That caution is paid for in accuracy, not in epsilon: a sum carries "
+        f"{say_number(task.total_sigma_votes)}{votes} of noise, {task.total_sigma_votes / task.sigma_votes:.2f} times "
+        "what is counted on.",
+    )
+
+
+def noise_in_words(task: Task) -> tuple[str, ...]:
+    """What the noise is made of, and what caution about colluding or missing agents costs."""
+    if task.traits.has_local_noise:
+        return (
+            "Each agent adds all the noise that its price needs to what it learnt, once, before it answers anything. "
+            "So nobody else's noise is counted on, and agents that collude weaken nothing.",
+            f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
+        )
+    unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
+    if task.noise_by == "talliers":
+        return _noise_of_talliers(task, unit)
+    hidden, everyone = task.noise_contributors, task.agents
+    share, total = task.sigma_votes / math.sqrt(hidden), task.total_sigma_votes
+    lines = [
+        f"Each agent hides its {task.traits.sums} under noise of its own, with a standard deviation of "
+        f"{say_number(share)} {unit}. "
+        f"The price counts on {say_number(task.sigma_votes)}{' votes' * task.traits.counts} of noise that nobody can "
+        "subtract."
+    ]
+    if task.colluding_agents:
+        lines.append(
+            f"Up to {count(task.colluding_agents, 'agent')} may pool what they know with whoever attacks. "
+            "Noise that an attacker knows does not count, so the others add more."
+        )
+    else:
+        lines.append("Nobody is assumed to know any of it; an agent knows its own.")
+    if task.max_dropouts:
+        lines.append(
+            f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; "
+            f"with fewer than {task.quorum} of {everyone} nothing is opened."
+        )
+    else:
+        lines.append("No agent may fail to answer: if one is missing, nothing is opened.")
+    if hidden < everyone:
+        lines.append(
+            "That caution is paid for in accuracy, not in epsilon: with everybody there a sum carries "
+            f"{say_number(total)}{' votes' * task.traits.counts} of noise, {total / task.sigma_votes:.2f} times what "
+            "is counted on."
+        )
+    return tuple(lines)
+
+
+def without_a_bound(report: JobReport) -> tuple[str, ...]:
+    """Why the whole of an agent has no bound, and what would give it one."""
+    reason = report.privacy.agent.reason
+    return (f"For a whole agent: {reason.rstrip('.')}.",) if reason else ()
+
+
+def never_revealed(report: JobReport) -> tuple[str, ...]:
+    """What the protocol keeps with its owner."""
+    return (
+        "any private image, its features or its label",
+        "how any agent voted on any question" if report.task.traits.counts else "what any agent learnt, without noise",
+        f"a sum of {report.task.traits.sums} without noise",
+        # Where every record votes exactly once, the noisy sums add up to about as many votes as there are records.
+        *(("how many records an agent holds",) if not report.task.traits.is_reverse else ()),
+        *(("how close any question was",) if report.task.release == "winner" else ()),
+    )
+
+
+def was_released(report: JobReport) -> tuple[str, ...]:
+    """What anybody may see, and what the price pays for."""
+    opened = (
+        "the winning class of each question, chosen under noise"
+        if report.task.release == "winner"
+        else "the sum of all agents' records by class, along public axes, under noise, and the labels it gives"
+        if sums_means(report.task)
+        else "each step of training a linear model under noise, hence the model itself and the labels it gives"
+        if report.task.traits.is_sampled
+        else "a linear model: the mean of the agents' models under noise, and the labels it gives"
+        if report.task.traits.asks_for_a_model
+        else f"one noisy sum of {report.task.traits.sums} per question and "
+        + ("class, and the label it gives" if report.attributes is None else "attribute, and the labels they give")
+    )
+    size = ("about how many records all agents hold together",) if report.task.traits.is_reverse else ()
+    return (opened, *size, "how many agents took part", "the settings of the task, with its class names", "the price")
+
+
+def all_warnings(report: JobReport) -> tuple[str, ...]:
+    """What a reader must know before trusting the page, most serious first."""
+    found: list[str] = []
+    if report.is_seeded:
+        found.append(
+            "This was a simulation: the noise came from a seed, and whoever knows the seed can subtract it. "
+            "The epsilons say what the same settings give with real randomness."
+        )
+    missing = len(report.queries) - report.answered
+    if missing:
+        counts = report.status_counts
+        reasons = [
+            words if counts[status] == missing else f"{counts[status]:,} {words}"
+            for status, words in (
+                (AnswerStatus.ABSTAINED, "too unclear to label"),
+                (AnswerStatus.REFUSED_BUDGET, "refused because the budget was spent"),
+                (AnswerStatus.FAILED_QUORUM, "for lack of agents"),
+            )
+            if counts[status]
+        ]
+        found.append(f"{count(missing, 'question')} got no label: {', '.join(reasons)}.")
+    if not report.answered:
+        found.append("So there is no student, and no image has a label. What it cost stays paid for.")
+    return (*found, *class_totals(report))
+
+
+STANDS_OUT: Final = 3.0
+"""Deviations of the noise; a class without votes seems to have some once in 740 times.
+
+A class is called silent only where one with its share of all votes would have twice as much: that one is below with the
+same chance. Of fewer votes, a few questions at a small price, no class by itself is seen, though all together may be.
+"""
+
+LOPSIDED: Final = 20.0
+
+ALL_NOISE: Final = (
+    "No class's released votes stand out of the noise: what is labelled is guessed. Spend more, or ask less."
+)
+
+
+def class_totals(report: JobReport) -> tuple[str, ...]:
+    """Sentences about classes whose released votes are no more than noise, or many times another's."""
+    rows = [query.noisy_votes for query in report.queries if query.noisy_votes is not None]
+    if not rows or not report.task.traits.counts or report.attributes is not None:
+        return ()
+    if _is_noise(np.array(rows), report.task.total_sigma_votes):
+        return (ALL_NOISE,)
+    if report.task.ballot_radius is not None:
+        return ()
+    totals = np.sum(rows, axis=0)
+    noise = report.task.total_sigma_votes * math.sqrt(len(rows))
+    if totals.mean() < 2 * STANDS_OUT * noise:
+        return ()
+    found: list[str] = []
+    silent = [report.class_name(int(label)) for label in np.flatnonzero(totals < STANDS_OUT * noise)]
+    if silent:
+        found.append(
+            f"The released votes for {', '.join(silent)} add up to no more than noise: agents may hold none of "
+            f"{'these' if len(silent) > 1 else 'it'}, or too few records for this price. "
+            f"{'Their images' if len(silent) > 1 else 'Images of it'} are probably called something else."
+        )
+    heard = np.flatnonzero(totals >= STANDS_OUT * noise)
+    most, least = heard[np.argmax(totals[heard])], heard[np.argmin(totals[heard])]
+    if totals[most] >= LOPSIDED * totals[least]:
+        found.append(
+            f"{report.class_name(int(most))} got about {totals[most] / totals[least]:.0f} times the votes of "
+            f"{report.class_name(int(least))}: labels of the rarer class are less sure than they look."
+        )
+    return tuple(found)
+
+
+def _is_noise(votes: NDArray[np.float64], sigma: float) -> bool:
+    """Whether the sum of squares is what noise alone has: chi-squared, of mean n and variance 2 n for n numbers."""
+    numbers = votes.size
+    return float(np.square(votes / sigma).sum()) < numbers + STANDS_OUT * math.sqrt(2 * numbers)

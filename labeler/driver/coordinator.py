@@ -1,0 +1,492 @@
+"""The coordinator's driver: carries out what `labeler.rounds.coordinator` wants, for all jobs of a turn together.
+
+    acquire   messages, writes of others, wakes and looks that are due; and the jobs they are about, out of the journal
+    step      the machines of these jobs, on a plan of which nothing counts yet
+    store     one write transaction for everything that the plan stores
+    send      one pipeline of signed messages; whoever waits is told; what is durable goes on in the next turn
+
+Whoever delivers messages waits for the commit that holds their effect, and messages that arrive meanwhile are taken by
+the next turn: the more comes, the more of it shares a commit. Nothing in memory is the truth: each turn reads its jobs
+anew, so a driver that begins with nothing, or one whose job was changed by others, does the same as any other.
+
+Where the transaction of a turn fails, nothing of it is kept, and it is done again piece by piece (each errand, each
+message, each look), so that what the journal refuses harms itself alone.
+
+It runs without threads: a test calls `turn`.
+
+More than 400 lines: what a turn does, and what it does again where the journal refuses it, are one order.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from labeler.driver.intake import Delivery, Errand, Inbox, Incoming
+from labeler.driver.mail import Mailbox
+from labeler.driver.reading import Live, Loader, PartyBook, Plan, parties_of
+from labeler.driver.sending import Relays, Writer, note_stored, send_off
+from labeler.driver.stepping import Questions, Stepper
+from labeler.driver.storing import Settlement, Storer
+from labeler.errors import LabelerError, Replayed, TryAgain, Unavailable, WrongDigest
+from labeler.ledger.database import Database
+from labeler.ledger.jobs import JobStore
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.rounds import AggregateStore
+from labeler.ledger.sequences import Sequences
+from labeler.ledger.tasks import TaskStore
+from labeler.messages import COORDINATOR
+from labeler.release import Release
+from labeler.rounds import winner_line
+from labeler.rounds.effects import (
+    UNFINISHED,
+    Admitted,
+    Ended,
+    Event,
+    Failed,
+    Now,
+    PartiesChanged,
+    Party,
+    Patience,
+    Stored,
+    Tick,
+)
+from labeler.rounds.job_state import JobRun
+from labeler.rounds.lanes import Lanes, admit, next_place_s
+from labeler.system.clock import Clock
+
+log = logging.getLogger("labeler.conductor")
+
+REFRESH_S = 1.0
+"""How often the journal is asked which jobs are unfinished, for wakes that were lost."""
+
+_COUNTED_S = 0.5
+
+JobEvent = tuple[str, Event]
+
+
+class CoordinatorDriver:
+    """See the module.
+
+    Args:
+        questions: makes the questions of jobs.
+        settlement: says what is charged to whom.
+        encode_release: a release as it is stored.
+        steady: seconds that never run backwards.
+        requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
+        is_simulated: noise from a known seed is expected, and every release says so; never in a service.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        ledger: Ledger,
+        tasks: TaskStore,
+        jobs: JobStore,
+        aggregates: AggregateStore,
+        parties: PartyBook,
+        sequences: Sequences,
+        sender: Writer,
+        mailbox: Mailbox,
+        questions: Questions,
+        settlement: Settlement,
+        encode_release: Callable[[Release], bytes],
+        patience: Patience,
+        clock: Clock,
+        steady: Callable[[], float] = time.monotonic,
+        requester_of: Callable[[str], str] = lambda _: "",
+        is_simulated: bool = False,
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._sequences = sequences
+        self._book = parties
+        self._mailbox = mailbox
+        self._clock = clock
+        self._steady = steady
+        self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
+        self._sender = sender
+        self.observe: Callable[[JobRun, JobRun], None] | None = None
+        """Told of each job's step, as it was before and is now, once it is durable."""
+        self.relays = Relays()
+        self._inbox = Inbox()
+        self._loader = Loader(
+            database, tasks, jobs, aggregates, patience, requester_of=requester_of, is_simulated=is_simulated
+        )
+        self._live = self._loader.live
+        self._stepper = Stepper(sender, questions, self.relays, patience)
+        self._line = winner_line.Line()
+        self._lanes = Lanes()
+        self._stored: list[str] = []
+        """Jobs whose last step is durable and that go on at once."""
+        self._last: dict[tuple[str, str], int] = {}
+        self._relayed: dict[tuple[str, str], int] = {}
+        self._parties: dict[str, Party] = {}
+        self._version = -1
+        self._every_s = max(0.05, min(REFRESH_S, patience.ask_again_s))
+        self._refreshed_s: float | None = None
+        self._counted: tuple[float, dict[str, int]] = (-_COUNTED_S, {})
+
+    # What others say; any thread. See `Inbox`.
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Take messages at the next turn; `delivery.done` is told what became of them."""
+        self._inbox.deliver(delivery)
+
+    def hand_in(self, errand: Errand) -> None:
+        """Write something in the next turn's transaction; `errand.done` is told what became of it."""
+        self._inbox.hand_in(errand)
+
+    def tell(self, job_id: str, event: Event) -> None:
+        """What a party of this very process says of a job: there is no message to check, and nobody waits."""
+        self._inbox.tell(job_id, event)
+
+    def wake(self, job_id: str) -> None:
+        """Something about a job was changed in the journal, or around it: look at it at the next turn."""
+        self._inbox.wake(job_id)
+
+    def ring(self) -> None:
+        """End a `wait` at once."""
+        self._inbox.ring()
+
+    def close(self) -> None:
+        """Take nothing more; whoever waits is told to send again."""
+        self._inbox.close()
+
+    def wait(self) -> None:
+        """Wait until there is something to do, or `ring`."""
+        self._inbox.wait(lambda: 0.0 if self._stored else self._next_s() - self._steady())
+
+    def trouble(self, job_id: str) -> Exception | None:
+        """Why an unfinished job could not go on when it was tried last; None where it could, or is none."""
+        live = self._live.get(job_id)
+        return None if live is None else live.trouble
+
+    # A turn.
+
+    def turn(self) -> bool:
+        """Do everything that is to be done now.
+
+        Returns:
+            Whether there is more to do at once.
+        """
+        deliveries, errands, told, woken = self._inbox.take()
+        now = self._now()
+        try:
+            events = self._due(told, woken, now)
+        except LabelerError as error:
+            self._unreadable(deliveries, errands, woken, now, error)
+            return False
+        try:
+            self._work(deliveries, events, errands, now)
+        except Exception as error:
+            for errand in errands:
+                errand.settle(unavailable(error))  # who was told already stays told
+            raise
+        return bool(self._stored)
+
+    def _work(
+        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], errands: Sequence[Errand], now: Now
+    ) -> None:
+        """Acquire, step, store and send; where it cannot be stored, piece by piece."""
+        try:
+            plan = self._stepped(deliveries, events, now)
+        except LabelerError as error:
+            self._unreadable(deliveries, errands, [job_id for job_id, _ in events], now, error)
+            return
+        plan.errands += errands
+        try:
+            self._commit(plan)
+        except Exception as error:
+            if len(deliveries) + len(events) + len(errands) > 1 or any(len(one.messages) > 1 for one in deliveries):
+                problem = getattr(error, "problem_type", type(error).__name__)
+                log.info("a turn is done again piece by piece", extra={"problem": problem})
+                self._apart(deliveries, events, errands, now)
+            else:
+                self._refused(deliveries, events, errands, error, plan)
+            return
+        self._keep(plan)
+
+    def _apart(
+        self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], errands: Sequence[Errand], now: Now
+    ) -> None:
+        for errand in errands:
+            self._work([], [], [errand], now)
+        for delivery in deliveries:
+            outcomes: list[int | LabelerError] = []
+            for message in delivery.messages:
+                self._work([Delivery((message,), None, outcomes.append)], [], [], now)
+                if isinstance(outcomes[-1], LabelerError):
+                    break
+            failed = next((one for one in outcomes if isinstance(one, LabelerError)), delivery.error)
+            delivery.done(len(outcomes) if failed is None else failed)
+        for event in events:
+            self._work([], [event], [], now)
+
+    def _refused(
+        self,
+        deliveries: Sequence[Delivery],
+        events: Sequence[JobEvent],
+        errands: Sequence[Errand],
+        error: Exception,
+        plan: Plan,
+    ) -> None:
+        """The journal does not take one single piece; nothing of it is kept."""
+        for job_id, job in plan.jobs.items():
+            if job.run.state in UNFINISHED:  # one that was read for the first time waits as others do
+                self._live.setdefault(job_id, Live(job.run, due_s=plan.now.steady_s))
+        for errand in errands:
+            errand.settle(error)
+        for delivery in deliveries:
+            if not isinstance(error, LabelerError):
+                log.error("a message met a defect", exc_info=error)
+            delivery.done(error if isinstance(error, LabelerError) else unavailable(error))
+            for incoming in delivery.messages:
+                if isinstance(error, Replayed):
+                    # It had been kept, and what followed the commit failed: the journal knows more than this memory.
+                    self._last.pop((incoming.message.header.sender, incoming.verify_key), None)
+                    self.wake(self._loader.known_job(incoming))
+                else:
+                    self._fail(self._loader.known_job(incoming), error, plan.now)
+        for job_id, event in events:
+            if isinstance(event, Failed) and job_id in self._live:
+                self._live[job_id].pause(error, self._steady())  # it could not be ended yet
+            else:
+                self._fail(job_id, error, plan.now)
+
+    def _fail(self, job_id: str, error: Exception, now: Now, *, number: int | None = None) -> None:
+        """After a step of a job was not kept: end it where it cannot go on, else it waits.
+
+        Args:
+            number: of the round whose messages could not be written, where that is why.
+        """
+        if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
+            log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
+            self._work([], [(job_id, Failed(error, number))], [], now)
+        elif job_id in self._live:
+            self._live[job_id].pause(error, self._steady())
+
+    def _unreadable(
+        self,
+        deliveries: Iterable[Delivery],
+        errands: Iterable[Errand],
+        woken: Iterable[str],
+        now: Now,
+        error: LabelerError,
+    ) -> None:
+        """Do nothing, as the journal cannot be read now; looks that were due are lost, so all jobs have one."""
+        log.warning("journal cannot be read now", extra={"problem": error.problem_type})
+        self._inbox.wake_again([*self._live, *woken])
+        self._refreshed_s = now.steady_s
+        for delivery in deliveries:
+            delivery.done(unavailable(error))
+        for errand in errands:
+            errand.settle(unavailable(error))
+
+    # Acquire.
+
+    def _due(self, told: list[JobEvent], woken: dict[str, None], now: Now) -> list[JobEvent]:
+        """What is to be looked at now, beside messages."""
+        if self._refreshed_s is None or now.steady_s - self._refreshed_s >= self._every_s:
+            unfinished = dict.fromkeys(self._loader.unfinished())
+            self._refreshed_s = now.steady_s
+            woken.update(dict.fromkeys(job_id for job_id in unfinished if job_id not in self._live))
+            woken.update(dict.fromkeys(job_id for job_id in self._live if job_id not in unfinished))
+        stored, self._stored = self._stored, []
+        events: list[JobEvent] = [(job_id, Stored()) for job_id in stored]
+        if self._book.version != self._version:
+            version = self._book.version
+            parties = parties_of(self._book.all())
+            if parties != self._parties:
+                self._parties = parties
+                events += [(job_id, PartiesChanged(parties)) for job_id in self._live]
+            self._version = version
+        events += told
+        for job_id, live in self._live.items():
+            if live.due_s <= now.steady_s:
+                live.due_s = math.inf  # until its step says when again
+                woken.setdefault(job_id)
+        # A pause that a failure has earned is not shortened.
+        paused = [one for one in woken if one in self._live and now.steady_s < self._live[one].not_before_s]
+        return events + [(job_id, Tick(self._mail(now))) for job_id in woken if job_id not in paused]
+
+    def _mail(self, now: Now) -> dict[str, int]:
+        """How much mail waits with whom, as counted within the last half second."""
+        if now.steady_s - self._counted[0] >= _COUNTED_S:
+            try:
+                counted = dict(self._mailbox.all_pending(list(self._parties)))
+            except LabelerError:
+                counted = {}
+            self._counted = (now.steady_s, counted)
+        return self._counted[1]
+
+    def _next_s(self) -> float:
+        """When something is to be done by itself."""
+        refresh_s = self._steady() if self._refreshed_s is None else self._refreshed_s + self._every_s
+        place_s = next_place_s(self._lanes)
+        return min([refresh_s, *(live.due_s for live in self._live.values()), *([] if place_s is None else [place_s])])
+
+    def _now(self) -> Now:
+        return Now(self._clock().timestamp(), self._steady())
+
+    # Step.
+
+    def _stepped(self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], now: Now) -> Plan:
+        """A plan of what all of this comes to.
+
+        Raises:
+            LabelerError: the journal cannot be read.
+        """
+        about = {id(one): self._loader.job_of(one) for delivery in deliveries for one in delivery.messages}
+        wanted = dict.fromkeys([*about.values(), *(job_id for job_id, _ in events)])
+        plan = Plan(now, {}, self._line, self._lanes)
+        self._read(wanted, plan)
+        ended = {one for one in plan.jobs if one in self._live and plan.jobs[one].run.state not in UNFINISHED}
+        for job_id in ended:  # by somebody else: whoever took part is told
+            self._stepper.step_safely(job_id, Ended(plan.jobs[job_id].run.state), plan)
+        for delivery in deliveries:
+            plan.answers.append((delivery, self._take(delivery, about, plan)))
+        open_jobs = [one for one in events if one[0] in plan.jobs and plan.jobs[one[0]].run.state in UNFINISHED]
+        for job_id, event in _in_turns(open_jobs, lambda one: plan.jobs[one[0]].record.created_by):
+            self._stepper.step_safely(job_id, event, plan)
+        while True:  # jobs whose turn it is, and rounds whose turn to have their winners found has come
+            plan.lanes, admitted = admit(plan.lanes, now.steady_s)
+            follow, plan.follow = plan.follow, []
+            if not admitted and not follow:
+                return plan
+            following = [self._loader.of_round.get(round_digest, "") for round_digest in follow]
+            self._read([*admitted, *following], plan)
+            for job_id in admitted:
+                if job_id in plan.jobs:
+                    self._stepper.step_safely(job_id, Admitted(), plan)
+            for job_id in following:
+                if job_id in plan.jobs:
+                    self._stepper.step_safely(job_id, Tick(self._mail(now)), plan)
+
+    def _read(self, job_ids: Iterable[str], plan: Plan) -> None:
+        missing = [job_id for job_id in job_ids if job_id and job_id not in plan.jobs]
+        plan.jobs |= self._loader.load(missing, self._parties)
+
+    def _take(self, delivery: Delivery, about: dict[int, str], plan: Plan) -> int | LabelerError:
+        """How many messages are taken, or why the first that is not is refused."""
+        for incoming in delivery.messages:
+            try:
+                self._take_one(incoming, about[id(incoming)], plan)
+            except LabelerError as error:
+                return error
+            except Exception as error:
+                log.exception("a message met a defect", extra={"message_id": incoming.message.message_id})
+                return unavailable(error)
+        return len(delivery.messages) if delivery.error is None else delivery.error
+
+    def _take_one(self, incoming: Incoming, job_id: str, plan: Plan) -> None:
+        header = incoming.message.header
+        if job_id not in plan.jobs:
+            raise WrongDigest(
+                "the answer is about a job that this coordinator never proposed"
+                if incoming.job_id
+                else "the message belongs to a round that this coordinator never opened"
+            )
+        party = self._parties.get(header.sender)
+        if party is None or party.verify_key != incoming.verify_key:
+            raise Unavailable(f"the keys of {header.sender!r} were changed at this moment; send again")
+        # Tried on a draft, so that nothing is kept of a message that is not taken.
+        draft = plan.draft(job_id)
+        refusal = self._stepper.step(job_id, incoming.event, draft, incoming)
+        if refusal is not None:
+            raise refusal
+        numbers = plan.taken if header.recipient == COORDINATOR else plan.relayed
+        way = (header.sender, incoming.verify_key if header.recipient == COORDINATOR else header.recipient)
+        last = numbers[way] if way in numbers else self._last_of(*way, is_relayed=numbers is plan.relayed)
+        if header.sequence <= last:
+            raise Replayed(
+                f"message {header.sequence} of {header.sender!r} for {header.recipient!r} is not new: message {last} "
+                "was taken. If it was sent again because the answer was lost, it has arrived"
+            )
+        plan.join(draft)
+        numbers[way] = header.sequence
+        if incoming.head is not None:
+            plan.heads[header.sender] = incoming.head
+
+    def _last_of(self, sender: str, key: str, *, is_relayed: bool) -> int:
+        """The highest number of a sender that was taken: under a key, or for a tallier."""
+        if is_relayed:
+            return self._relayed.get((sender, key), 0)
+        if (sender, key) not in self._last:
+            self._last[sender, key] = self._sequences.last(sender, key)
+        return self._last[sender, key]
+
+    # Store.
+
+    def _commit(self, plan: Plan) -> None:
+        """Store everything of a turn in one transaction."""
+        if not plan.is_stored:
+            return
+        prices = {job_id: self._storer.prices(plan.jobs[job_id], stores) for job_id, stores in plan.stores.items()}
+        with self._database.write() as connection:
+            for errand in plan.errands:
+                try:
+                    with self._database.attempt(connection):
+                        errand.write(connection)
+                except LabelerError as error:
+                    plan.refused[errand] = error
+            for job_id, stores in plan.stores.items():
+                self._storer.store(plan.jobs[job_id], stores, connection, prices=prices[job_id])
+            for (sender, verify_key), sequence in plan.taken.items():
+                self._sequences.taken(sender, sequence, verify_key=verify_key, connection=connection)
+            if plan.heads:
+                self._book.answered(plan.heads, connection=connection)
+        note_stored(plan)
+
+    # Send.
+
+    def _keep(self, plan: Plan) -> None:
+        """What is durable is true in memory too; then everything leaves, and who waits is told."""
+        self._line, self._lanes = plan.line, plan.lanes
+        self._last |= plan.taken
+        for errand in plan.errands:
+            errand.settle(plan.refused.get(errand))
+        for job_id, run in plan.runs.items():
+            live = self._live.get(job_id)
+            if self.observe is not None:
+                self.observe(plan.jobs[job_id].run if live is None else live.run, run)
+            self._loader.keep(run)
+            if run.is_storing and job_id in plan.stores:
+                self._stored.append(job_id)
+        failure = send_off(plan, self._sender, self._ledger, self._mailbox)
+        relayed = {id(incoming) for incoming in plan.relays}
+        for delivery, outcome in plan.answers:
+            is_lost = failure is not None and any(id(incoming) in relayed for incoming in delivery.messages)
+            delivery.done(unavailable(failure) if failure is not None and is_lost else outcome)
+        if failure is None:
+            self._relayed |= plan.relayed
+            for incoming in plan.relays:
+                self.relays.sent(incoming.message)
+        for job_id, look_s in plan.looks.items():
+            if job_id in self._live and job_id not in plan.retries:
+                live = self._live[job_id]
+                live.due_s, live.pause_s, live.not_before_s, live.trouble = look_s, 0.0, 0.0, None
+        for job_id, error in plan.retries.items():
+            self._live.setdefault(job_id, Live(plan.jobs[job_id].run)).pause(error, self._steady())
+        for run in plan.runs.values():
+            if run.state not in UNFINISHED:
+                self._sender.forget(self._loader.forget(run))
+        for job_id, failed in plan.broken.items():
+            self._fail(job_id, failed.error, plan.now, number=failed.number)
+
+
+def _in_turns(events: Sequence[JobEvent], requester_of: Callable[[JobEvent], str]) -> list[JobEvent]:
+    """The events with requesters taking turns, each requester's in order."""
+    lanes: dict[str, list[JobEvent]] = {}
+    for one in events:
+        lanes.setdefault(requester_of(one), []).append(one)
+    longest = max(map(len, lanes.values()), default=0)
+    return [lane[place] for place in range(longest) for lane in lanes.values() if place < len(lane)]
+
+
+def unavailable(error: Exception) -> LabelerError:
+    """What whoever sent something is told where it could not be taken now."""
+    return error if isinstance(error, TryAgain) else Unavailable("the journal cannot take it now; send again")

@@ -1,0 +1,358 @@
+"""The mailbox inside one process: for `labeler run`, for tests and for simulations.
+
+The twin of `labeler.driver.mail_redis`: the same positions, leases, bounds and waiting, without a server. Any number
+of threads and event loops may use one at once. Everything is gone when the process ends, which a mailbox may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from labeler.driver.mail import (
+    CHANGED,
+    ENDED,
+    MAIL_SEEN_S,
+    MAIL_UNUSED_S,
+    MAX_EVENTS,
+    MAX_MAIL,
+    MAX_MAIL_BYTES,
+    PROGRESS_UNUSED_S,
+    Letter,
+    Work,
+    check_mail,
+    check_wait,
+    check_work,
+    format_position,
+    parse_position,
+)
+from labeler.errors import NotReady
+from labeler.untrusted import canonical_json, check_party_id, check_text
+
+_START: Final = (0, 0)
+_SWEEP_EVERY: Final = 4096
+"""Sends between two looks for what has expired: the cost of forgetting is spread, and what is kept stays bounded."""
+
+MOST_SEEN: Final = 4096
+"""Messages that are known when they come again: of the last day, and no more, so that memory does not grow."""
+
+MOST_TOLD: Final = 512
+"""Jobs whose events are kept; who watches another looks at it in the journal."""
+
+
+_Key = tuple[str, str]
+_Position = tuple[int, int]
+
+
+@dataclass
+class _Stream:
+    """Entries in order of their positions."""
+
+    expires: float
+    last: _Position = _START
+    entries: dict[_Position, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _Piece:
+    """One piece of work: who holds it since when, and how often it was handed out."""
+
+    work_id: str
+    consumer: str | None = None
+    since: float = 0.0
+    attempt: int = 0
+
+
+@dataclass
+class _Queue:
+    last: _Position = _START
+    pieces: dict[_Position, _Piece] = field(default_factory=dict)
+    entry_of: dict[str, _Position] = field(default_factory=dict)
+
+
+class MemoryMailbox:
+    """The `labeler.driver.mail.Mailbox` of one process; see the module.
+
+    Args:
+        now: seconds since 1970, from which positions and expiries follow. A simulation gives its own; then calls that
+            wait still wait by the real clock, so it does not let them wait.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._changed = threading.Condition()
+        self._streams: dict[_Key, _Stream] = {}
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._queues: dict[str, _Queue] = {}
+        self._alive: dict[str, float] = {}
+        self._waiting: dict[_Key, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+        self._sends = 0
+
+    def check(self) -> None:
+        """See the protocol: memory always answers and throws nothing away."""
+
+    def empty(self) -> None:
+        """Forget everything, as a Redis does that is emptied or started anew. Whoever waits goes on waiting."""
+        with self._changed:
+            self._streams.clear()
+            self._told.clear()
+            self._seen.clear()
+            self._queues.clear()
+            self._alive.clear()
+
+    # Mail
+
+    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
+        """See the protocol."""
+        self.send_all([Letter(recipient, data, message_id)])
+
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
+        """See the protocol: one step for everybody else, so that who waits is handed all of its messages."""
+        for letter in letters:
+            check_mail(letter.recipient, letter.data, letter.message_id)
+        with self._changed:
+            for letter in letters:
+                self._put(letter)
+            for job_id in tell:
+                self._publish(job_id, ENDED if job_id in ended else CHANGED)
+            # Each once, however much came for it.
+            self._wake(dict.fromkeys(("mail", letter.recipient) for letter in letters))
+            self._wake([("progress", job_id) for job_id in tell])
+
+    async def receive(
+        self,
+        recipient: str,
+        after: str,
+        wait_s: float,
+        max_messages: int = 16,
+        *,
+        max_bytes: int = MAX_MAIL_BYTES,
+    ) -> list[tuple[str, bytes]]:
+        """See the protocol."""
+        key = ("mail", check_party_id(recipient, "recipient of mail"))
+        return await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
+
+    def pending(self, recipient: str) -> int:
+        """See the protocol."""
+        with self._changed:
+            stream = self._stream(("mail", check_party_id(recipient, "recipient of mail")))
+            return 0 if stream is None else len(stream.entries)
+
+    def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
+        """See the protocol."""
+        return {recipient: self.pending(recipient) for recipient in recipients}
+
+    # Work
+
+    def add_work(self, queue: str, work_id: str) -> None:
+        """See the protocol."""
+        check_work(queue, work_id)
+        with self._changed:
+            waiting = self._queues.setdefault(queue, _Queue())
+            if work_id in waiting.entry_of:
+                return
+            waiting.last = self._next(waiting.last)
+            waiting.pieces[waiting.last] = _Piece(work_id)
+            waiting.entry_of[work_id] = waiting.last
+            self._changed.notify_all()
+
+    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
+        """See the protocol."""
+        deadline = time.monotonic() + wait_s
+        with self._changed:
+            while True:
+                waiting = self._queues.get(queue, _Queue())
+                now = self._now()
+                free = (entry for entry, piece in waiting.pieces.items() if piece.consumer is None)
+                overdue = (
+                    entry
+                    for entry, piece in waiting.pieces.items()
+                    if piece.consumer is not None and now - piece.since >= lease_s
+                )
+                entry = next(overdue, None) or next(free, None)
+                if entry is not None:
+                    piece = waiting.pieces[entry]
+                    piece.consumer, piece.since, piece.attempt = consumer, now, piece.attempt + 1
+                    return Work(queue, piece.work_id, format_position(entry), consumer, piece.attempt)
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return None
+                leases = [piece.since + lease_s - now for piece in waiting.pieces.values()]
+                self._changed.wait(min(left_s, *leases) if leases else left_s)
+
+    def heartbeat(self, work: Work) -> None:
+        """See the protocol."""
+        with self._changed:
+            piece = self._piece(work)
+            if piece is None or piece.consumer != work.consumer:
+                raise NotReady(
+                    f"work {work.work_id!r} is no longer held by {work.consumer!r}: its lease ran out, or the mailbox "
+                    "was emptied"
+                )
+            piece.since = self._now()
+
+    def done(self, work: Work) -> None:
+        """See the protocol."""
+        with self._changed:
+            if self._piece(work) is not None:
+                waiting = self._queues[work.queue]
+                del waiting.pieces[parse_position(work.entry)]
+                del waiting.entry_of[work.work_id]
+
+    # Signs of life
+
+    def show_life(self, role: str, *, for_s: float) -> None:
+        """See the protocol."""
+        with self._changed:
+            self._alive[check_text(role, "role", most=100)] = self._now() + for_s
+
+    def is_alive(self, role: str) -> bool:
+        """See the protocol."""
+        with self._changed:
+            return self._alive.get(check_text(role, "role", most=100), 0.0) > self._now()
+
+    # Progress
+
+    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
+        """See the protocol."""
+        with self._changed:
+            self._publish(job_id, event)
+            self._wake([("progress", job_id)])
+
+    async def watch(
+        self, job_id: str, after: str, wait_s: float, max_events: int = 100
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """See the protocol."""
+        key = ("progress", check_text(job_id, "job_id", most=200))
+        found = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
+        return [(position, json.loads(data)) for position, data in found]
+
+    # Ends
+
+    def close(self) -> None:
+        """See the protocol: nothing is open."""
+
+    async def aclose(self) -> None:
+        """See the protocol: nothing is open."""
+
+    def __repr__(self) -> str:
+        return "MemoryMailbox(<redacted>)"
+
+    # With `_changed` held
+
+    def _next(self, last: _Position) -> _Position:
+        """The position after `last`: of now, or one more where the clock stands or went back."""
+        now_ms = int(self._now() * 1000)
+        return (now_ms, 0) if now_ms > last[0] else (last[0], last[1] + 1)
+
+    def _put(self, letter: Letter) -> None:
+        now, name = self._now(), (letter.recipient, letter.message_id)
+        if self._seen.get(name, now) > now:
+            return
+        self._seen[name] = now + MAIL_SEEN_S
+        self._seen.move_to_end(name)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        self._append(("mail", letter.recipient), bytes(letter.data), most=MAX_MAIL, unused_s=MAIL_UNUSED_S)
+        self._sends += 1
+        if self._sends % _SWEEP_EVERY == 0:
+            now = self._now()
+            self._streams = {key: stream for key, stream in self._streams.items() if stream.expires > now}
+
+    def _publish(self, job_id: str, event: Mapping[str, Any]) -> None:
+        key = ("progress", check_text(job_id, "job_id", most=200))
+        self._append(key, canonical_json(dict(event)), most=MAX_EVENTS, unused_s=PROGRESS_UNUSED_S)
+        self._told[job_id] = None
+        self._told.move_to_end(job_id)
+        if len(self._told) > MOST_TOLD:
+            self._streams.pop(("progress", self._told.popitem(last=False)[0]), None)
+
+    def _stream(self, key: _Key) -> _Stream | None:
+        stream = self._streams.get(key)
+        if stream is not None and stream.expires <= self._now():
+            del self._streams[key]
+            return None
+        return stream
+
+    def _append(self, key: _Key, entry: bytes, *, most: int, unused_s: float) -> None:
+        expires = self._now() + unused_s
+        stream = self._stream(key)
+        if stream is None:
+            stream = self._streams[key] = _Stream(expires)
+        stream.expires = expires
+        stream.last = self._next(stream.last)
+        stream.entries[stream.last] = entry
+        if len(stream.entries) > most:
+            del stream.entries[next(iter(stream.entries))]
+
+    def _wake(self, keys: Iterable[_Key]) -> None:
+        for key in keys:
+            for loop, event in self._waiting.get(key, ()):
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(event.set)
+
+    def _piece(self, work: Work) -> _Piece | None:
+        queue = self._queues.get(work.queue)
+        piece = None if queue is None else queue.pieces.get(parse_position(work.entry))
+        return piece if piece is not None and piece.work_id == work.work_id else None
+
+    def _found(
+        self, key: _Key, position: _Position, count: int, max_bytes: int, *, drop: bool
+    ) -> list[tuple[str, bytes]]:
+        stream = self._stream(key)
+        if stream is None:
+            return []
+        if position > stream.last:
+            position = _START
+        elif drop:
+            for old in list(itertools.takewhile(lambda entry: entry <= position, stream.entries)):
+                del stream.entries[old]
+        found: list[tuple[str, bytes]] = []
+        size = 0
+        for entry, data in stream.entries.items():
+            if entry <= position:
+                continue
+            size += len(data)
+            if len(found) == count or (found and size > max_bytes):
+                break
+            found.append((format_position(entry), data))
+        return found
+
+    async def _read(
+        self, key: _Key, after: str, wait_s: float, count: int, *, max_bytes: int, drop: bool
+    ) -> list[tuple[str, bytes]]:
+        check_wait(wait_s)
+        position = parse_position(after)
+        if not wait_s:  # nor is there an event loop to wait in, where nobody ever waits
+            with self._changed:
+                return self._found(key, position, count, max_bytes, drop=drop)
+        loop = asyncio.get_running_loop()
+        waiter = (loop, asyncio.Event())
+        until = loop.time() + wait_s
+        try:
+            while True:
+                with self._changed:
+                    waiter[1].clear()
+                    found = self._found(key, position, count, max_bytes, drop=drop)
+                    if found or loop.time() >= until:
+                        return found
+                    self._waiting.setdefault(key, set()).add(waiter)
+                try:
+                    async with asyncio.timeout_at(until):
+                        await waiter[1].wait()
+                except TimeoutError:
+                    continue
+        finally:
+            with self._changed:
+                left = self._waiting.get(key, set())
+                left.discard(waiter)
+                if not left:
+                    self._waiting.pop(key, None)

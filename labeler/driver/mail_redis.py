@@ -1,0 +1,442 @@
+"""The mailbox among processes: streams of Redis. The only door to it.
+
+    key                            type     what                                         kept
+    mail:RECIPIENT                 stream   messages on their way to one party           the last 10,000; 7 days unused
+    mail-seen:LENGTH:RECIPIENT:ID  string   this message was put into the mail           1 day
+    work:QUEUE                     stream   work not yet done, with one consumer group   until done
+    work-ids:QUEUE                 hash     work id -> its entry in the stream           until done
+    progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
+    alive:ROLE                     string   some process of a role was there lately      seconds
+
+What a mailbox promises is in `labeler.driver.mail`; positions are ids of streams. Redis 6.2 is enough. It
+must be reachable by nobody but the coordinator and its embedders: whoever can read it sees sealed shares and who
+answers, and whoever can write to it can hold up the service.
+
+A little over 400 lines: one twin of the protocol, beside `memory`, with its scripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from labeler.driver.mail import (
+    CHANGED,
+    ENDED,
+    MAIL_SEEN_S,
+    MAIL_UNUSED_S,
+    MAX_EVENTS,
+    MAX_MAIL,
+    MAX_MAIL_BYTES,
+    MAX_WAIT_S,
+    PROGRESS_UNUSED_S,
+    Letter,
+    Work,
+    check_mail,
+    check_wait,
+    check_work,
+    format_position,
+    parse_position,
+)
+from labeler.errors import InvalidSetting, NotReady, Unavailable, UnsafeStorage
+from labeler.untrusted import canonical_json, check_party_id, check_text
+
+MAIL_KEY = "mail:{recipient}"
+MAIL_SEEN_KEY = "mail-seen:{length}:{recipient}:{message_id}"
+WORK_KEY = "work:{queue}"
+WORK_IDS_KEY = "work-ids:{queue}"
+PROGRESS_KEY = "progress:{job_id}"
+ALIVE_KEY = "alive:{role}"
+
+MAX_WAITING = 9_000
+"""Most parties and people that wait at once, one connection each; a redis-server takes 10,000 unless told otherwise."""
+
+_GROUP = "workers"
+_OLDEST_REDIS = (6, 2)
+_START = "0-0"
+_REPLY_GRACE_S = 5.0
+_TAKEOVER_EVERY_S = 1.0
+_ERROR_CODE = re.compile(r"\b[A-Z]{3,20}\b")
+
+# Each script is one step for every other client: no crash can leave a mark without its message.
+_SEND = """
+if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'data', ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
+_MAIL = """
+local found, start, size, last = {}, ARGV[1], 0, '0-0'
+local about = redis.pcall('XINFO', 'STREAM', KEYS[1])
+if about.err then
+  if not string.find(about.err, 'no such key') then return about end
+else
+  for place = 1, #about, 2 do
+    if about[place] == 'last-generated-id' then last = about[place + 1] end
+  end
+end
+local function is_more(one, other)
+  if #one ~= #other then return #one > #other end
+  return one > other
+end
+local time, number = string.match(start, '(%d+)-(%d+)')
+local last_time, last_number = string.match(last, '(%d+)-(%d+)')
+if is_more(time, last_time) or (time == last_time and is_more(number, last_number)) then
+  start = '0-0'
+elseif ARGV[5] ~= '' and start ~= '0-0' then
+  redis.call('XTRIM', KEYS[1], 'MINID', ARGV[5])
+end
+local from = start
+while #found < tonumber(ARGV[2]) do
+  local entry = redis.call('XRANGE', KEYS[1], '(' .. from, '+', 'COUNT', 1)[1]
+  if not entry then break end
+  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
+  if size > tonumber(ARGV[3]) and (#found > 0 or ARGV[4] == '0') then break end
+  found[#found + 1], from = entry, entry[1]
+end
+return {start, found}
+"""
+_ADD_WORK = """
+local known = redis.call('HGET', KEYS[2], ARGV[1])
+if known and #redis.call('XRANGE', KEYS[1], known, known) > 0 then return 0 end
+local entry = redis.call('XADD', KEYS[1], '*', 'work', ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], entry)
+return 1
+"""
+_HEARTBEAT = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local held = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1, ARGV[3])
+if held.err or #held == 0 then return 0 end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[2], 'JUSTID')
+return 1
+"""
+_DONE = """
+local entries = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
+if #entries > 0 and entries[1][2][2] == ARGV[3] then
+  redis.pcall('XACK', KEYS[1], ARGV[1], ARGV[2])
+  redis.call('XDEL', KEYS[1], ARGV[2])
+end
+if redis.call('HGET', KEYS[2], ARGV[3]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[3]) end
+return 1
+"""
+
+
+class RedisMailbox:
+    """The `labeler.driver.mail.Mailbox` of many processes; see the module.
+
+    Args:
+        url: redis://, rediss:// or unix://, with its password.
+
+    Raises:
+        InvalidSetting: no such URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        # RESP2: replies have one shape in every version since 6.2.
+        options: dict[str, Any] = {"protocol": 2, "socket_connect_timeout": 2.0}
+        backoff = ExponentialBackoff(cap=0.2, base=0.02)
+        try:
+            # Any: the library types each reply as one of many; `decode_responses` is off, so replies are bytes.
+            self._redis: Any = redis.Redis.from_url(url, socket_timeout=10.0, retry=Retry(backoff, 3), **options)
+            self._waiting: Any = redis.asyncio.Redis.from_url(
+                url,
+                socket_timeout=MAX_WAIT_S + 2 * _REPLY_GRACE_S,
+                max_connections=MAX_WAITING,
+                retry=AsyncRetry(backoff, 3),
+                **options,
+            )
+        except (ValueError, TypeError):
+            raise InvalidSetting(
+                "the redis URL must be redis://, rediss:// or unix://, with a host or a path"
+            ) from None
+        self._send = self._redis.register_script(_SEND)
+        self._mail = self._waiting.register_script(_MAIL)
+        self._add_work = self._redis.register_script(_ADD_WORK)
+        self._heartbeat = self._redis.register_script(_HEARTBEAT)
+        self._done = self._redis.register_script(_DONE)
+
+    def check(self) -> None:
+        """Make sure that Redis answers, is recent enough and throws nothing away by itself.
+
+        Raises:
+            Unavailable: it does not answer.
+            UnsafeStorage: it evicts keys when memory runs low, or is older than 6.2.
+        """
+        with _reaching():
+            version = str(self._redis.info("server").get("redis_version", "0"))
+            try:
+                policy = _text(self._redis.config_get("maxmemory-policy").get("maxmemory-policy", b""))
+            except ResponseError:
+                policy = ""
+            # Hosted services forbid CONFIG; INFO says the same.
+            policy = policy or str(self._redis.info("memory").get("maxmemory_policy", ""))
+        if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < _OLDEST_REDIS:
+            raise UnsafeStorage(f"redis is version {version}, at least 6.2 is needed")
+        if policy != "noeviction":
+            raise UnsafeStorage(
+                f"redis has maxmemory-policy {policy or 'unknown'!r}, so it may throw away mail and work "
+                "without a word; set maxmemory-policy to noeviction"
+            )
+
+    # Mail
+
+    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
+        """See the protocol: one script, so that no crash leaves the mark without the message."""
+        self.send_all([Letter(recipient, data, message_id)])
+
+    def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
+        """See the protocol: one transaction, so that who waits is handed all of its messages, not the first alone."""
+        for letter in letters:
+            check_mail(letter.recipient, letter.data, letter.message_id)
+        if not letters and not tell:
+            return
+        with _reaching():
+            try:
+                self._pipe(letters, tell, ended)
+            except NoScriptError:
+                # A server that was started anew knows no script; what was sent before it said so is not sent twice.
+                self._redis.script_load(_SEND)
+                self._pipe(letters, tell, ended)
+
+    def _pipe(self, letters: Sequence[Letter], tell: Collection[str], ended: Collection[str]) -> None:
+        with self._redis.pipeline(transaction=True) as steps:
+            for letter in letters:
+                who = letter.recipient
+                # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
+                seen = MAIL_SEEN_KEY.format(length=len(who), recipient=who, message_id=letter.message_id)
+                args: list[bytes | int] = [letter.data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
+                # Not by way of the script's object, which asks the server each time whether it knows the script.
+                steps.evalsha(self._send.sha, 2, MAIL_KEY.format(recipient=who), seen, *args)
+            for job_id in tell:
+                _publish(steps, job_id, ENDED if job_id in ended else CHANGED)
+            steps.execute()
+
+    async def receive(
+        self,
+        recipient: str,
+        after: str,
+        wait_s: float,
+        max_messages: int = 16,
+        *,
+        max_bytes: int = MAX_MAIL_BYTES,
+    ) -> list[tuple[str, bytes]]:
+        """See the protocol. Redis counts the bytes, so that no more than `max_bytes` is ever in this process."""
+        key = MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))
+        entries = await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
+        return [(position, fields[b"data"]) for position, fields in entries if b"data" in fields]
+
+    def pending(self, recipient: str) -> int:
+        """How many messages lie in a party's mail, those included that it took and has not confirmed."""
+        with _reaching():
+            return int(self._redis.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))))
+
+    def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
+        """See the protocol."""
+        asked = list(recipients)
+        with _reaching(), self._redis.pipeline(transaction=False) as steps:
+            for recipient in asked:
+                steps.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail")))
+            return {recipient: int(count) for recipient, count in zip(asked, steps.execute(), strict=True)}
+
+    # Work
+
+    def add_work(self, queue: str, work_id: str) -> None:
+        """Ask for a piece of work; while it is not done, asking again changes nothing."""
+        check_work(queue, work_id)
+        with _reaching():
+            self._add_work(keys=_work_keys(queue), args=[work_id])
+
+    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
+        """See the protocol. Waits in slices, so that a lease that runs out meanwhile is noticed."""
+        key, _ = _work_keys(queue)
+        deadline = time.monotonic() + wait_s
+        with _reaching():
+            while True:
+                left_s = deadline - time.monotonic()
+                try:
+                    found = self._take_over(key, consumer, lease_s) or self._take_new(key, consumer, left_s)
+                    if found is not None:
+                        return self._work(queue, consumer, *found)
+                except ResponseError as error:
+                    if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                        raise
+                    # An empty Redis, new or emptied while we waited: it has no group yet.
+                    self._make_group(key)
+                    continue
+                if left_s <= 0:
+                    return None
+
+    def heartbeat(self, work: Work) -> None:
+        """See the protocol."""
+        with _reaching():
+            is_held = self._heartbeat(
+                keys=[WORK_KEY.format(queue=work.queue)], args=[_GROUP, work.entry, work.consumer]
+            )
+        if not is_held:
+            raise NotReady(
+                f"work {work.work_id!r} is no longer held by {work.consumer!r}: its lease ran out, or redis was emptied"
+            )
+
+    def done(self, work: Work) -> None:
+        """Take work off the queue, after its result is durable."""
+        with _reaching():
+            self._done(keys=_work_keys(work.queue), args=[_GROUP, work.entry, work.work_id])
+
+    # Signs of life
+
+    def show_life(self, role: str, *, for_s: float) -> None:
+        """Say that a process of a role is there; counts for so many seconds."""
+        with _reaching():
+            self._redis.set(ALIVE_KEY.format(role=check_text(role, "role", most=100)), b"1", px=round(for_s * 1000))
+
+    def is_alive(self, role: str) -> bool:
+        """Whether any process of a role was there lately."""
+        with _reaching():
+            return bool(self._redis.exists(ALIVE_KEY.format(role=check_text(role, "role", most=100))))
+
+    # Progress
+
+    def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
+        """Tell whoever watches a job; nothing private may be in it."""
+        with _reaching(), self._redis.pipeline(transaction=True) as steps:
+            _publish(steps, job_id, event)
+            steps.execute()
+
+    async def watch(
+        self, job_id: str, after: str, wait_s: float, max_events: int = 100
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """The events of a job after a position, oldest first; waits for them, 0 to 30 seconds."""
+        key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
+        entries = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
+        return [(position, json.loads(fields[b"event"])) for position, fields in entries if b"event" in fields]
+
+    # Ends
+
+    def close(self) -> None:
+        """Close what the calls that return at once have opened."""
+        self._redis.close()
+
+    async def aclose(self) -> None:
+        """Close everything; to be awaited in the event loop in which mail was received."""
+        await self._waiting.aclose()
+        self.close()
+
+    def __repr__(self) -> str:
+        return "RedisMailbox(<redacted>)"
+
+    async def _read(
+        self, key: str, after: str, wait_s: float, count: int, *, max_bytes: int, drop: bool
+    ) -> list[tuple[str, dict[bytes, bytes]]]:
+        check_wait(wait_s)
+        position = parse_position(after)
+        with _reaching():
+            async with asyncio.timeout(wait_s + 2 * _REPLY_GRACE_S):
+                start, found = await self._mail_after(key, position, count, max_bytes, is_first=True, drop=drop)
+                if found or wait_s <= 0:
+                    return found
+                # One comes alone out of the wait, and then whatever came with it. 0 would wait for ever.
+                reply = await self._waiting.xread({key: start}, count=1, block=max(1, round(wait_s * 1000)))
+                found = [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
+                if found and count > 1:
+                    left = max_bytes - sum(map(len, found[0][1].values()))
+                    first = parse_position(found[0][0])
+                    found += (await self._mail_after(key, first, count - 1, left, is_first=False, drop=False))[1]
+        return found
+
+    async def _mail_after(
+        self, key: str, after: tuple[int, int], count: int, max_bytes: int, *, is_first: bool, drop: bool
+    ) -> tuple[str, list[tuple[str, dict[bytes, bytes]]]]:
+        """What is there after a position, in one step; and the position, or the start where the stream ends before it.
+
+        Args:
+            key: of the stream.
+            after: the position.
+            count, max_bytes: of entries, at most.
+            is_first: one entry is given however large it is.
+            drop: what lies up to the position is done with.
+        """
+        start, following = format_position(after), f"{after[0]}-{after[1] + 1}" if drop else ""
+        found_from, reply = await self._mail(keys=[key], args=[start, count, max_bytes, int(is_first), following])
+        entries = [(_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in reply]
+        return _text(found_from), entries
+
+    def _take_over(self, key: str, consumer: str, lease_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
+        cursor = _START
+        while True:
+            reply = self._redis.xautoclaim(key, _GROUP, consumer, round(lease_s * 1000), start_id=cursor, count=1)
+            for entry, fields in reply[1]:
+                # Redis 6.2 lists what was deleted as nothing.
+                if entry is not None and fields:
+                    return _text(entry), fields
+            cursor = _text(reply[0])
+            if cursor == _START:
+                return None
+
+    def _take_new(self, key: str, consumer: str, left_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
+        # In slices, so that a lease that runs out meanwhile is noticed.
+        block = max(1, round(min(left_s, _TAKEOVER_EVERY_S) * 1000)) if left_s > 0 else None
+        reply = self._redis.xreadgroup(_GROUP, consumer, {key: ">"}, count=1, block=block)
+        for _, entries in reply or []:
+            for entry, fields in entries:
+                return _text(entry), fields
+        return None
+
+    def _work(self, queue: str, consumer: str, entry: str, fields: Mapping[bytes, bytes]) -> Work:
+        pending = self._redis.xpending_range(WORK_KEY.format(queue=queue), _GROUP, entry, entry, 1)
+        attempt = int(pending[0]["times_delivered"]) if pending else 1
+        return Work(queue, _text(fields[b"work"]), entry, consumer, attempt)
+
+    def _make_group(self, key: str) -> None:
+        try:
+            self._redis.xgroup_create(key, _GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
+        raise Unavailable(
+            f"redis cannot be reached ({type(error).__name__}); nothing is lost, it is tried again once redis answers"
+        ) from None
+    except RedisError as error:
+        # Only the code (OOM, MISCONF) or its class (OutOfMemoryError): what follows may quote keys.
+        # Of several commands sent together the library says first which one it was.
+        said = str(error).rpartition("caused error: ")[2]
+        code = _ERROR_CODE.search(said) if type(error) is ResponseError else None
+        name = code[0] if code else type(error).__name__
+        raise Unavailable(
+            f"redis refused a command ({name}); if it is out of memory give it more, if it is read-only name the "
+            "primary, if it allows too little check the user in its URL"
+        ) from None
+
+
+def _publish(steps: Any, job_id: str, event: Mapping[str, Any]) -> None:
+    key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
+    steps.xadd(key, {"event": canonical_json(dict(event))}, maxlen=MAX_EVENTS, approximate=True)
+    steps.expire(key, PROGRESS_UNUSED_S)
+
+
+def _work_keys(queue: str) -> tuple[str, str]:
+    return WORK_KEY.format(queue=queue), WORK_IDS_KEY.format(queue=queue)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,335 @@
+"""Acquire: jobs with work as the journal has them, read anew for each turn, and the plan of what a turn makes of them.
+
+The journal is the only truth. Of a job that is not finished memory holds what no journal needs: since when it waits,
+whose word it has already used, and its pause after a failure. A driver that begins with nothing asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from labeler.driver.intake import Delivery, Errand, Incoming
+from labeler.errors import LabelerError, NotFound
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
+from labeler.ledger.parties import PartyRecord
+from labeler.ledger.rounds import AggregateStore
+from labeler.ledger.tasks import TaskRecord, TaskStore
+from labeler.release import Release
+from labeler.rounds import winner_line
+from labeler.rounds.coordinator import LONGEST_PAUSE_S
+from labeler.rounds.effects import Failed, Now, Party, Patience, Send, Store
+from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.lanes import Lanes
+from labeler.rounds.releases import release_from_bytes
+
+log = logging.getLogger("labeler.conductor")
+
+_FIRST_PAUSE_S = 0.25
+_MOST_TASKS = 1024
+
+
+class PartyBook(Protocol):
+    """Who takes part: `labeler.ledger.parties.PartyStore`, or whoever has the parties in its own process."""
+
+    @property
+    def version(self) -> int:
+        """Another one whenever a party has changed."""
+
+    def all(self) -> Sequence[PartyRecord]:
+        """Every party."""
+
+    def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
+        """Keep how far the journals are that agents' answers came from."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A job as it was read.
+
+    Attributes:
+        record, rounds: its rows.
+        run: it as its machine takes it, with what only memory holds of it.
+    """
+
+    record: JobRecord
+    task: TaskRecord
+    rounds: tuple[RoundRecord, ...]
+    run: JobRun
+
+
+@dataclass
+class Live:
+    """What memory holds of a job that is not finished.
+
+    Attributes:
+        run: as its machine left it.
+        due_s: when it is looked at by itself.
+        pause_s: how long it waits after its last failure; 0 where it goes on.
+        not_before_s: until when a wake does not shorten that.
+        trouble: its last failure; None where it goes on.
+    """
+
+    run: JobRun
+    due_s: float = math.inf
+    pause_s: float = 0.0
+    not_before_s: float = 0.0
+    trouble: Exception | None = None
+
+    def pause(self, error: Exception, steady_s: float) -> None:
+        """A job that could not go on waits, ever longer, and a wake does not shorten that."""
+        if isinstance(error, LabelerError):
+            log.warning("job waits", extra={"job_id": self.run.job_id, "problem": error.problem_type})
+        else:
+            log.error("job met a defect", extra={"job_id": self.run.job_id}, exc_info=error)
+        self.trouble = error
+        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S) if self.pause_s else _FIRST_PAUSE_S
+        self.not_before_s = self.due_s = steady_s + self.pause_s
+
+
+class Loader:
+    """Reads jobs: all of a turn in one read; remembers tasks, and what was opened, which never change.
+
+    Args:
+        requester_of: the name of whoever holds a token, by its id; never of a job that nobody submitted.
+        is_simulated: noise from a known seed is expected.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        tasks: TaskStore,
+        jobs: JobStore,
+        aggregates: AggregateStore,
+        patience: Patience,
+        *,
+        requester_of: Callable[[str], str],
+        is_simulated: bool = False,
+    ) -> None:
+        self._database = database
+        self._tasks = tasks
+        self._jobs = jobs
+        self._aggregates = aggregates
+        self._patience = patience
+        self._requester_of = requester_of
+        self._is_simulated = is_simulated
+        self._known: dict[str, TaskRecord] = {}
+        self.live: dict[str, Live] = {}
+        """Jobs that are not finished, as far as they were read before."""
+        self.of_round: dict[str, str] = {}
+        """The job of each of their rounds' digests."""
+
+    def unfinished(self) -> list[str]:
+        """Ids of every job that is not finished, oldest first."""
+        return self._jobs.unfinished_ids()
+
+    def known_job(self, incoming: Incoming) -> str:
+        """The job that a message is about, as far as memory knows."""
+        return incoming.job_id or self.of_round.get(incoming.message.header.round_digest, "")
+
+    def job_of(self, incoming: Incoming) -> str:
+        """The job that a message is about; empty where no job has such a round."""
+        known = self.known_job(incoming)
+        if not known:
+            with suppress(NotFound):
+                known = self._jobs.round_of(incoming.message.header.round_digest).job_id
+        return known
+
+    def load(self, job_ids: Collection[str], parties: Mapping[str, Party]) -> dict[str, Loaded]:
+        """Jobs as they are kept, with what memory holds of them; those that are not there are left out."""
+        if not job_ids:
+            return {}
+        with self._database.read() as connection:
+            records = self._jobs.many(job_ids, connection=connection)
+            ids = list(records)
+            rounds = self._jobs.rounds_of(ids, connection=connection)
+            answers = self._jobs.willingness.answers_of(ids, connection=connection)
+            asked = self._jobs.willingness.asked_of(ids, connection=connection)
+            self._learn({record.task_digest for record in records.values()}, connection)
+            posted = [one.round_digest for found in rounds.values() for one in found if one.state == "posted"]
+            sums = self._aggregates.of_all(posted, connection=connection)
+            opened = {one: self._opened(records[one], rounds[one], connection) for one in ids}
+        found = {}
+        for job_id, record in records.items():
+            task, before = self._known[record.task_digest], self.live.get(job_id)
+            fresh = JobRun(
+                job_id=job_id,
+                task=task.task,
+                participants=task.participants,
+                num_queries=record.num_queries,
+                expires_at_s=record.expires_at.timestamp(),
+                patience=self._patience,
+                state=record.state,
+                rounds=tuple(_round_run(one, sums, opened[job_id]) for one in rounds[job_id]),
+                answers=answers.get(job_id, {}),
+                asked=asked.get(job_id),
+                parties=parties,
+                requester=self._requester_of(record.created_by),
+                is_simulated=self._is_simulated,
+            )
+            run = fresh if before is None else _remembering(fresh, before.run)
+            found[job_id] = Loaded(record, task, tuple(rounds[job_id]), run)
+        return found
+
+    def keep(self, run: JobRun) -> None:
+        """Remember a job as its last step left it."""
+        self.live.setdefault(run.job_id, Live(run)).run = run
+        self.of_round |= {one.round_digest: run.job_id for one in run.rounds if one.round_digest}
+
+    def forget(self, run: JobRun) -> list[str]:
+        """Remember nothing more of a job; the digests of its rounds."""
+        self.live.pop(run.job_id, None)
+        digests = [one.round_digest for one in run.rounds if one.round_digest]
+        for digest in digests:
+            self.of_round.pop(digest, None)
+        return digests
+
+    def _opened(
+        self, record: JobRecord, rounds: Iterable[RoundRecord], connection: Connection
+    ) -> Mapping[int, Release | None]:
+        """What the steps of a training have opened, by round; of other tasks nothing is needed again."""
+        if not self._known[record.task_digest].task.traits.is_sampled:
+            return {}
+        live = self.live.get(record.job_id)
+        known: dict[int, Release | None] = {}
+        if live is not None:
+            known = {one.number: one.opened for one in live.run.rounds if one.opened is not None}
+        for one in rounds:
+            if one.number not in known and one.state == "opened":
+                data = self._jobs.release(record.job_id, one.number, connection=connection)
+                known[one.number] = None if data is None else release_from_bytes(data)
+        return known
+
+    def _learn(self, digests: Collection[str], connection: Connection) -> None:
+        if len(self._known) + len(digests) > _MOST_TASKS:
+            self._known.clear()
+        missing = [digest for digest in digests if digest not in self._known]
+        if missing:
+            self._known |= self._tasks.get_all(missing, connection=connection)
+
+
+@dataclass
+class Plan:
+    """What one turn, or one piece of it, has come to; kept only once it is durable.
+
+    Attributes:
+        now: when the turn began.
+        jobs: as they were read for it.
+        runs: jobs as they are after their steps.
+        stores, sends, relays: what is to be durable, and what leaves after that.
+        taken, relayed: the highest number of each sender's messages to the coordinator, and to each tallier.
+        heads: how far the journals are that agents' answers came from.
+        looks: until when nothing is to be done for a job by itself.
+        retries: jobs whose step met a defect or has to wait; nothing of that step is here.
+        broken: jobs whose messages could not be written: why, and of which round.
+        line, lanes: whose turn it is to have winners found, and to be begun.
+        follow: rounds whose turn has come in this turn.
+        answers: what is told to whom, once it is durable.
+        errands, refused: what others have written, and why some of it was not.
+    """
+
+    now: Now
+    jobs: dict[str, Loaded]
+    line: winner_line.Line
+    lanes: Lanes
+    runs: dict[str, JobRun] = field(default_factory=dict)
+    stores: dict[str, list[Store]] = field(default_factory=dict)
+    sends: list[tuple[str, Send]] = field(default_factory=list)
+    relays: list[Incoming] = field(default_factory=list)
+    taken: dict[tuple[str, str], int] = field(default_factory=dict)
+    relayed: dict[tuple[str, str], int] = field(default_factory=dict)
+    heads: dict[str, Head] = field(default_factory=dict)
+    looks: dict[str, float] = field(default_factory=dict)
+    retries: dict[str, Exception] = field(default_factory=dict)
+    broken: dict[str, Failed] = field(default_factory=dict)
+    follow: list[str] = field(default_factory=list)
+    answers: list[tuple[Delivery, int | LabelerError]] = field(default_factory=list)
+    errands: list[Errand] = field(default_factory=list)
+    refused: dict[Errand, LabelerError] = field(default_factory=dict)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether anything is to be made durable."""
+        return bool(self.stores or self.taken or self.errands or self.heads)
+
+    def run_of(self, job_id: str) -> JobRun:
+        """A job as this turn has made it so far."""
+        return self.runs[job_id] if job_id in self.runs else self.jobs[job_id].run
+
+    def draft(self, job_id: str) -> Plan:
+        """A plan for one step of one job, of which nothing is kept where it is not joined."""
+        return Plan(self.now, self.jobs, self.line, self.lanes, runs={job_id: self.run_of(job_id)})
+
+    def join(self, draft: Plan) -> None:
+        """What a step has come to becomes part of its turn."""
+        self.runs |= draft.runs
+        for job_id, stores in draft.stores.items():
+            self.stores.setdefault(job_id, []).extend(stores)
+        self.sends += draft.sends
+        self.relays += draft.relays
+        self.looks |= draft.looks
+        self.line, self.lanes = draft.line, draft.lanes
+        self.follow += draft.follow
+
+
+def _round_run(
+    one: RoundRecord, sums: Mapping[str, Mapping[str, bytes]], opened: Mapping[int, Release | None]
+) -> RoundRun:
+    return RoundRun(
+        number=one.number,
+        first_query=one.first_query,
+        num_queries=one.num_queries,
+        state=one.state,
+        batch_digest=one.batch_digest,
+        round_digest=one.round_digest,
+        participants=one.participants,
+        holdings=one.holdings,
+        refusals=one.refusals,
+        final=one.final_refusals,
+        contributors=one.contributors,
+        has_shares=one.has_shares,
+        sums=sums.get(one.round_digest, {}),
+        opened=opened.get(one.number),
+    )
+
+
+def _remembering(fresh: JobRun, known: JobRun) -> JobRun:
+    """A job as the journal has it now, with what only memory holds of it."""
+    before = {one.number: one for one in known.rounds}
+    rounds = tuple(
+        replace(
+            one,
+            done=before[one.number].done,
+            is_made=before[one.number].is_made,
+            decided_at_s=before[one.number].decided_at_s,
+            gone_at_s=before[one.number].gone_at_s,
+        )
+        if one.number in before and before[one.number].state == one.state
+        else one
+        for one in fresh.rounds
+    )
+    is_same = known.state == fresh.state
+    return replace(
+        fresh,
+        rounds=rounds,
+        is_admitted=known.is_admitted,
+        looks_ahead=known.looks_ahead,
+        decided_at_s=known.decided_at_s if is_same else None,
+        asked_at_s=known.asked_at_s if is_same else {},
+        mail=known.mail,
+    )
+
+
+def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
+    """The parties whose keys are in force, as the machine needs them."""
+    return {one.party_id: _party(one) for one in records if one.state == "active"}
+
+
+def _party(one: PartyRecord) -> Party:
+    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)

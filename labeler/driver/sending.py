@@ -1,0 +1,360 @@
+"""Send: what leaves after a turn's commit, written, signed, and sent in one pipeline; places where a test may kill.
+
+A message that is lost is asked for again; a job whose messages cannot be written harms itself alone. What a round asks
+is made before it is charged for and kept until its agents have answered, so that a batch that fits into no message
+costs nothing and is not encoded twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.driver.mail import Letter, Mailbox
+from labeler.driver.reading import Plan
+from labeler.errors import LabelerError, ProtocolViolation, TooLarge, Unavailable, WrongDigest
+from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.sequences import Sequences
+from labeler.messages import COORDINATOR, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind, Message, frame
+from labeler.messages.rounds import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
+from labeler.rounds.effects import (
+    UNFINISHED,
+    AskForSums,
+    Failed,
+    FixContributors,
+    OpenAt,
+    Party,
+    Post,
+    Send,
+    SendAsks,
+    SendProposals,
+    SendWithdrawn,
+    StoreRelease,
+    Tell,
+    TellSettled,
+)
+from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.system.faults import fault_point
+from labeler.system.keys import PartyKeys
+from labeler.tally import QueryBatch
+
+log = logging.getLogger("labeler.conductor")
+
+SUM_GRACE_S = 3600.0
+"""How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""
+
+_KEPT_BYTES = 64 * 1024 * 1024
+"""Of asks that may be sent again; what does not fit is made again."""
+
+BYTES_PER_ENTRY = 8
+SHARE_OVERHEAD_BYTES = 8 * 1024
+"""What the seal and the head of a share add to its numbers, at most."""
+
+MAX_SHARES_WAITING = 4
+
+_SETTLED = Settled().encode()
+
+
+class Questions(Protocol):
+    """Where the questions of a job are."""
+
+    def read(self, job_id: str) -> NDArray[np.int16]:
+        """The questions of a job that has them, shape (queries, dimension).
+
+        Raises:
+            BadData: they cannot be read.
+        """
+
+
+class Writer(Protocol):
+    """How what the machine sends gets to its recipients: written and signed (`Sender`), or handed over."""
+
+    def make(self, job: JobRun, number: int) -> None:
+        """Make what a round sends before it is charged for: what cannot be asked costs nothing.
+
+        Raises:
+            LabelerError: it cannot be asked.
+        """
+
+    def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
+        """The messages of one effect; what its turn stored is durable by now.
+
+        Args:
+            job: as it is after the step.
+            head: of the ledger, with the charge in it where sums are asked for.
+        """
+
+    def forget(self, round_digests: list[str]) -> None:
+        """These rounds ask nobody any more."""
+
+
+class PostOffice:
+    """Signs what the coordinator says."""
+
+    def __init__(self, *, keys: PartyKeys, sequences: Sequences) -> None:
+        self._keys = keys
+        self._sequences = sequences
+
+    def letter(self, kind: Kind, recipient: str, body: bytes, *, task_digest: str, round_digest: str = "") -> Letter:
+        """One message, ready for its recipient's mail."""
+        return letter_of(self.sign(kind, recipient, body, task_digest=task_digest, round_digest=round_digest))
+
+    def sign(
+        self, kind: Kind, recipient: str, body: bytes, *, task_digest: str = "", round_digest: str = ""
+    ) -> Message:
+        """A message of the coordinator, with the next sequence number for its recipient."""
+        return self._keys.message(
+            kind,
+            sender=COORDINATOR,
+            recipient=recipient,
+            task_digest=task_digest,
+            round_digest=round_digest,
+            sequence=self._sequences.next(recipient),
+            body=body,
+        )
+
+
+def letter_of(message: Message) -> Letter:
+    """A signed message as the mailbox takes it."""
+    return Letter(message.header.recipient, frame([message]), message.message_id)
+
+
+class Relays:
+    """How much one agent may put into a tallier's mail: shares of the size of their round, and a few of each.
+
+    A share is sealed, so the coordinator cannot look into it; its size and number it can bound. An honest agent sends
+    the same share again when it is asked again, so a few are taken. More are refused until the tallier's mail has run
+    empty, which it does once the tallier took them, and also when Redis lost them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Counter[tuple[str, str]]] = {}
+
+    def check(self, message: Message, num_queries: int, num_classes: int) -> None:
+        """Refuse a share that is larger than one of its round, or one too many.
+
+        Raises:
+            TooLarge: more bytes than the votes of the round take.
+            ProtocolViolation: several shares of this agent for this round lie in the tallier's mail already.
+        """
+        header = message.header
+        most = BYTES_PER_ENTRY * num_queries * num_classes + SHARE_OVERHEAD_BYTES
+        if len(message.body) > most:
+            raise TooLarge(
+                f"a share of {num_queries} queries and {num_classes} classes has at most {most} bytes, found "
+                f"{len(message.body)}"
+            )
+        with self._lock:
+            count = self._waiting.get(header.recipient, Counter())[header.sender, header.round_digest]
+        if count >= MAX_SHARES_WAITING:
+            raise ProtocolViolation(
+                f"{count} shares of {header.sender!r} for one round lie in the mail of {header.recipient!r} already; "
+                "no more are taken until it has read them"
+            )
+
+    def sent(self, message: Message) -> None:
+        """Count a share that was put into its tallier's mail."""
+        header = message.header
+        with self._lock:
+            self._waiting.setdefault(header.recipient, Counter())[header.sender, header.round_digest] += 1
+
+    def emptied(self, recipient: str) -> None:
+        """A party asked for its mail, and there was none: whatever was counted has been read, or is lost."""
+        with self._lock:
+            self._waiting.pop(recipient, None)
+
+
+class Sender:
+    """Writes and signs messages."""
+
+    def __init__(self, post_office: PostOffice, questions: Questions) -> None:
+        self._post_office = post_office
+        self._questions = questions
+        self._asks: OrderedDict[str, tuple[tuple[TallierKey, ...], bytes]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def make(self, job: JobRun, number: int, features: NDArray[np.int16] | None = None) -> None:
+        """See Writer.
+
+        Raises:
+            TooLarge, BadData, WrongDigest: it cannot be asked.
+            Unavailable: a tallier is not enrolled yet.
+        """
+        one = job.rounds[number]
+        keys = {agent: job.parties[agent].verify_key for agent in job.agents if agent in job.parties}
+        largest = max(len(self._ask(job, one, features)), len(_opening(job, one, 0, keys)))
+        if largest > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES - 2 * SIGNATURE_BYTES:
+            self.forget([one.round_digest])
+            raise TooLarge(
+                f"a batch of {one.num_queries} queries makes a message of {largest} bytes, and at most "
+                f"{MAX_MESSAGE_BYTES} are sent; ask fewer queries at once, or use a backbone with shorter features"
+            )
+
+    def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
+        """See Writer; a share that is passed on, and word to watchers, are no messages of ours."""
+        found: list[Letter]
+        match send:
+            case SendProposals():
+                proposed = Proposal(
+                    job_id=job.job_id,
+                    task=job.task,
+                    sizes=tuple(one.num_queries for one in job.rounds),
+                    talliers=tallier_keys(job.parties, job.task.talliers),
+                    expires_at=job.expires_at_s,
+                    requester=job.requester,
+                )
+                return self._to_all("proposal", send.agents, job, None, proposed.encode())
+            case SendWithdrawn():
+                return self._to_all("withdrawn", send.agents, job, None, Withdrawn(job.job_id).encode())
+            case OpenAt():
+                one = job.rounds[send.number]
+                found = []
+                for tallier in send.talliers:
+                    index = job.parties[tallier].tallier
+                    body = _opening(job, one, -1 if index is None else index, one.participants)
+                    found += self._to_all("open-round", [tallier], job, one, body)
+                return found
+            case SendAsks():
+                one = job.rounds[send.number]
+                return self._to_all("ask", send.agents, job, one, self._ask(job, one))
+            case AskForSums():
+                one = job.rounds[send.number]
+                request = SumRequest(contributors=one.contributors, ledger_seq=head.seq, ledger_hash=head.hash)
+                return self._to_all("sum", send.talliers, job, one, request.encode())
+            case TellSettled():
+                rounds = [job.rounds[number] for number in send.numbers]
+                self.forget([one.round_digest for one in rounds])
+                return [
+                    letter
+                    for one in rounds
+                    for letter in self._to_all("answered", sorted(one.participants), job, one, _SETTLED)
+                ]
+            case _:
+                return []
+
+    def forget(self, round_digests: list[str]) -> None:
+        """See Writer."""
+        for digest in round_digests:
+            _, body = self._asks.pop(digest, ((), b""))
+            self._kept_bytes -= len(body)
+
+    def _to_all(
+        self, kind: Kind, recipients: tuple[str, ...] | list[str], job: JobRun, one: RoundRun | None, body: bytes
+    ) -> list[Letter]:
+        digest = "" if one is None else one.round_digest
+        return [
+            self._post_office.letter(kind, recipient, body, task_digest=job.task.digest, round_digest=digest)
+            for recipient in recipients
+        ]
+
+    def _ask(self, job: JobRun, one: RoundRun, features: NDArray[np.int16] | None = None) -> bytes:
+        talliers = tallier_keys(job.parties, job.task.talliers)
+        known, body = self._asks.get(one.round_digest, ((), b""))
+        if known == talliers:
+            return body
+        read = self._questions.read(job.job_id) if features is None else features
+        batch = batch_of(read, job, one)
+        if batch.digest != one.batch_digest:
+            raise WrongDigest("the prepared questions are not those the round was made of; submit the job again")
+        body = Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
+        self.forget([one.round_digest])
+        self._asks[one.round_digest] = (talliers, body)
+        self._kept_bytes += len(body)
+        while self._kept_bytes > _KEPT_BYTES and len(self._asks) > 1:
+            self.forget([next(iter(self._asks))])
+        return body
+
+
+def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBatch:
+    """The questions of one round, of all those of its job.
+
+    Raises:
+        BadData: it is a step of training, and one of those before it is not opened.
+    """
+    # Steps of training ask about the same rows again, and beside them about the model as it is then.
+    start = 0 if job.task.traits.is_sampled else one.first_query - job.rounds[0].first_query
+    return QueryBatch(features[start : start + one.num_queries], one.first_query, job.model_asked(one))
+
+
+def tallier_keys(parties: Mapping[str, Party], count: int) -> tuple[TallierKey, ...]:
+    """What an agent needs to seal its shares; it compares the keys with those its own site has pinned.
+
+    Raises:
+        Unavailable: one of them is not enrolled.
+    """
+    by_number = {one.tallier: one for one in parties.values() if one.tallier is not None}
+    missing = [number for number in range(count) if number not in by_number]
+    if missing:
+        raise Unavailable(f"tallier {missing[0]} of {count} is not enrolled; an administrator has to enrol its keys")
+    found = [by_number[number] for number in range(count)]
+    return tuple(TallierKey(tallier_id=one.party_id, seal_key=one.seal_key, verify_key=one.verify_key) for one in found)
+
+
+def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str, str]) -> bytes:
+    return OpenRound(
+        round=job.round_value(one),
+        tallier=tallier,
+        participants=participants,
+        expires_at=job.expires_at_s + SUM_GRACE_S,
+    ).encode()
+
+
+def note_stored(plan: Plan) -> None:
+    """Everything of a turn that is stored is durable, and nothing has left."""
+    for kind, name in (
+        (FixContributors, "coordinator.agreed"),
+        (Post, "coordinator.posted"),
+        (StoreRelease, "coordinator.released"),
+    ):
+        if any(isinstance(one, kind) for stores in plan.stores.values() for one in stores):
+            fault_point(name)
+
+
+def _is_no_opening(send: tuple[str, Send]) -> bool:
+    """A tallier learns of a round before it is given a share of it."""
+    return not isinstance(send[1], OpenAt)
+
+
+def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
+    """Send everything of a turn at once; why it could not, where it could not: it is asked for again."""
+    letters: list[Letter] = []
+    tell: dict[str, None] = {}
+    head = ledger.known_head() if any(isinstance(send, AskForSums) for _, send in plan.sends) else EMPTY
+    relayed = [letter_of(incoming.message) for incoming in plan.relays]
+    for job_id, send in sorted(plan.sends, key=_is_no_opening):
+        if isinstance(send, Tell):
+            tell[job_id] = None
+            continue
+        if not isinstance(send, OpenAt):
+            letters, relayed = letters + relayed, []
+        try:
+            letters += sender.letters(plan.runs[job_id], send, head)
+        except LabelerError as error:
+            # Of this job alone; the others' messages leave. What the round to be opened sends comes before the next's.
+            plan.broken.setdefault(job_id, Failed(error, getattr(send, "number", None)))
+    letters += relayed
+    try:
+        if letters or tell:
+            ended = [job_id for job_id in tell if plan.runs[job_id].state not in UNFINISHED]
+            mailbox.send_all(letters, tell=tell, ended=ended)
+    except LabelerError as error:
+        log.warning("messages could not be sent", extra={"problem": error.problem_type, "letters": len(letters)})
+        return error
+    for kind, name in (
+        (SendProposals, "coordinator.proposed"),
+        (SendAsks, "coordinator.asked"),
+        (AskForSums, "coordinator.sum-asked"),
+    ):
+        if any(isinstance(send, kind) for _, send in plan.sends):
+            fault_point(name)
+    for job_id in {one for one, stores in plan.stores.items() if any(isinstance(s, StoreRelease) for s in stores)}:
+        log.info("round opened", extra={"job_id": job_id})
+    return None

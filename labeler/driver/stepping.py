@@ -1,0 +1,220 @@
+"""Step: the coordinator's machine, with what its computations come back as (questions, bodies, releases, turns)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.driver.intake import Incoming
+from labeler.driver.reading import Loaded, Plan
+from labeler.driver.sending import Relays, Writer, batch_of
+from labeler.errors import BadData, LabelerError, TryAgain
+from labeler.ledger.jobs import JobRecord
+from labeler.messages.shares import aggregate_from_bytes, winner_from_bytes
+from labeler.release import agree_on_winners, open_histogram
+from labeler.rounds import winner_line
+from labeler.rounds.coordinator import step
+from labeler.rounds.effects import (
+    Admitted,
+    AskForTurn,
+    BodiesMade,
+    Effect,
+    Enter,
+    Event,
+    Failed,
+    Leave,
+    MakeBodies,
+    Opened,
+    Patience,
+    Prepare,
+    PutTogether,
+    QuestionsPrepared,
+    Refuse,
+    Relay,
+    Send,
+    Store,
+    TurnFailed,
+    TurnGranted,
+    WaitUntil,
+)
+from labeler.rounds.job_state import JobRun
+from labeler.rounds.lanes import enter, leave
+from labeler.system.faults import fault_point
+from labeler.tally import round_of
+from labeler.task import Task
+
+
+class Questions(Protocol):
+    """Whoever makes the questions of jobs."""
+
+    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
+        """The questions of a job, shape (queries, dimension); asks whoever makes them, and None while there are none.
+
+        Raises:
+            LabelerError: there are none to be had; TryAgain where there may be later.
+        """
+
+    def has_features(self, job: JobRecord, task: Task) -> bool:
+        """Whether what a job was sent is decoded; asks for it where it is not.
+
+        Raises:
+            LabelerError: it cannot be; TryAgain where it may be later.
+        """
+
+    def read(self, job_id: str) -> NDArray[np.int16]:
+        """The questions of a job that has them.
+
+        Raises:
+            BadData: they cannot be read.
+        """
+
+
+class Stepper:
+    """Steps jobs; what comes of it goes into a plan."""
+
+    def __init__(self, sender: Writer, questions: Questions, relays: Relays, patience: Patience) -> None:
+        self._sender = sender
+        self._questions = questions
+        self._relays = relays
+        self._patience = patience
+
+    def step_safely(self, job_id: str, event: Event, plan: Plan) -> None:
+        """A step that no message waits for: a job that meets a defect must not stop the others."""
+        draft = plan.draft(job_id)
+        try:
+            refusal = self.step(job_id, event, draft)
+            if refusal is not None:  # of what a party of this process has told; nothing else that comes here is refused
+                raise refusal
+        except Exception as error:
+            plan.retries[job_id] = error
+            return
+        plan.join(draft)
+
+    def step(self, job_id: str, event: Event, plan: Plan, incoming: Incoming | None = None) -> LabelerError | None:
+        """One event, and the events that its computations come back as; why a message is refused."""
+        waiting: list[Event] = [event]
+        is_unfinished = False
+        while waiting:
+            run, effects = step(plan.run_of(job_id), waiting.pop(0), plan.now)
+            plan.runs[job_id] = run
+            for effect in effects:
+                if isinstance(effect, Refuse):
+                    return effect.error
+                if isinstance(effect, Store):
+                    plan.stores.setdefault(job_id, []).append(effect)
+                elif isinstance(effect, Relay) and incoming is not None:
+                    columns = _columns(run.task)
+                    one = run.round_with(incoming.message.header.round_digest)
+                    self._relays.check(incoming.message, one.num_queries if one is not None else 0, columns)
+                    plan.relays.append(incoming)
+                elif isinstance(effect, Send):
+                    plan.sends.append((job_id, effect))
+                else:
+                    found = self._compute(job_id, effect, plan)
+                    is_unfinished |= found is None
+                    waiting += found or []
+        if is_unfinished:
+            again_s = plan.now.steady_s + self._patience.ask_again_s
+            plan.looks[job_id] = min(again_s, plan.looks.get(job_id, again_s))
+        return None
+
+    def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event] | None:
+        """What comes back of an effect that is neither stored nor sent; None where it is to be tried again."""
+        job, run = plan.jobs[job_id], plan.runs[job_id]
+        match effect:
+            case WaitUntil():
+                plan.looks[job_id] = effect.steady_s
+            case Enter():
+                if run.task.traits.asks_for_a_model:
+                    try:
+                        if not self._questions.has_features(job.record, run.task):
+                            return []
+                    except TryAgain:
+                        raise
+                    except LabelerError as error:
+                        return [Failed(error)]
+                if job_id in plan.lanes.held:
+                    return [Admitted()]  # the step that took its place could not be kept; the place could
+                plan.lanes = enter(plan.lanes, job.record.created_by, job_id)
+            case Prepare():
+                return self._prepare(job, run)
+            case MakeBodies():
+                try:
+                    self._sender.make(run, effect.number)
+                except TryAgain:
+                    if not (plan.stores.get(job_id) or plan.sends):
+                        raise
+                    # What came before it in this step is kept, as a sum of what is paid for; this is tried again.
+                    return None
+                except LabelerError as error:
+                    return [Failed(error, effect.number)]
+                return [BodiesMade(effect.number)]
+            case PutTogether():
+                return [self._put_together(run, effect)]
+            case AskForTurn():
+                plan.line, is_granted = winner_line.ask_for_turn(
+                    plan.line,
+                    effect.round_digest,
+                    plan.now.steady_s,
+                    num_answers=effect.num_answers,
+                    limit_s=effect.limit_s,
+                    ask_again_s=self._patience.ask_again_s,
+                )
+                return [TurnGranted(effect.round_digest)] if is_granted else []
+            case TurnFailed():
+                plan.line, following = winner_line.turn_failed(plan.line, effect.round_digest, plan.now.steady_s)
+                plan.follow += [] if following is None else [following]
+            case Leave():
+                plan.line, entered = winner_line.leave_line(plan.line, effect.round_digests)
+                plan.follow += entered
+                if effect.has_ended:
+                    plan.lanes = leave(plan.lanes, job_id)
+        return []
+
+    def _prepare(self, job: Loaded, run: JobRun) -> list[Event]:
+        try:
+            features = self._questions.look(job.record, run.task)
+            if features is None:
+                return []
+            if len(features) != run.num_queries // run.task.steps:
+                raise _wrong_count(len(features), run)
+            batches = []
+            for number in run.untied:
+                batch = batch_of(features, run, run.rounds[number])
+                batches.append((number, batch.digest, round_of(run.task, batch).digest))
+        except TryAgain:
+            raise
+        except LabelerError as error:
+            return [Failed(error)]
+        return [QuestionsPrepared(tuple(batches))]
+
+    def _put_together(self, run: JobRun, effect: PutTogether) -> Event:
+        try:
+            if run.task.release == "winner":
+                of_round = run.round_value(run.rounds[effect.number])
+                release = agree_on_winners([winner_from_bytes(one) for one in effect.answers], of_round, run.task)
+            else:
+                release = open_histogram([aggregate_from_bytes(one) for one in effect.answers], run.task)
+        except LabelerError as error:
+            return Failed(error)
+        fault_point("coordinator.opened")
+        return Opened(effect.number, release)
+
+
+def _columns(task: Task) -> int:
+    """How many numbers a share has for each query."""
+    terms = task.winner_terms
+    # Where rows are checked, ballots with a column for votes not cast travel beside the noise.
+    has_rows = terms is not None and terms.row_total is not None
+    return 2 * task.num_classes + 1 if has_rows else task.num_classes
+
+
+def _wrong_count(found: int, run: JobRun) -> BadData:
+    advice = (
+        f"make a task with max_queries = {found}, one more than a feature has numbers"
+        if run.task.traits.asks_for_a_model
+        else "submit again"
+    )
+    return BadData(f"{found} questions were prepared, {run.num_queries} were paid for; {advice}")

@@ -1,0 +1,172 @@
+"""The machine's stores, carried out within one write transaction: the journal's own rules are the second lock.
+
+Every function of the journal that is called here checks again what the machine has decided, in the database: that
+contributors are fixed once, that a charge is posted before a sum is kept, that a release is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from labeler.driver.reading import Loaded
+from labeler.errors import LabelerError
+from labeler.ledger import rounds as steps
+from labeler.ledger.database import Connection
+from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
+from labeler.ledger.ledger import Ledger
+from labeler.ledger.rounds import AggregateStore
+from labeler.ledger.tasks import TaskRecord
+from labeler.release import Release
+from labeler.rounds.effects import (
+    Begin,
+    Complete,
+    Divide,
+    End,
+    FixContributors,
+    JobState,
+    Post,
+    Store,
+    StoreBatches,
+    StoreHoldings,
+    StoreRefusal,
+    StoreRelease,
+    StoreSaid,
+    StoreShareNote,
+    StoreSum,
+)
+from labeler.task import Level
+
+
+class Settlement(Protocol):
+    """What a job charges to whom, decided by whoever prices jobs."""
+
+    def prices(self, job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> Sequence[Mapping[Level, int]]:
+        """What each round costs, nano-units by level. It may take seconds, so it is asked before a transaction."""
+
+    def divide(
+        self,
+        job: JobRecord,
+        rounds: Sequence[RoundRecord],
+        task: TaskRecord,
+        asked: Collection[str],
+        *,
+        amounts: Sequence[Mapping[Level, int]],
+        connection: Connection,
+    ) -> None:
+        """Put one reservation per round, for those who are asked, in the place of the job's.
+
+        Raises:
+            NotReady: the job has ended meanwhile.
+        """
+
+    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
+        """End a job: void the charge of rounds of which nothing left, post all others. The job as it is then."""
+
+
+class Storer:
+    """Carries out stores.
+
+    Args:
+        encode_release: a release as it is stored; equal releases are equal bytes.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        jobs: JobStore,
+        aggregates: AggregateStore,
+        settlement: Settlement,
+        encode_release: Callable[[Release], bytes],
+    ) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._aggregates = aggregates
+        self._settlement = settlement
+        self._encode_release = encode_release
+
+    def prices(self, job: Loaded, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
+        """What `store` needs to know of prices, to be worked out while nobody else waits for the journal."""
+        if any(isinstance(one, Divide) for one in stores):
+            return self._settlement.prices(job.record, job.rounds, job.task)
+        return ()
+
+    def store(
+        self,
+        job: Loaded,
+        stores: Sequence[Store],
+        connection: Connection,
+        *,
+        prices: Sequence[Mapping[Level, int]],
+    ) -> None:
+        """Everything that one job stores in a turn, in order, and its new version once.
+
+        Raises:
+            LabelerError: the journal refuses a step; nothing of the transaction is to be kept.
+        """
+        is_touched = False
+        opened = {one.number for one in stores if isinstance(one, StoreRelease)}
+        for one in stores:
+            if isinstance(one, StoreSum) and one.number in opened:
+                # Opened by this very transaction: it need not reach the disk.
+                self._aggregates.put(one.round_digest, one.tallier_id, one.data, is_kept=False, connection=connection)
+            else:
+                is_touched |= self._store(job, one, connection, prices)
+        if is_touched:
+            self._jobs.touch(job.record.job_id, connection=connection)
+
+    def _store(self, job: Loaded, store: Store, connection: Connection, prices: Sequence[Mapping[Level, int]]) -> bool:
+        """Whether watchers would see another job, and its version was not raised yet."""
+        job_id = job.record.job_id
+        match store:
+            case StoreBatches():
+                return steps.set_batches(connection, job_id, store.batches)
+            case StoreSaid():
+                return self._jobs.willingness.report(job_id, store.agent_id, store.said, connection=connection)
+            case Divide():
+                self._settlement.divide(
+                    job.record, job.rounds, job.task, store.agents, amounts=prices, connection=connection
+                )
+                self._jobs.willingness.fix_asked(job_id, store.agents, connection=connection)
+                self._jobs.move(job_id, "collecting", connection=connection)
+                return False
+            case Begin():
+                steps.fix_participants(connection, job_id, store.number, store.participants)
+                return steps.set_asked(connection, job_id, store.number)
+            # No view shows these: watchers would learn when an agent answered.
+            case StoreShareNote():
+                steps.note_share(connection, job_id, store.number)
+                return False
+            case StoreHoldings():
+                steps.report_holdings(connection, job_id, store.number, store.tallier_id, store.holdings)
+                return False
+            case StoreRefusal():
+                return steps.report_refusal(
+                    connection, job_id, store.number, store.party_id, store.sentence, store.is_final
+                )
+            case FixContributors():
+                steps.fix_contributors(connection, job_id, store.number, store.contributors)
+                self._jobs.move(job_id, "tallying", connection=connection)
+                return False
+            case Post():
+                detail = {
+                    "job": job_id,
+                    "queries": store.num_queries,
+                    "contributors": list(store.contributors),
+                }
+                seq = self._ledger.post(f"{job_id}/{store.number}", detail=detail, connection=connection)
+                return steps.set_posted(connection, job_id, store.number, seq)
+            case StoreRelease():
+                data = self._encode_release(store.release)
+                steps.store_release(connection, job_id, store.number, data)
+                self._jobs.move(job_id, store.following, connection=connection)
+                return False
+            case StoreSum():
+                self._aggregates.put(store.round_digest, store.tallier_id, store.data, connection=connection)
+                return False
+            case Complete():
+                self._jobs.move(job_id, "completed", connection=connection)
+                return False
+            case End():
+                self._settlement.end(job.record, store.state, store.error, connection=connection)
+                return False

@@ -1,0 +1,436 @@
+"""What an agent must not forget: which rounds it was charged for, for whom and of which task; what people approved.
+
+A round is charged once and answered once; what is sent again are the bytes that were stored then
+(`labeler.ledger.agent_rounds`), so it does not matter here what the records are by now. The same round for other
+talliers is refused for ever, since shares of one split that went to other hands could be put together. The charge and
+the memory of it are one transaction: an agent cannot have answered what it did not pay for, nor pay for what it does
+not remember.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
+
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.errors import (
+    AwaitingApproval,
+    InvalidSetting,
+    JournalBroken,
+    NotFound,
+    PolicyRefusal,
+    PrivacyRefusal,
+)
+from labeler.ledger.chain import time_of, time_text
+from labeler.ledger.database import Database, now_utc
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.schema import (
+    agent_rounds,
+    answered_rounds,
+    answered_tasks,
+    asked_by,
+    json_text,
+    ledger_entries,
+    promised_rounds,
+    proposal_answers,
+    task_approvals,
+)
+from labeler.methods.sensitivity import least_delta
+from labeler.rounds.agent import ANSWERED_TO_OTHERS
+from labeler.system.clock import Clock
+from labeler.task import Task, parse_task
+
+MAX_WAITING = 100
+"""Most tasks that wait for a person: what a coordinator asks must not fill a site's disk."""
+
+WAITING_KEPT = timedelta(days=7)
+"""How long a task waits; one that is still asked for after it waits anew."""
+
+MAX_DECIDED = 500
+"""Most decisions that are listed, the last ones."""
+
+MAX_NAMES = 20
+"""Of one task, of those who asked for it: what a coordinator says must not fill a site's disk."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A task about which a person has decided.
+
+    Attributes:
+        state: "approved", or "revoked" where it was refused or an approval taken back.
+        requested_at, decided_at: when it was first asked for, and decided.
+    """
+
+    task: Task
+    state: str
+    requested_at: datetime
+    decided_at: datetime
+
+
+class AgentMemory:
+    """The memory of one agent, in its own journal.
+
+    Args:
+        clock: the time now, with a time zone; for when approvals were given. Charges take the ledger's time.
+    """
+
+    def __init__(self, database: Database, ledger: Ledger, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._clock = clock
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,
+        reservation_id: str,
+        charges: Sequence[Charge],
+        num_queries: int,
+        task_digest: str,
+        max_queries: int,
+        recipients: Sequence[tuple[str, str]],
+        is_promised: bool = False,
+        connection: Connection | None = None,
+    ) -> bool:
+        """Pay for the answer to a round and remember it, durably, before anything is computed.
+
+        A round that was charged before changes nothing, whatever the records are now. The
+        rounds of one task hold at most `max_queries` queries together, so that what a person approved, and what the
+        task's price covers, is an amount.
+
+        Args:
+            shard_version: of the records when the round was first charged; for the site's own eyes.
+            reservation_id: names the charge in the ledger; pays for this round alone.
+            charges: at least one.
+            recipients: id and sealing key of each tallier that gets a share, in tallier order; kept for ever.
+            is_promised: the reservation was made before, for a round of this price, and pays for this one.
+
+        Returns:
+            True where it was charged now, False where it had been before.
+
+        Raises:
+            PrivacyRefusal: the round was charged for other recipients, the task has too few queries left, or the
+                reservation paid for something else.
+            BudgetExceeded: an account has too little left; nothing was charged.
+            InvalidSetting, NotFound, ProtocolViolation: see Ledger.reserve.
+        """
+        if type(num_queries) is not int or num_queries < 1:
+            raise InvalidSetting("a round has at least 1 query")
+        if not all(isinstance(value, str) and value for value in (round_digest, shard_version)):
+            raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
+        sent_to = json_text([list(recipient) for recipient in recipients])
+        with self._database.writing(connection) as joined:
+            this = answered_rounds.c.round_digest == round_digest
+            known = joined.execute(select(answered_rounds.c.recipients).where(this)).scalar()
+            if known is not None and known != sent_to:
+                raise PrivacyRefusal(ANSWERED_TO_OTHERS)
+            if known is not None:
+                return False
+            answered = self.queries_of(task_digest, connection=joined) + num_queries
+            if answered > max_queries:
+                raise PrivacyRefusal(
+                    f"the task has {max_queries} queries, and with this round {answered} of it would be answered; ask "
+                    "in a new task"
+                )
+            if not is_promised and self._ledger.state(reservation_id, connection=joined) is not None:
+                raise PrivacyRefusal(
+                    f"reservation {reservation_id!r} has paid for something else, and pays for nothing more: one "
+                    "charge is one round. Name the charge after the round"
+                )
+            self._ledger.reserve(reservation_id, charges, detail={"round": round_digest}, connection=joined)
+            seq = self._ledger.post(reservation_id, detail={"round": round_digest}, connection=joined)
+            row = {
+                "round_digest": round_digest,
+                "shard_version": shard_version,
+                "reservation_id": reservation_id,
+                "ledger_seq": seq,
+                "num_queries": num_queries,
+                "task_digest": task_digest,
+                "recipients": sent_to,
+            }
+            joined.execute(insert(answered_rounds), row)
+        return True
+
+    def is_charged(self, round_digest: str) -> bool:
+        """Whether the price of a round was ever taken."""
+        return self.paid_by(round_digest) is not None
+
+    def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
+        """The reservation that paid for a round that was answered, or None."""
+        query = select(answered_rounds.c.reservation_id).where(answered_rounds.c.round_digest == round_digest)
+        with self._database.reading(connection) as joined:
+            return joined.execute(query).scalar()
+
+    def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
+        """How many queries of a task were answered."""
+        with self._database.reading(connection) as joined:
+            return int(joined.execute(_total().where(answered_rounds.c.task_digest == task_digest)).scalar_one())
+
+    def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
+        """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
+
+        A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
+        """
+        with self._database.reading(connection) as joined:
+            # Times only rise with the numbers of entries, so the last entry before the moment is found from the end.
+            entry = ledger_entries.c
+            before = select(entry.seq).where(entry.at < time_text(moment)).order_by(entry.seq.desc()).limit(1)
+            last = joined.execute(before).scalar() or 0
+            return int(joined.execute(_total().where(answered_rounds.c.ledger_seq > last)).scalar_one())
+
+    # What a person at the site has to say.
+
+    def request(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+        """Ask for approval of a task; one that was asked for before, or decided, stays as it is.
+
+        Raises:
+            AwaitingApproval: so many tasks wait that no more are kept; those that nobody decides make room in a week.
+        """
+        with self._database.writing(connection) as joined:
+            if self._approval(task.digest, joined) is not None:
+                return
+            is_waiting = task_approvals.c.state == "waiting"
+            joined.execute(delete(task_approvals).where(is_waiting, task_approvals.c.requested_at < at - WAITING_KEPT))
+            count = select(func.count()).select_from(task_approvals).where(is_waiting)
+            if joined.execute(count).scalar_one() >= MAX_WAITING:
+                raise AwaitingApproval(
+                    f"{MAX_WAITING} tasks wait for a person at the site already, and no more are kept; it is asked "
+                    "again by itself, and kept once some were approved, or were not for a week"
+                )
+            self._write_request(task, at, joined)
+
+    def follow(self, task: Task, at: datetime, *, is_approved: bool, connection: Connection | None = None) -> None:
+        """Write down what a person has decided about a task, also where it was never seen to wait."""
+        with self._database.writing(connection) as joined:
+            if self._approval(task.digest, joined) is None:
+                self._write_request(task, at, joined)
+            self._decide(task.digest, "approved" if is_approved else "revoked", joined)
+
+    def decide_against(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+        """Write down that a person has refused a task, where the journal does not say so yet."""
+        with self._database.reading(connection) as joined:
+            if self._approval(task.digest, joined) == "revoked":
+                return
+        self.follow(task, at, is_approved=False, connection=connection)
+
+    def decided(self) -> list[Decided]:
+        """Tasks about which a person has decided, the last decision first."""
+        is_decided = task_approvals.c.state != "waiting"
+        query = select(task_approvals).where(is_decided).order_by(task_approvals.c.decided_at.desc())
+        with self._database.read() as joined:
+            rows = joined.execute(query.limit(MAX_DECIDED)).all()
+        return [Decided(parse_task(json.loads(row.body)), row.state, row.requested_at, row.decided_at) for row in rows]
+
+    def approve(self, digest: str) -> None:
+        """Let the agent answer a task.
+
+        Raises:
+            NotFound: nobody asked for it; a person approves what was shown.
+        """
+        self._decide(digest, "approved", None)
+
+    def revoke_approval(self, digest: str) -> None:
+        """Let the agent answer nothing more of a task, until it is approved again.
+
+        Raises:
+            NotFound: nobody asked for it.
+        """
+        self._decide(digest, "revoked", None)
+
+    def is_approved(self, digest: str) -> bool:
+        """Whether a person lets the agent answer a task."""
+        with self._database.read() as joined:
+            return self._approval(digest, joined) == "approved"
+
+    def waiting(self) -> list[tuple[str, Task, datetime]]:
+        """What still has to be decided, oldest first: digest, task, and when it was first asked for."""
+        query = (
+            select(task_approvals)
+            .where(task_approvals.c.state == "waiting")
+            .order_by(task_approvals.c.requested_at, task_approvals.c.digest)
+        )
+        with self._database.read() as joined:
+            rows = joined.execute(query).all()
+        found = [(row.digest, parse_task(json.loads(row.body)), row.requested_at) for row in rows]
+        if any(task.digest != digest for digest, task, _ in found):
+            raise JournalBroken("a task that waits for approval is not the one that was asked for; restore a backup")
+        return found
+
+    def _write_request(self, task: Task, at: datetime, connection: Connection) -> None:
+        connection.execute(
+            insert(task_approvals),
+            {
+                "digest": task.digest,
+                "body": json_text(task.model_dump(mode="json")),
+                "state": "waiting",
+                "requested_at": at,
+            },
+        )
+
+    def _approval(self, digest: str, connection: Connection) -> str | None:
+        return connection.execute(select(task_approvals.c.state).where(task_approvals.c.digest == digest)).scalar()
+
+    def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
+        with self._database.writing(connection) as joined:
+            known = self._approval(digest, joined)
+            if known is None:
+                raise NotFound(f"no task {digest[:64]!r} waits for approval; look at the list of those that do")
+            if known != state:
+                joined.execute(
+                    update(task_approvals)
+                    .where(task_approvals.c.digest == digest)
+                    .values(state=state, decided_at=self._clock())
+                )
+
+
+def _total() -> Select[int]:
+    return select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+
+
+class AskedBy:
+    """Names of requesters who asked for a task, as the coordinator says, for people who decide about it.
+
+    Nothing that protects a record rests on a name: it is the coordinator's word. What each has taken of the site's
+    budget, which a policy may bound, is kept apart (labeler.ledger.promises.RequesterShares).
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, task_digest: str, requester: str, at: datetime, *, connection: Connection | None = None) -> None:
+        """Remember a name, unless it is known, empty, or one too many."""
+        if not requester:
+            return
+        mine = asked_by.c.task_digest == task_digest
+        with self._database.reading(connection) as joined:
+            known = joined.execute(select(asked_by.c.requester).where(mine, asked_by.c.requester == requester)).first()
+        if known is not None:
+            return
+        with self._database.writing(connection) as joined:
+            count = joined.execute(select(func.count()).select_from(asked_by).where(mine)).scalar_one()
+            if count < MAX_NAMES:
+                row = {"task_digest": task_digest, "requester": requester, "first_at": at}
+                joined.execute(insert(asked_by), row)
+
+
+def requesters(database: Database) -> dict[str, list[str]]:
+    """The names by task, in the order in which they were heard."""
+    found: dict[str, list[str]] = {}
+    with database.read() as connection:
+        query = select(asked_by.c.task_digest, asked_by.c.requester).order_by(asked_by.c.first_at, asked_by.c.requester)
+        for digest, name in connection.execute(query):
+            found.setdefault(digest, []).append(name)
+    return found
+
+
+class AnsweredTasks:
+    """The tasks of which anything was answered: each is written down with the first of its rounds that is charged.
+
+    So the site can say for ever what it answered: name, classes and method. Its size is bounded by the budget it is
+    paid from.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
+        """Write a task down with the first of its rounds that is charged, in the same transaction."""
+        with self._database.writing(connection) as joined:
+            known = select(answered_tasks.c.digest).where(answered_tasks.c.digest == task.digest)
+            if joined.execute(known).first() is None:
+                body = json_text(task.model_dump(mode="json"))
+                joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
+
+    def unanswered_for_life(self, *, connection: Connection) -> list[str]:
+        """Rounds of votes for life that are charged and have no stored answer yet, by digest."""
+        paid = answered_rounds.c
+        query = (
+            select(paid.round_digest, answered_tasks.c.body)
+            .join(agent_rounds, agent_rounds.c.round_digest == paid.round_digest)
+            .join(answered_tasks, answered_tasks.c.digest == paid.task_digest)
+            .where(agent_rounds.c.state == "charged")
+            .order_by(paid.ledger_seq)
+        )
+        found = connection.execute(query)
+        return [row.round_digest for row in found if json.loads(row.body).get("life") is not None]
+
+
+def check_delta(connection: Connection, delta: float) -> None:
+    """Refuse to state what was charged at a delta below which one of the charges bounds nothing.
+
+    A task is kept with the first of its charges, in the same transaction, so the largest least delta of them is kept
+    with the account that paid.
+
+    Args:
+        delta: of the site's policy.
+
+    Raises:
+        PolicyRefusal: something was answered that holds at a larger delta alone.
+    """
+    if delta >= LEAST_DELTA_OF_WINNERS:
+        return
+    for body in connection.execute(select(answered_tasks.c.body)).scalars():
+        task = parse_task(json.loads(body))
+        if delta < least_delta(task):
+            raise PolicyRefusal(
+                f"budget.delta: task {task.name!r} was answered for a price that holds at delta {least_delta(task):g} "
+                f"and above, and the policy says {delta:g}; at that delta nothing can be said of what was spent. Name "
+                f"a delta of at least {least_delta(task):g}"
+            )
+
+
+@dataclass(frozen=True)
+class AnsweredRound:
+    """One round that was charged.
+
+    Attributes:
+        job_id: the coordinator's name of the job, where it was proposed before; empty elsewhere.
+        charges: nano-units of mu^2 per level.
+        talliers: who got a share each.
+    """
+
+    round_digest: str
+    task_digest: str
+    job_id: str
+    at: datetime
+    num_queries: int
+    charges: Mapping[str, int]
+    talliers: tuple[str, ...]
+
+
+def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
+    """Every round that was charged, oldest first, and the tasks by digest.
+
+    Reads a journal that another process writes; one moment of it.
+    """
+    rounds, entries = answered_rounds.c, ledger_entries.c
+    query = (
+        select(*rounds, entries.at, entries.level, entries.amount, proposal_answers.c.job_id)
+        .join(ledger_entries, (entries.reservation_id == rounds.reservation_id) & (entries.kind == "post"))
+        .outerjoin(promised_rounds, promised_rounds.c.reservation_id == rounds.reservation_id)
+        .outerjoin(proposal_answers, proposal_answers.c.digest == promised_rounds.c.digest)
+        .order_by(rounds.ledger_seq, entries.seq)
+    )
+    found: dict[str, AnsweredRound] = {}
+    tasks: dict[str, Task] = {}
+    with database.read() as connection:
+        for row in connection.execute(query):
+            one = found.get(row.round_digest)
+            found[row.round_digest] = AnsweredRound(
+                row.round_digest,
+                row.task_digest,
+                row.job_id or "",
+                time_of(row.at),
+                row.num_queries,
+                {**(one.charges if one else {}), row.level: row.amount},
+                tuple(str(name) for name, _ in json.loads(row.recipients)),
+            )
+        for digest, body in connection.execute(select(answered_tasks.c.digest, answered_tasks.c.body)):
+            tasks[digest] = parse_task(json.loads(body))
+    return list(found.values()), tasks

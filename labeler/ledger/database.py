@@ -1,0 +1,594 @@
+"""One door to a SQL database that keeps what it acknowledged: SQLite beside the data, or PostgreSQL by URL.
+
+One process writes a journal: it holds a lock file beside SQLite, an advisory lock of a session of its own in PostgreSQL
+(`ownership`), and a second one is refused in a sentence. Its writers stand in one line: a write transaction holds the
+only pen. So a chain of entries has no gaps and no races, and a transaction that reads a balance and charges it cannot
+be overtaken. When `write` is left without an error, what was written survives a power cut; when it is left with one,
+nothing of it was.
+
+A setting that was asked for is not a setting that took: SQLite falls back silently (no WAL on some file systems), and
+PostgreSQL may be configured for speed. So each new connection is asked what it really does.
+
+More than 400 lines: both dialects are told apart here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import Column, ColumnElement, Engine, and_, create_engine, event, insert, or_, text, update
+from sqlalchemy import Connection as Connection
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import QueuePool
+
+from labeler.errors import (
+    InvalidSetting,
+    JournalBroken,
+    JournalInUse,
+    LabelerError,
+    OutputInUse,
+    Unavailable,
+    UnsafeStorage,
+)
+from labeler.ledger.chain import time_of, time_text
+from labeler.ledger.outages import translating
+from labeler.ledger.ownership import Ownership
+from labeler.ledger.schema import write_probes
+from labeler.ledger.storage import check_private, check_synced, create_private
+from labeler.system.clock import now_utc as now_utc
+from labeler.system.faults import between
+from labeler.system.files import exclusive, sync_folder
+
+MAX_PAGE: Final = 1000
+"""Most rows of one page of a list."""
+
+POSTGRESQL_LOCK = 0x6C6162656C657201
+"""Of the journal's writers, among the advisory locks of one PostgreSQL database."""
+
+CHECKPOINT_PAGES = 4000
+"""Of the write-ahead log, 16 MB: a commit of the ledger writes a handful, and a checkpoint costs two more syncs."""
+
+POSTGRESQL_SETTINGS = {
+    "fsync": ("on",),
+    "full_page_writes": ("on",),
+    "synchronous_commit": ("on", "remote_apply"),
+    "session_replication_role": ("origin",),  # "replica" would switch the triggers off
+}
+"""What PostgreSQL must answer so that a commit survives a power cut and entries stay as they are."""
+
+READER_PAGES_KIB = 512
+"""What one reader of a SQLite journal keeps of it. Whatever it keeps is worthless as soon as anybody writes, so under a
+load a large one is memory alone: by default eight readers grow to 16 MiB, and read no faster."""
+
+SQLITE_VERSION = sqlite3.sqlite_version
+"""Of the library that keeps journals in files."""
+
+_READERS = 8
+_SYNCHRONOUS_FULL = 2
+_MAX_CURSOR = 1000
+
+
+class Database:
+    """An open journal; made by `open_database`, shared by all threads of a process.
+
+    Attributes:
+        what: the journal in words, for messages: a file name, or host and database; never a password.
+        is_read_only: True where `write` is refused.
+        anchor: the small file that remembers the ledger's head, where there is one.
+        path: the SQLite file; None where the journal is in PostgreSQL.
+        undone: how often something that was written was undone again. Who keeps in memory what it wrote (one process
+            writes a journal) reads it anew when this has changed.
+    """
+
+    def __init__(
+        self,
+        writer: Engine,
+        reader: Engine,
+        *,
+        what: str,
+        is_read_only: bool,
+        anchor: Path | None,
+        owned: ExitStack,
+        path: Path | None = None,
+        ownership: Ownership | None = None,
+    ) -> None:
+        self.what = what
+        self.is_read_only = is_read_only
+        self.anchor = anchor
+        self.path = path
+        self.undone = 0
+        self._writer = writer
+        self._reader = reader
+        self._owned = owned
+        self._ownership = ownership
+        self._pen = threading.Lock()
+        self._pen_holder: int | None = None
+        self._after_commit: dict[object, Callable[[], None]] = {}
+
+    def __repr__(self) -> str:
+        return f"Database({self.what!r})"
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def dialect(self) -> str:
+        """ "sqlite" or "postgresql"."""
+        return self._writer.dialect.name
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One write transaction, alone in its journal; durable when the block ends, undone whole if it raises.
+
+        It must not be nested in the same thread: pass the connection on instead.
+
+        Raises:
+            Unavailable: the disk is full, the database locked or out of reach.
+            JournalInUse: another process took a journal in PostgreSQL over.
+            InvalidSetting: the journal was opened for reading only.
+        """
+        if self.is_read_only:
+            raise InvalidSetting(f"{self.what} was opened for reading only")
+        if self._pen_holder == threading.get_ident():
+            raise RuntimeError("a write transaction is open in this thread; pass its connection on")
+        with self._pen:
+            self._pen_holder = threading.get_ident()
+            self._after_commit.clear()
+            try:
+                with translating(self.what), self._writer.begin() as connection:
+                    if self._ownership is not None:
+                        # Taken first: every later statement of the transaction sees what the last writer committed.
+                        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": POSTGRESQL_LOCK})
+                        self._ownership.confirm(connection)
+                    yield connection
+                    between("commit")
+                    self._check_still_begun(connection)
+                between("committed")
+                self._follow_commit()
+            except BaseException:
+                self.undone += 1
+                raise
+            finally:
+                self._pen_holder = None
+
+    def _check_still_begun(self, connection: Connection) -> None:
+        """Refuse to commit what SQLite has undone by itself, as it does on a full disk, and somebody passed over."""
+        raw: Any = connection.connection.driver_connection
+        if self.dialect == "sqlite" and not raw.in_transaction:
+            raise Unavailable(f"{self.what}: SQLite has undone this step. Nothing of it was kept; repeat it")
+
+    def _follow_commit(self) -> None:
+        failed: Exception | None = None
+        for step in self._after_commit.values():
+            try:
+                step()
+            except Exception as error:
+                # The others are done all the same: what they follow is durable.
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def after_commit(self, step: Callable[[], None], *, last_of: object = None) -> None:
+        """Do something once the write transaction that is open in this thread is durable, before the next begins.
+
+        Args:
+            last_of: of the steps of one transaction that share this, only the last one is done.
+        """
+        if self._pen_holder != threading.get_ident():
+            raise RuntimeError("no write transaction is open in this thread")
+        key = object() if last_of is None else last_of
+        self._after_commit.pop(key, None)
+        self._after_commit[key] = step
+
+    @contextmanager
+    def attempt(self, connection: Connection) -> Iterator[None]:
+        """A part of a write transaction that is undone by itself where the block raises, with what was to follow it.
+
+        So a turn can keep the steps of many rounds in one transaction, of which one that is refused takes none of the
+        others with it.
+        """
+        before = dict(self._after_commit)
+        savepoint = connection.begin_nested()
+        try:
+            yield
+            savepoint.commit()
+        except BaseException as error:
+            try:
+                savepoint.rollback()
+            except Exception:
+                # Where a disk is full SQLite undoes the whole transaction, and the error that says so ends it. No other
+                # error may be caught and the transaction go on: nothing would undo what follows.
+                if isinstance(error, LabelerError):
+                    raise
+                raise error from None
+            self.undone += 1
+            self._after_commit.clear()
+            self._after_commit.update(before)
+            raise
+
+    def claim(self) -> None:
+        """Name this process as the owner of a journal in PostgreSQL; before anything else is written."""
+        if self._ownership is not None:
+            with self.write() as connection:
+                self._ownership.claim(connection)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One read transaction: a single moment of the journal, in which nothing can be written.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+        """
+        with translating(self.what), self._reader.begin() as connection:
+            yield connection
+
+    def writing(self, connection: Connection | None) -> AbstractContextManager[Connection]:
+        """The caller's write transaction, or one of our own."""
+        return self.write() if connection is None else nullcontext(connection)
+
+    def reading(self, connection: Connection | None) -> AbstractContextManager[Connection]:
+        """The caller's transaction, whose own writes are then seen, or one of our own."""
+        return self.read() if connection is None else nullcontext(connection)
+
+    @contextmanager
+    def remodel(self) -> Iterator[Connection]:
+        """A write transaction in which tables may be made anew (`labeler.ledger.migrations`).
+
+        SQLite drops a table that others refer to only while nobody follows references; all of them are checked
+        before the transaction is committed. PostgreSQL alters tables in place and follows references throughout.
+
+        Raises:
+            JournalBroken: a row refers to one that is not there any more; nothing was kept.
+        """
+        if self.dialect != "sqlite":
+            with self.write() as connection:
+                yield connection
+            return
+        self._follow_references(False)
+        try:
+            with self.write() as connection:
+                yield connection
+                lost = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+                if lost:
+                    raise JournalBroken(
+                        f"{self.what}: a row of {lost[0][0]} refers to one of {lost[0][2]} that is not there. Nothing "
+                        "was kept; restore the newest backup"
+                    )
+        finally:
+            self._follow_references(True)
+
+    def _follow_references(self, wanted: bool) -> None:
+        with self._outside() as raw:
+            raw.execute(f"PRAGMA foreign_keys = {int(wanted)}")
+            # Old: a renamed table is not looked for in the triggers of others, which name it while it is away.
+            raw.execute(f"PRAGMA legacy_alter_table = {int(not wanted)}")
+            if raw.execute("PRAGMA foreign_keys").fetchone()[0] != int(wanted):
+                raise UnsafeStorage("SQLite does not switch the following of references; stop whoever else writes")
+
+    def forget_log(self) -> None:
+        """Empty the write-ahead log of SQLite, in which what was deleted would stand until it is written over.
+
+        Where somebody reads at this moment it stays, and the next call empties it. PostgreSQL keeps its log for
+        replicas and backups, so there it is the operator's.
+
+        Raises:
+            Unavailable: the disk is full, or does not write.
+        """
+        if self.dialect != "sqlite" or self.is_read_only:
+            return
+        if self._pen_holder == threading.get_ident():
+            raise RuntimeError("a write transaction is open in this thread; the log is emptied after it")
+        with self._pen, translating(self.what), self._outside() as raw:
+            _empty_log(raw)
+
+    def compact(self) -> None:
+        """Give the pages of what was deleted back to the disk, where the journal is a SQLite file.
+
+        Rows and rules stay as they are. It takes room for a second file while it runs. PostgreSQL does it by itself.
+
+        Raises:
+            Unavailable: the disk is full, or somebody reads.
+        """
+        if self.dialect != "sqlite" or self.is_read_only:
+            return
+        with self._pen, translating(self.what), self._outside() as raw:
+            raw.execute("VACUUM")
+            _empty_log(raw)
+
+    @contextmanager
+    def _outside(self) -> Iterator[Any]:
+        """The writing connection of SQLite itself, outside of any transaction."""
+        with self._writer.connect() as connection:
+            raw: Any = connection.connection.driver_connection
+            try:
+                yield raw
+            except sqlite3.Error as error:
+                raise DBAPIError("PRAGMA", None, error) from error
+
+    def probe(self) -> int:
+        """Write one row, durably: whether a journal takes writes now; return how often that was done.
+
+        Raises:
+            StorageFull: there is no room.
+            Unavailable: the journal cannot be written for another reason.
+        """
+        with self.write() as connection:
+            row = connection.execute(update(write_probes).values(writes=write_probes.c.writes + 1)).rowcount
+            if not row:
+                connection.execute(insert(write_probes), {"probe": 0, "writes": 1})
+            return int(connection.execute(write_probes.select()).one().writes)
+
+    def close(self) -> None:
+        """Let go of every connection and of the file; may be called twice."""
+        self._owned.close()
+        self._reader.dispose()
+        self._writer.dispose()
+
+
+def open_database(
+    target: str | Path,
+    *,
+    anchor: Path | None = None,
+    read_only: bool = False,
+    allow_unsynced: bool = False,
+    busy_timeout_s: float = 10.0,
+) -> Database:
+    """Open a journal, and refuse it where an acknowledged charge could be lost.
+
+    A new one gets its tables, one of an earlier revision is brought to this program's.
+
+    Args:
+        target: path of a SQLite file (made where it is missing), or a URL: sqlite:///PATH, postgresql://...
+        anchor: a local file that remembers the ledger's head; see `labeler.ledger.anchor`.
+        read_only: look only; allowed while another process owns the journal.
+        allow_unsynced: accept file systems in memory.
+        busy_timeout_s: how long to wait for another connection's transaction.
+
+    Raises:
+        InvalidSetting: the target is no file and no known URL, or its tables are of another revision.
+        UnsafeStorage: memory, a network file system, loose permissions, or settings that give up durability.
+        JournalInUse: another process owns the journal.
+        JournalBroken: it was damaged, or it does not name the revision of its tables.
+        Unavailable: the database cannot be reached or opened.
+    """
+    from labeler.ledger.migrations import check_revision, prepare
+
+    url = parsed(target)
+    with ExitStack() as owned:
+        if url.get_backend_name() == "sqlite":
+            path = Path(url.database or "").resolve()  # so that two names of one file share one lock
+            what, ownership = f"the journal {path.name}", None
+            _own_file(path, owned, what=what, read_only=read_only, allow_unsynced=allow_unsynced)
+            reader = _sqlite_engine(path, what=what, is_writer=False, timeout_s=busy_timeout_s)
+            writer = reader if read_only else _sqlite_engine(path, what=what, is_writer=True, timeout_s=busy_timeout_s)
+        else:
+            path = None
+            what = f"the journal {url.database or ''} at {url.host or 'the local socket'}"
+            writer = _postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
+            owned.callback(writer.dispose)
+            # One moment of the journal per reading transaction, in which nothing can be written.
+            reader = writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            ownership = None if read_only else Ownership(writer, what)
+            if ownership is not None:
+                owned.callback(ownership.end)
+        database = Database(
+            writer,
+            reader,
+            what=what,
+            is_read_only=read_only,
+            anchor=anchor,
+            owned=owned.pop_all(),
+            path=path,
+            ownership=ownership,
+        )
+    try:
+        if not read_only:
+            prepare(database)  # first: it makes the file a journal, which readers then find
+        check_revision(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _own_file(path: Path, owned: ExitStack, *, what: str, read_only: bool, allow_unsynced: bool) -> None:
+    """Make a SQLite file where it is missing and hold its lock, as long as the process lives."""
+    if not path.parent.is_dir():
+        raise InvalidSetting(f"{what}: its folder does not exist; make it first")
+    if not allow_unsynced:
+        check_synced(path)
+    if read_only and not path.exists():
+        raise InvalidSetting(f"{what} does not exist, and was to be opened for reading only")
+    if not read_only:
+        lock = path.with_name(path.name + ".lock")
+        create_private(lock)
+        try:
+            owned.enter_context(exclusive(lock, what))
+        except OutputInUse:
+            raise JournalInUse(
+                f"another process holds {what}; one process at a time may write it. Stop the other one, or open the "
+                "journal for reading only"
+            ) from None
+        if create_private(path):
+            sync_folder(path.parent)
+    check_private(path)
+
+
+def parsed(target: str | Path) -> URL:
+    """Where a journal is.
+
+    Raises:
+        InvalidSetting, UnsafeStorage: nowhere that it may be.
+    """
+    if isinstance(target, Path) or "://" not in target:
+        if str(target) in ("", ".", ":memory:") or str(target).startswith("file:"):
+            raise UnsafeStorage("a journal in memory forgets every charge; give it a file")
+        return URL.create("sqlite", database=str(target))
+    try:
+        url = make_url(target)
+    except (ArgumentError, ValueError):
+        # The text may hold a password, so it is not repeated.
+        raise InvalidSetting("the journal's URL cannot be read; use postgresql://USER:PASSWORD@HOST/DATABASE") from None
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:") or str(url.database).startswith("file:"):
+            raise UnsafeStorage("a journal in memory forgets every charge; give it a file")
+        if url.query:
+            raise InvalidSetting("a SQLite journal takes no options in its URL; give it a path")
+        return url
+    if url.get_backend_name() != "postgresql":
+        raise InvalidSetting("a journal is a SQLite file or a postgresql:// URL")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _sqlite_engine(path: Path, *, what: str, is_writer: bool, timeout_s: float) -> Engine:
+    """The one writing connection of a SQLite journal, or the pool of its readers."""
+    uri = f"file:{quote(str(path))}?mode={'rw' if is_writer else 'ro'}"
+
+    def connect() -> sqlite3.Connection:
+        # isolation_level=None: transactions begin and end where this project says so, and nowhere else.
+        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare_sqlite(connection, what=what, writable=is_writer)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine(
+        "sqlite://",
+        creator=connect,
+        poolclass=QueuePool,
+        pool_size=1 if is_writer else _READERS,
+        max_overflow=0,
+        pool_timeout=timeout_s,
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
+
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool) -> None:
+    if writable:
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA secure_delete = ON").fetchall()  # what is deleted is overwritten, not only forgotten
+    else:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute(f"PRAGMA cache_size = -{READER_PAGES_KIB}")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    connection.execute("PRAGMA recursive_triggers = ON")  # so that INSERT OR REPLACE cannot pass a delete trigger
+    connection.execute("PRAGMA fullfsync = ON")  # where the system's fsync stops at the disk's cache (macOS)
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
+    wanted = {"journal_mode": "wal", "synchronous": _SYNCHRONOUS_FULL, "foreign_keys": 1, "recursive_triggers": 1}
+    if writable:
+        wanted["secure_delete"] = 1
+    for name, value in wanted.items():
+        found = connection.execute(f"PRAGMA {name}").fetchone()[0]
+        if found != value:
+            raise UnsafeStorage(
+                f"{what}: SQLite answers {name} = {found}, and a journal needs {value}: otherwise charges could be "
+                "lost. Use a local disk that supports shared memory files, or PostgreSQL"
+            )
+
+
+def _empty_log(raw: Any) -> None:
+    """Bring the write-ahead log of a SQLite journal into its file, unless somebody reads, and cut it to nothing."""
+    patience_ms = raw.execute("PRAGMA busy_timeout").fetchone()[0]
+    try:
+        raw.execute("PRAGMA busy_timeout = 0")
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        raw.execute(f"PRAGMA busy_timeout = {int(patience_ms)}")
+
+
+def _postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: float) -> Engine:
+    """A pool of connections whose durability was checked."""
+    timeout_ms = max(1, round(1000 * busy_timeout_s))
+    options = f"-c lock_timeout={timeout_ms} -c idle_in_transaction_session_timeout={60_000 + timeout_ms}"
+    if read_only:
+        options += " -c default_transaction_read_only=on"
+    try:
+        engine = create_engine(
+            url,
+            hide_parameters=True,
+            pool_pre_ping=True,
+            pool_size=_READERS,
+            max_overflow=_READERS,
+            pool_timeout=busy_timeout_s,
+            connect_args={"options": options, "connect_timeout": 10, "application_name": "labeler"},
+        )
+    except (ImportError, NoSuchModuleError):
+        raise InvalidSetting("PostgreSQL needs the package psycopg: install private-labeler[postgres]") from None
+
+    @event.listens_for(engine, "connect")
+    def check(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            for name, good in POSTGRESQL_SETTINGS.items():
+                found = cursor.execute(f"SHOW {name}").fetchone()[0]
+                if found not in good:
+                    raise UnsafeStorage(
+                        f"{what}: PostgreSQL runs with {name} = {found}, and a journal needs {name} = {good[0]}: "
+                        "otherwise charges could be lost or rewritten. Change it and start again"
+                    )
+        connection.rollback()
+
+    return engine
+
+
+# Lists that are read page by page, newest first.
+
+
+def cursor_text(at: datetime, row_id: str) -> str:
+    """Where a page ended, as an opaque text: the time and the id of its last row."""
+    return base64.urlsafe_b64encode(json.dumps([time_text(at), row_id]).encode()).decode().rstrip("=")
+
+
+def before(cursor: str, at: Column[datetime], row_id: Column[str]) -> ColumnElement[bool]:
+    """The condition that a row comes after the cursor in a list that is newest first.
+
+    Raises:
+        InvalidSetting: `cursor_text` wrote no such text.
+    """
+    try:
+        if not isinstance(cursor, str) or len(cursor) > _MAX_CURSOR:
+            raise ValueError
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        written, last = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        if type(written) is not str or type(last) is not str or "\0" in last:
+            raise ValueError
+        moment = time_of(written)
+        last.encode()
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidSetting(
+            "after: not a position in this list; pass on `next` of the page before unchanged, or leave it out"
+        ) from None
+    return or_(at < moment, and_(at == moment, row_id < last))
+
+
+def check_limit(limit: int) -> int:
+    """How many rows one page may have.
+
+    Raises:
+        InvalidSetting: fewer than 1 or more than MAX_PAGE.
+    """
+    if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+        raise InvalidSetting(f"limit: a page has 1 to {MAX_PAGE} entries")
+    return limit

@@ -1,0 +1,416 @@
+"""The facts of a coordinator's journal for an evidence document (labeler.evidence), in one moment of it.
+
+Charges, accounts and contributors come from the chain; jobs, answers and digests from the tables beside it, which must
+agree with the chain or nothing is made. Read again later, as of the same head and moment, a journal gives the same
+facts: a job that ended after that moment is read as "under way" then, with what the chain said of it.
+
+The entries of the chain are the one part of a journal that nobody can change unseen, so evidence begins with them
+(`read_chain`: of every charge, as of one head, whose it is, how much, for which job, and what became of it).
+
+More than 400 lines: what the chain says and what the tables say are held against each other, in one place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Connection, select
+
+from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, NotFound, TooLarge
+from labeler.evidence.derive import contradictions, decimal
+from labeler.evidence.document import AccountFacts, Charge, Facts, Job, Journal, Refusal, Round, Scope, TaskFacts
+from labeler.ledger.chain import Head, time_of, time_text
+from labeler.ledger.ledger import WRITTEN_OFF, hash_at
+from labeler.ledger.schema import (
+    FINISHED,
+    forgotten_jobs,
+    job_answers,
+    job_asked,
+    jobs,
+    ledger_entries,
+    releases,
+    round_refusals,
+    rounds,
+    tasks,
+)
+from labeler.ledger.verification import verify_ledger
+from labeler.setting import LEVELS
+from labeler.task import Level
+
+FEDERATION = "federation"
+_RELEASES_AT_ONCE = 16
+MAX_JOBS = 20_000
+"""Most jobs of one document: one that nobody can print proves nothing to anybody."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What evidence is asked for.
+
+    Attributes:
+        task: digest of one task; empty for all.
+        since, until: the period in which jobs were submitted, the end excluded; None where it is not bounded.
+
+    Raises:
+        InvalidSetting: a period that ends before it begins, or has no time zone.
+    """
+
+    task: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if any(moment is not None and moment.tzinfo is None for moment in (self.since, self.until)):
+            raise InvalidSetting("the period of evidence begins and ends at times with a time zone, such as Z for UTC")
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise InvalidSetting("the period of evidence ends before it begins")
+
+    @classmethod
+    def of(cls, scope: Scope) -> Wanted:
+        """What a document was asked for."""
+        return cls(scope.task, _moment(scope.since), _moment(scope.until))
+
+    def scope(self, party: str, party_id: str) -> Scope:
+        """As a document states it."""
+        since, until = ("" if at is None else time_text(at) for at in (self.since, self.until))
+        return Scope.model_validate(
+            {"party": party, "party_id": party_id, "task": self.task, "since": since, "until": until}
+        )
+
+    def holds(self, at: datetime) -> bool:
+        """Whether a moment lies in the period."""
+        return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
+
+
+def coordinator_facts(
+    connection: Connection, wanted: Wanted, *, delta: float, read_at: datetime, head: Head | None = None
+) -> Facts:
+    """Everything a document says of a coordinator's journal.
+
+    Args:
+        connection: one moment of the journal.
+        delta: at which the accounts are stated; of the coordinator's settings.
+        read_at: the time now, or the moment of the document that is checked.
+        head: of the document that is checked; None for all there is.
+
+    Raises:
+        JournalBroken: the chain does not hold, or a table says otherwise than the chain.
+        JournalBehind: see `read_chain`.
+        NotFound: there is no such task.
+    """
+    chain = read_chain(connection, read_at=read_at, head=head)
+    moment = time_of(chain.journal.read_at)
+    found: dict[str, list[Job]] = {wanted.task: []} if wanted.task else {}
+    query = select(jobs).where(jobs.c.created_at <= moment).order_by(jobs.c.created_at, jobs.c.job_id)
+    if wanted.task:
+        query = query.where(jobs.c.task_digest == wanted.task)
+    rows = [dict(row) for row in connection.execute(query).mappings() if wanted.holds(row["created_at"])]
+    if len(rows) > MAX_JOBS:
+        raise TooLarge(f"{len(rows):,} jobs lie in this scope, and evidence is made of {MAX_JOBS:,}: shorten it")
+    tables = _Tables.read(connection, [row["job_id"] for row in rows])
+    _check_all_there(chain, connection)
+    for row in rows:
+        found.setdefault(row["task_digest"], []).append(_job(row, chain, tables, moment))
+    facts_of_tasks = tuple(_task(connection, digest, of) for digest, of in found.items())
+    named = {FEDERATION, *(f"agent:{one}" for task in facts_of_tasks for one in task.participants)}
+    facts = Facts(
+        scope=wanted.scope("coordinator", "coordinator"),
+        journal=chain.journal,
+        delta=decimal(delta),
+        tasks=facts_of_tasks,
+        accounts=tuple(one for one in chain.accounts if one.account in named),
+    )
+    return without_contradiction(facts)
+
+
+def forgotten(connection: Connection, facts: Facts) -> set[str]:
+    """Jobs of a document of which the words of refusals to rounds were deleted since, with what they had sent."""
+    gone = set(connection.execute(select(forgotten_jobs.c.job_id)).scalars())
+    return gone & {job.job_id for task in facts.tasks for job in task.jobs}
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Rows of the jobs of a document, by job."""
+
+    rounds: Mapping[str, list[Mapping[str, Any]]]
+    asked: Mapping[str, tuple[str, ...]]
+    answers: Mapping[str, list[Mapping[str, Any]]]
+    refusals: Mapping[tuple[str, int], list[Mapping[str, Any]]]
+    releases: Mapping[tuple[str, int], str]
+
+    @classmethod
+    def read(cls, connection: Connection, job_ids: Collection[str]) -> _Tables:
+        wanted = set(job_ids)
+
+        def rows_of(table: Any, *order: Any) -> list[Mapping[str, Any]]:
+            rows = connection.execute(select(table).order_by(*order)).mappings()
+            return [dict(row) for row in rows if row["job_id"] in wanted]
+
+        by_round: dict[str, list[Mapping[str, Any]]] = {}
+        for row in rows_of(rounds, rounds.c.job_id, rounds.c.number):
+            by_round.setdefault(row["job_id"], []).append(row)
+        answers: dict[str, list[Mapping[str, Any]]] = {}
+        for row in rows_of(job_answers, job_answers.c.job_id, job_answers.c.agent_id):
+            answers.setdefault(row["job_id"], []).append(row)
+        refusals: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+        for row in rows_of(round_refusals, round_refusals.c.job_id, round_refusals.c.agent_id):
+            refusals.setdefault((row["job_id"], row["number"]), []).append(row)
+        asked = {row["job_id"]: tuple(row["agents"]) for row in rows_of(job_asked, job_asked.c.job_id)}
+        opened = {}
+        columns = select(releases.c.job_id, releases.c.number, releases.c.data)
+        # A few at a time: all that was ever released may be more than there is memory.
+        for opening in connection.execute(columns, execution_options={"yield_per": _RELEASES_AT_ONCE}):
+            if opening.job_id in wanted:
+                opened[opening.job_id, opening.number] = hashlib.sha256(bytes(opening.data)).hexdigest()
+        return cls(by_round, asked, answers, refusals, opened)
+
+
+def _job(row: Mapping[str, Any], chain: Chain, tables: _Tables, moment: datetime) -> Job:
+    job_id = row["job_id"]
+    is_over = row["state"] in FINISHED and row["updated_at"] <= moment
+    found = tuple(_round(one, row, chain, tables, is_over=is_over) for one in tables.rounds.get(job_id, ()))
+    was_asked = any(one.charge != "none" for one in found)
+    answers = tables.answers.get(job_id, ()) if is_over else ()
+    return Job(
+        job_id=job_id,
+        state=row["state"] if is_over else "under way",
+        problem=_kind_of(row["problem"]) if is_over else "",
+        submitted_at=time_text(row["created_at"]),
+        questions=row["num_queries"],
+        asked=tables.asked.get(job_id, ()) if was_asked else (),
+        refusals=tuple(
+            Refusal(agent=one["agent_id"], said=one["answer"], reason=one["reason"], sentence=one["sentence"])
+            for one in answers
+            if one["answer"] in ("declined", "later")
+        ),
+        rounds=found,
+    )
+
+
+def _round(row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables: _Tables, *, is_over: bool) -> Round:
+    key = (row["job_id"], row["number"])
+    name = f"{row['job_id']}/{row['number']}"
+    charged = chain.reservations.get(name)
+    if charged is not None:
+        _check_reserved(name, charged, row, job)
+    is_final = charged is not None and charged.state == "posted"
+    return Round(
+        number=row["number"],
+        first_question=row["first_query"],
+        questions=row["num_queries"],
+        charge="none" if charged is None else charged.state,
+        posted_entry=charged.settled_seq if charged is not None and is_final else None,
+        posted_at=charged.settled_at if charged is not None and is_final else "",
+        charges=() if charged is None else charged.charges,
+        contributors=_contributors(name, charged, row) if charged is not None and is_final else (),
+        refusals=tuple(
+            Refusal(agent=one["agent_id"], said="refused", sentence=one["sentence"])
+            for one in (tables.refusals.get(key, ()) if is_over else ())
+        ),
+        round_digest=(row["round_digest"] or "") if is_final else "",
+        release_digest=tables.releases.get(key, "") if is_over else "",
+    )
+
+
+def _contributors(name: str, charged: Charged, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Who was summed: as the chain says it; nobody where a round was paid for and failed."""
+    kept = tuple(row["contributors"] or ())
+    if "because" in charged.settled:
+        return ()
+    if "contributors" in charged.settled and tuple(charged.settled["contributors"]) != kept:
+        raise JournalBroken(
+            f"the table of rounds says that {name} was summed over other agents than the ledger's entry "
+            f"{charged.settled_seq} has. No evidence is made of it; restore the newest backup, and find out who wrote "
+            "to the journal"
+        )
+    return kept
+
+
+def _check_reserved(name: str, charged: Charged, row: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    said = {"task": job["task_digest"], "queries": row["num_queries"], "job": row["job_id"]}
+    for key, value in said.items():
+        if key in charged.reserved and charged.reserved[key] != value:
+            raise JournalBroken(
+                f"the ledger reserved {name} for another {key} than the table of rounds has. No evidence is made of "
+                "it; restore the newest backup, and find out who wrote to the journal"
+            )
+
+
+def _check_all_there(chain: Chain, connection: Connection) -> None:
+    """Refuse a journal from whose tables a round was removed that the chain was charged for."""
+    known = {f"{row.job_id}/{row.number}" for row in connection.execute(select(rounds.c.job_id, rounds.c.number))}
+    for name, charged in chain.reservations.items():
+        job = charged.reserved.get("job")
+        is_a_round = isinstance(job, str) and name.startswith(f"{job}/") and name != f"{job}/proposed"
+        if is_a_round and name not in known:
+            raise JournalBroken(
+                f"the ledger holds a charge for round {name}, and the table of rounds does not: a row was removed. "
+                "Restore the newest backup, and find out who wrote to the journal"
+            )
+
+
+def _kind_of(problem: Mapping[str, Any] | None) -> str:
+    return "" if not problem else str(problem.get("type", ""))
+
+
+def _task(connection: Connection, digest: str, of: list[Job]) -> TaskFacts:
+    row = connection.execute(select(tasks).where(tasks.c.digest == digest)).first()
+    if row is None:
+        raise NotFound(f"there is no task {digest[:64]!r}; look at the list of tasks, and give the whole digest")
+    return TaskFacts(
+        digest=digest,
+        task=json.loads(row.body),
+        participants=tuple(row.participants),
+        created_at=time_text(row.created_at),
+        jobs=tuple(of),
+    )
+
+
+def _moment(text: str) -> datetime | None:
+    return time_of(text) if text else None
+
+
+@dataclass
+class Charged:
+    """One reservation as the chain has it.
+
+    Attributes:
+        charges: by account and level.
+        reserved: detail of its first entry.
+        settled_seq, settled_at, settled: entry, time and detail of its settlement.
+    """
+
+    charges: tuple[Charge, ...]
+    reserved: Mapping[str, Any]
+    state: Literal["reserved", "posted", "void"] = "reserved"
+    settled_seq: int | None = None
+    settled_at: str = ""
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A verified chain, read up to one entry.
+
+    Attributes:
+        journal: how far it was read.
+        reservations: by their ids, in order.
+        accounts: what they add up to.
+    """
+
+    journal: Journal
+    reservations: Mapping[str, Charged]
+    accounts: tuple[AccountFacts, ...]
+
+
+_Key = tuple[str, Level]
+
+
+@dataclass
+class _Sums:
+    cap: int | None = None
+    reserved: int = 0
+    posted: int = 0
+
+
+def read_chain(connection: Connection, *, read_at: datetime, head: Head | None = None) -> Chain:
+    """Verify a ledger from its first entry to its last, and read it up to a head.
+
+    Args:
+        connection: one moment of the journal.
+        read_at: the time now.
+        head: up to where; None for all there is.
+
+    Raises:
+        JournalBroken: the chain does not hold, or a balance is not what the entries add up to.
+        JournalBehind: the journal ends before `head`, or has another entry there.
+    """
+    end = verify_ledger(connection)
+    until = end if head is None else head
+    if until.seq > end.seq or hash_at(connection, until.seq) != until.hash:
+        raise JournalBehind(
+            f"this journal does not hold entry {until.seq} as the evidence names it: it ends with entry {end.seq}, is "
+            "an older copy, or is another party's. Compare with the journal that the evidence was made from"
+        )
+    reservations: dict[str, Charged] = {}
+    accounts: dict[_Key, _Sums] = {}
+    last_at = ""
+    query = select(ledger_entries).where(ledger_entries.c.seq <= until.seq).order_by(ledger_entries.c.seq)
+    for row in connection.execute(query).mappings():
+        _take(dict(row), reservations, accounts)
+        last_at = row["at"]
+    journal = Journal(
+        entries=until.seq, head=until.hash, read_at=max(time_text(read_at), last_at), last_entry_at=last_at
+    )
+    unpriced = _unpriced(reservations)
+    found = tuple(
+        AccountFacts(
+            account=name,
+            level=level,
+            cap_nano=sums.cap,
+            reserved_nano=sums.reserved,
+            posted_nano=sums.posted,
+            is_unpriced=(name, level) in unpriced,
+        )
+        for (name, level), sums in sorted(accounts.items())
+    )
+    return Chain(journal, reservations, found)
+
+
+def _unpriced(reservations: Mapping[str, Charged]) -> set[_Key]:
+    """Accounts that paid for something which names another level and not this one: see `Ledger.charged_without`.
+
+    Nothing bounds what was told there, whatever the entries of this level add up to.
+    """
+    named: dict[tuple[str, str], set[Level]] = {}
+    for name, charged in reservations.items():
+        if charged.state != "void":
+            what = WRITTEN_OFF if name.startswith(WRITTEN_OFF) else name
+            for charge in charged.charges:
+                named.setdefault((charge.account, what), set()).add(charge.level)
+    return {(account, level) for (account, _), levels in named.items() for level in LEVELS if level not in levels}
+
+
+def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: dict[_Key, _Sums]) -> None:
+    detail = json.loads(row["detail"])
+    sums = accounts.setdefault((row["account"], row["level"]), _Sums())
+    if row["kind"] in ("open", "cap"):
+        sums.cap = detail["cap"]
+        return
+    name = row["reservation_id"]
+    if row["kind"] == "reserve":
+        charge = Charge(account=row["account"], level=row["level"], nano=row["amount"])
+        known = reservations.setdefault(name, Charged((), detail))
+        known.charges = (*known.charges, charge)
+        sums.reserved += row["amount"]
+        return
+    if row["kind"] == "answer":
+        return
+    known = reservations[name]
+    is_posted = row["kind"] == "post"
+    if known.state == "reserved":
+        known.state, known.settled = ("posted" if is_posted else "void"), detail
+        known.settled_seq, known.settled_at = row["seq"], row["at"]
+    sums.reserved -= row["amount"]
+    sums.posted += row["amount"] * is_posted
+
+
+def without_contradiction(facts: Facts) -> Facts:
+    """The same facts, where nothing in them contradicts the chain or another of them.
+
+    Raises:
+        JournalBroken: something does.
+    """
+    wrong = contradictions(facts)
+    if wrong:
+        raise JournalBroken(
+            f"the journal contradicts itself in {len(wrong)} places, the first: {wrong[0]}. No evidence is made of it; "
+            "restore the newest backup, and find out who wrote to the journal"
+        )
+    return facts

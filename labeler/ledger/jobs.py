@@ -1,0 +1,672 @@
+"""Jobs and their rounds, as the coordinator keeps them: what a restarted process needs to go on.
+
+A job's state is changed by compare-and-set, so that of two who end it one wins and both learn who. A finished job never
+changes again. The steps of a round stand in `rounds`; whoever takes them calls `touch` in the same transaction.
+
+Beside a job stands what agents say of it before anybody is asked (`WillingnessStore`), and, once it has ended, that it
+was forgotten (`ForgottenJobs`).
+
+More than 400 lines: a job, its rounds and what was said of them are read together and change together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, Literal, get_args
+
+from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, literal, select, update
+from sqlalchemy import cast as as_type
+
+from labeler.errors import (
+    IdempotencyMismatch,
+    InvalidSetting,
+    NotFound,
+    NotReady,
+    PrivacyRefusal,
+    ProtocolViolation,
+    TryAgain,
+)
+from labeler.ledger.chain import time_text
+from labeler.ledger.database import Database, before, check_limit, cursor_text, now_utc
+from labeler.ledger.rounds import UNFINISHED, live_round, read_release, set_batches
+from labeler.ledger.schema import (
+    FINISHED,
+    JOB_STATES,
+    ROUND_STATES,
+    aggregate_shares,
+    forgotten_jobs,
+    idempotency_keys,
+    job_answers,
+    job_asked,
+    jobs,
+    json_text,
+    ledger_reservations,
+    planned_batches,
+    round_holdings,
+    round_participants,
+    round_refusals,
+    round_shares,
+    rounds,
+)
+from labeler.rounds.effects import JobState as JobState
+from labeler.rounds.effects import RoundState as RoundState
+from labeler.rounds.effects import Said
+from labeler.system.clock import Clock
+
+__all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundCharge", "RoundRecord", "RoundState"]
+
+Source = Literal["images", "features"]
+Answers = Mapping[str, Said]
+Because = Literal["asked", "age"]
+
+_DAY = timedelta(days=1)
+_UNPAID = ("refused", "failed", "cancelled", "expired")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A labelling job.
+
+    Attributes:
+        task_digest: of the task it asks queries of.
+        name: for people.
+        state: how far it is; the last five of JobState are final.
+        images: how many were sent.
+        num_queries: how many are asked.
+        first_query: number of the first of them within the task.
+        strategy: how queries are chosen among the images.
+        count: how many, where the strategy needs it.
+        seed: of the choice.
+        source: what was sent.
+        created_at, updated_at, expires_at: with a time zone.
+        created_by: token id.
+        problem: RFC 9457, why it ended; None while nothing is wrong.
+        version: goes up at every change.
+
+    Raises:
+        InvalidSetting: the state is unknown, a number is negative, or a time has no time zone.
+    """
+
+    job_id: str
+    task_digest: str
+    name: str
+    state: JobState
+    images: int
+    num_queries: int
+    first_query: int
+    strategy: str
+    count: int | None
+    seed: int
+    source: Source
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime
+    created_by: str
+    problem: dict[str, Any] | None = None
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.state not in JOB_STATES:
+            raise InvalidSetting(f"a job is {', '.join(JOB_STATES)}; found {self.state!r}")
+        if self.source not in get_args(Source):
+            raise InvalidSetting(f"the source of a job is images or features, found {self.source!r}")
+        if min(self.images, self.num_queries, self.first_query) < 0 or self.version < 1:
+            raise InvalidSetting("images, num_queries and first_query of a job are at least 0, its version at least 1")
+        for at in (self.created_at, self.updated_at, self.expires_at):
+            time_text(at)  # refuses a time without a zone
+        json_text(self.problem)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it never changes again."""
+        return self.state in FINISHED
+
+    @property
+    def cursor(self) -> str:
+        """The position of this job in a list; the next page begins after it."""
+        return cursor_text(self.created_at, self.job_id)
+
+
+@dataclass(frozen=True)
+class RoundCharge:
+    """The charge of one round in the ledger.
+
+    Attributes:
+        state: reserved, then posted or void (given back).
+        seq: number of the first entry of that state.
+    """
+
+    state: Literal["reserved", "posted", "void"]
+    seq: int
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One batch of a job.
+
+    Attributes:
+        number: 0, 1, 2, ... within the job.
+        first_query: number of its first query within the task.
+        state: waiting > asked > agreed > posted > opened.
+        batch_digest, round_digest: empty until the queries are embedded, and until the model is known that a step of
+            training asks with; then the same as long as the job lasts, and for ever once they were asked.
+        contributors: the agents that are summed, sorted; empty until agreed on, then for ever the same.
+        holdings: tallier id -> agent id -> sharing id in hexadecimal, as last reported.
+        refusals: agent id -> its reason.
+        final_refusals: those agents among them that will not answer when asked again.
+        ledger_seq: the entry that posted the charge.
+        participants: agent id -> key its shares must be signed with; empty until it is fixed, then for ever the same.
+        has_shares: whether a share of it was passed on to a tallier, or was about to be.
+        charge: what became of its charge, as the ledger has it; None where nothing was reserved.
+    """
+
+    job_id: str
+    number: int
+    first_query: int
+    num_queries: int
+    state: RoundState = "waiting"
+    batch_digest: str = ""
+    round_digest: str = ""
+    contributors: tuple[str, ...] = ()
+    holdings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    final_refusals: frozenset[str] = frozenset()
+    ledger_seq: int | None = None
+    participants: Mapping[str, str] = field(default_factory=dict)
+    has_shares: bool = False
+    charge: RoundCharge | None = None
+
+    def __post_init__(self) -> None:
+        if self.state not in ROUND_STATES:
+            raise InvalidSetting(f"a round is {', '.join(ROUND_STATES)}; found {self.state!r}")
+        if self.number < 0 or self.first_query < 0 or self.num_queries < 1:
+            raise InvalidSetting("a round has a number and first query of at least 0, and at least 1 query")
+
+
+@dataclass(frozen=True)
+class Idempotency:
+    """What a requester calls one request by, so that sending it twice makes one job.
+
+    Attributes:
+        token_id: whose key it is.
+        key: of the requester's choosing.
+        body_digest: of the request, so that another one under the same key is found out.
+        job_id: the job it made.
+    """
+
+    token_id: str
+    key: str
+    body_digest: str
+    job_id: str
+
+
+class JobStore:
+    """All jobs of a coordinator. Every method that writes can join a transaction by `connection`.
+
+    Args:
+        clock: the time now, with a time zone; used for `updated_at`.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        self.willingness = WillingnessStore(database)
+        """What agents say of jobs before they are asked."""
+
+    def add(
+        self,
+        job: JobRecord,
+        rounds_of_job: Sequence[RoundRecord],
+        *,
+        idempotency: Idempotency | None = None,
+        connection: Connection | None = None,
+    ) -> JobRecord:
+        """Keep a new job with its rounds and the key it was sent under, or nothing of it.
+
+        Raises:
+            InvalidSetting: the rounds are not the job's (each query of the job belongs to exactly one).
+            IdempotencyMismatch: the key made another job out of another request.
+            TryAgain: the key made a job of the same request in the meantime; look at `known` again.
+            ProtocolViolation: the job id is taken.
+        """
+        _check_rounds(job, rounds_of_job)
+        with self._database.writing(connection) as joined:
+            if idempotency is not None:
+                self._check_key(idempotency, job, joined)
+            if job.job_id in self.many([job.job_id], connection=joined):
+                raise ProtocolViolation(f"there is a job {job.job_id!r} already; a new one needs another id")
+            joined.execute(insert(jobs), {column.name: getattr(job, column.name) for column in jobs.columns})
+            names = ("job_id", "number", "first_query", "num_queries", "state")
+            if rounds_of_job:
+                joined.execute(insert(rounds), [{name: getattr(one, name) for name in names} for one in rounds_of_job])
+            for one in rounds_of_job:
+                if one.round_digest:
+                    set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
+            if idempotency is not None:
+                joined.execute(insert(idempotency_keys), asdict(idempotency))
+        return job
+
+    def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
+        """What a key was used for, or None; asked with the `connection` that adds the job, nobody comes between."""
+        this = (idempotency_keys.c.token_id == token_id, idempotency_keys.c.key == key)
+        with self._database.reading(connection) as joined:
+            row = joined.execute(select(idempotency_keys).where(*this)).first()
+        return None if row is None else Idempotency(**row._mapping)
+
+    def get(self, job_id: str, *, connection: Connection | None = None) -> JobRecord:
+        """One job.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        found = self.many([job_id], connection=connection).get(job_id)
+        if found is None:
+            raise no_such_job(job_id)
+        return found
+
+    def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
+        """Jobs by id; those that are not there are left out."""
+        with self._database.reading(connection) as joined:
+            return _jobs_of(joined, job_ids)
+
+    def unfinished(self) -> list[JobRecord]:
+        """Every job that still has to be moved on, oldest first."""
+        query = select(jobs).where(UNFINISHED).order_by(jobs.c.created_at, jobs.c.job_id)
+        with self._database.read() as joined:
+            return [JobRecord(**row._mapping) for row in joined.execute(query)]
+
+    def unfinished_ids(self) -> list[str]:
+        """Ids of every job that still has to be moved on, oldest first."""
+        query = select(jobs.c.job_id).where(UNFINISHED).order_by(jobs.c.created_at, jobs.c.job_id)
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def move(self, job_id: str, state: JobState, *, connection: Connection) -> None:
+        """Move a job that is known not to be finished; `change` for whoever does not know.
+
+        Raises:
+            NotReady: it is finished by now; nothing of the transaction is to be kept.
+        """
+        if not self._stamp(job_id, connection, state=state):
+            raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
+
+    def change(
+        self,
+        job_id: str,
+        state: JobState,
+        *,
+        expected: Collection[JobState],
+        problem: Mapping[str, Any] | None = None,
+        connection: Connection | None = None,
+    ) -> JobRecord:
+        """Move a job to a state if it is in one of those expected; else nothing happens.
+
+        Args:
+            expected: states it is moved from; a finished job is never moved, whatever stands here.
+            problem: why it ends (RFC 9457); left as it is where None.
+
+        Returns:
+            The job as it is now; compare its state to learn whether it was moved.
+
+        Raises:
+            NotFound: there is no such job.
+            InvalidSetting: there is no such state.
+        """
+        unknown = {state, *expected} - set(JOB_STATES)
+        if unknown:
+            raise InvalidSetting(f"a job is {', '.join(JOB_STATES)}; found {min(unknown)!r}")
+        why = {} if problem is None else {"problem": dict(problem)}
+        with self._database.writing(connection) as joined:
+            before = self.get(job_id, connection=joined)
+            if before.state in set(expected) - FINISHED and (before.state != state or why):
+                self._stamp(job_id, joined, state=state, **why)
+            return self.get(job_id, connection=joined)
+
+    def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
+        """Raise the version, so that watchers look again; a finished job stays as it is."""
+        with self._database.writing(connection) as joined:
+            self._stamp(job_id, joined)
+
+    def _stamp(self, job_id: str, connection: Connection, **values: Any) -> bool:
+        """Change an unfinished job, with its version and the time of it; whether there was one."""
+        now, known = literal(self._clock(), jobs.c.updated_at.type), jobs.c.updated_at
+        values["version"] = jobs.c.version + 1
+        values["updated_at"] = case((known < now, now), else_=known)  # a clock set back makes no later version older
+        return (
+            connection.execute(update(jobs).where(jobs.c.job_id == job_id, UNFINISHED).values(**values)).rowcount == 1
+        )
+
+    # The rounds of a job.
+
+    def rounds(self, job_id: str, *, connection: Connection | None = None) -> list[RoundRecord]:
+        """The rounds of a job in order; none where there is no such job."""
+        return self.rounds_of([job_id], connection=connection)[job_id]
+
+    def rounds_of(
+        self, job_ids: Collection[str], *, connection: Connection | None = None
+    ) -> dict[str, list[RoundRecord]]:
+        """The rounds of several jobs at once, by job; an empty list where there is no such job."""
+        with self._database.reading(connection) as joined:
+            return _rounds_of(joined, job_ids)
+
+    def unasked(self, job_id: str, *, connection: Connection) -> list[tuple[int, int]]:
+        """Queries (first number, how many) of the rounds of a job that were never tied to their questions for good."""
+        waiting = (rounds.c.job_id == job_id, rounds.c.state == "waiting", rounds.c.round_digest.is_(None))
+        query = select(rounds.c.first_query, rounds.c.num_queries).where(*waiting).order_by(rounds.c.number)
+        return [(row.first_query, row.num_queries) for row in connection.execute(query)]
+
+    def creators(self, job_ids: Collection[str]) -> dict[str, str]:
+        """Token ids of who made some jobs, by job; those that are not there are left out."""
+        query = select(jobs.c.job_id, jobs.c.created_by).where(jobs.c.job_id.in_(sorted(set(job_ids))))
+        with self._database.read() as connection:
+            return {row.job_id: row.created_by for row in connection.execute(query)}
+
+    def round_of(self, round_digest: str) -> RoundRecord:
+        """The round of a digest.
+
+        Raises:
+            NotFound: there is none.
+        """
+        with self._database.read() as joined:
+            row = joined.execute(live_round(round_digest)).first()
+            if row is None:
+                raise NotFound(f"there is no round {round_digest[:12]!r}")
+            return next(one for one in self.rounds(row.job_id, connection=joined) if one.number == row.number)
+
+    def release(self, job_id: str, number: int, *, connection: Connection | None = None) -> bytes | None:
+        """What a round opened, or None."""
+        with self._database.reading(connection) as joined:
+            return read_release(joined, job_id, number)
+
+    def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        states: Collection[JobState] | None = None,
+        created_by: str | None = None,
+    ) -> list[JobRecord]:
+        """Jobs, newest first.
+
+        Args:
+            after: `cursor` of the last job of the page before.
+            limit: most jobs returned, 1 to 1000.
+            states: only jobs in one of these.
+            created_by: only those that this token made.
+
+        Raises:
+            InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
+        """
+        query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(check_limit(limit))
+        if after is not None:
+            query = query.where(before(after, jobs.c.created_at, jobs.c.job_id))
+        if states is not None:
+            query = query.where(jobs.c.state.in_(sorted(states)))
+        if created_by is not None:
+            query = query.where(jobs.c.created_by == created_by)
+        with self._database.read() as connection:
+            return [JobRecord(**row._mapping) for row in connection.execute(query)]
+
+    def _check_key(self, idempotency: Idempotency, job: JobRecord, connection: Connection) -> None:
+        if idempotency.job_id != job.job_id:
+            raise InvalidSetting("an idempotency key names the job it is kept with")
+        known = self.known(idempotency.token_id, idempotency.key, connection=connection)
+        if known is None:
+            return
+        if known.body_digest != idempotency.body_digest:
+            raise IdempotencyMismatch(
+                f"this idempotency key made job {known.job_id!r} out of another request; use a new one for this"
+            )
+        raise TryAgain(f"the same request made job {known.job_id!r} at this moment; send it again to get that job")
+
+
+class WillingnessStore:
+    """What agents say of a job before anybody is asked, and who is asked then.
+
+    Every method that writes can join a transaction by `connection`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, Said]:
+        """Agent id -> what it said last."""
+        return self.answers_of([job_id], connection=connection).get(job_id, {})
+
+    def answers_of(
+        self, job_ids: Collection[str], *, connection: Connection | None = None
+    ) -> dict[str, dict[str, Said]]:
+        """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
+        with self._database.reading(connection) as joined:
+            return _answers_of(joined, job_ids)
+
+    def report(self, job_id: str, agent_id: str, said: Said, *, connection: Connection | None = None) -> bool:
+        """Keep what an agent says, in place of what it said before; whether that is news."""
+        table = job_answers
+        until = None if said.until_s is None else datetime.fromtimestamp(said.until_s, UTC)
+        values = {"answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until}
+        this = (table.c.job_id == job_id, table.c.agent_id == agent_id)
+        with self._database.writing(connection) as joined:
+            known = joined.execute(select(*(table.c[name] for name in values)).where(*this)).first()
+            if known is None:
+                joined.execute(insert(table), {"job_id": job_id, "agent_id": agent_id} | values)
+            elif dict(known._mapping) == values:
+                return False
+            else:
+                joined.execute(update(table).where(*this).values(**values))
+            return True
+
+    def asked(self, job_id: str, *, connection: Connection | None = None) -> tuple[str, ...] | None:
+        """The agents that a job asks; None while that is open."""
+        return self.asked_of([job_id], connection=connection).get(job_id)
+
+    def asked_of(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, tuple[str, ...]]:
+        """`asked` of several jobs at once; those in which it is open are left out."""
+        with self._database.reading(connection) as joined:
+            query = select(job_asked).where(job_asked.c.job_id.in_(sorted(job_ids)))
+            return {row.job_id: tuple(row.agents) for row in joined.execute(query)}
+
+    def fix_asked(self, job_id: str, agents: Collection[str], *, connection: Connection | None = None) -> None:
+        """Fix whom a job asks, once for ever.
+
+        Raises:
+            InvalidSetting: nobody.
+            PrivacyRefusal: others were fixed before.
+        """
+        if not agents:
+            raise InvalidSetting("a job asks at least one agent")
+        with self._database.writing(connection) as joined:
+            known = self.asked(job_id, connection=joined)
+            if known is not None and known != tuple(agents):
+                raise PrivacyRefusal(f"whom job {job_id!r} asks is fixed, and their charges with it")
+            if known is None:
+                joined.execute(insert(job_asked), {"job_id": job_id, "agents": list(agents)})
+
+    def unasked_lately(self, token_id: str, now: datetime, *, connection: Connection | None = None) -> int:
+        """How many jobs of a token of the last 24 hours got answers of agents and ended before anybody was asked.
+
+        Args:
+            now: when the next one is submitted.
+        """
+        was_answered = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
+        was_asked = (
+            select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
+        )
+        query = (
+            select(func.count())
+            .select_from(jobs)
+            .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNPAID))
+            .where(was_answered, ~was_asked)
+        )
+        with self._database.reading(connection) as joined:
+            return int(joined.execute(query).scalar_one())
+
+
+class ForgottenJobs:
+    """Which ended jobs were forgotten: what was sent, asked and downloaded of them is gone, their charges are not.
+
+    The row comes before anything is removed and stays for ever, so that whoever dies in the middle is followed by
+    somebody who finishes: files of a job that stands here are removed again at every sweep. With the row goes what the
+    journal holds of the job's rounds that nobody needs any more: who held which share, who refused in which words, and
+    sums that were never opened. Entries of the ledger, batches, digests and releases stay, because the chain and the
+    accounts are proved by them.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+
+    def forget(self, job_id: str, because: Because, *, connection: Connection | None = None) -> None:
+        """Write down, for ever, that a job is forgotten, and drop what its rounds need no more; again: no change.
+
+        Args:
+            job_id: a job that has ended.
+            because: somebody asked for it, or its time was over.
+
+        Raises:
+            NotFound: there is no such job.
+            NotReady: it has not ended.
+        """
+        with self._database.writing(connection) as joined:
+            state = joined.execute(select(jobs.c.state).where(jobs.c.job_id == job_id)).scalar()
+            if state is None:
+                raise NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
+            if state not in FINISHED:
+                raise NotReady(f"job {job_id} is {state}; what it needs is kept until it has ended. Cancel it first")
+            if self.at([job_id], connection=joined):
+                return
+            joined.execute(insert(forgotten_jobs), {"job_id": job_id, "at": self._clock(), "because": because})
+            for table in (round_holdings, round_refusals):
+                joined.execute(delete(table).where(table.c.job_id == job_id))
+            digests = select(rounds.c.round_digest).where(rounds.c.job_id == job_id)
+            unopened = aggregate_shares.c.round_digest.in_(digests) & aggregate_shares.c.data.is_not(None)
+            joined.execute(update(aggregate_shares).where(unopened).values(data=None))
+
+    def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
+        """When each of these jobs was forgotten; those that were not are left out."""
+        with self._database.reading(connection) as joined:
+            return _forgotten_at(joined, job_ids)
+
+    def due(self, ended_before: datetime, *, limit: int = 100) -> list[str]:
+        """Jobs that ended before a moment and are not forgotten, the oldest first."""
+        query = (
+            select(jobs.c.job_id)
+            .where(jobs.c.state.in_(sorted(FINISHED)), jobs.c.updated_at < ended_before)
+            .where(jobs.c.job_id.not_in(select(forgotten_jobs.c.job_id)))
+            .order_by(jobs.c.updated_at, jobs.c.job_id)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+
+def no_such_job(job_id: str) -> NotFound:
+    """Said of a job that is not there, and in the same words of one that is somebody else's."""
+    return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
+
+
+def _jobs_of(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
+    query = select(jobs).where(jobs.c.job_id.in_(sorted(job_ids)))
+    return {row.job_id: JobRecord(**row._mapping) for row in connection.execute(query)}
+
+
+def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, dict[str, Said]]:
+    found: dict[str, dict[str, Said]] = {}
+    for row in connection.execute(select(job_answers).where(job_answers.c.job_id.in_(sorted(job_ids)))):
+        until_s = None if row.until is None else row.until.timestamp()
+        found.setdefault(row.job_id, {})[row.agent_id] = Said(row.answer, row.reason, row.sentence, until_s)
+    return found
+
+
+@cache
+def _rounds_query() -> Select[Any]:
+    """Rounds of jobs with what is planned, shared and charged of each; made once, since building it costs a look-up."""
+    # Until it is known whom a job asks, one reservation, JOB/proposed, stands for all its rounds.
+    own, whole = ledger_reservations.alias("own"), ledger_reservations.alias("whole")
+    planned, who, shared = planned_batches.c, round_participants.c, round_shares.c
+    return (
+        select(
+            rounds,
+            func.coalesce(rounds.c.batch_digest, planned.batch_digest, "").label("batch"),
+            func.coalesce(rounds.c.round_digest, planned.round_digest, "").label("digest"),
+            who.verify_keys,
+            shared.number.is_not(None).label("has_shares"),
+            func.coalesce(own.c.state, whole.c.state).label("charged"),
+            func.coalesce(own.c.settled_seq, own.c.first_seq, whole.c.settled_seq, whole.c.first_seq).label(
+                "charged_seq"
+            ),
+        )
+        .outerjoin(planned_batches, (planned.job_id == rounds.c.job_id) & (planned.number == rounds.c.number))
+        .outerjoin(round_participants, (who.job_id == rounds.c.job_id) & (who.number == rounds.c.number))
+        .outerjoin(round_shares, (shared.job_id == rounds.c.job_id) & (shared.number == rounds.c.number))
+        .outerjoin(own, own.c.reservation_id == rounds.c.job_id + "/" + as_type(rounds.c.number, Text))
+        .outerjoin(whole, whole.c.reservation_id == rounds.c.job_id + "/proposed")
+        .where(rounds.c.job_id.in_(bindparam("ids", expanding=True)))
+        .order_by(rounds.c.job_id, rounds.c.number)
+    )
+
+
+def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
+    """The rounds of jobs in order, by job; an empty list where there is no such job."""
+    ids = sorted(set(job_ids))
+    found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
+    holdings: dict[tuple[str, int], dict[str, Mapping[str, str]]] = {}
+    for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(ids))):
+        holdings.setdefault((row.job_id, row.number), {})[row.tallier_id] = row.holdings
+    refusals: dict[tuple[str, int], dict[str, str]] = {}
+    final: dict[tuple[str, int], set[str]] = {}
+    for row in connection.execute(select(round_refusals).where(round_refusals.c.job_id.in_(ids))):
+        refusals.setdefault((row.job_id, row.number), {})[row.agent_id] = row.sentence
+        if row.kind == "final":
+            final.setdefault((row.job_id, row.number), set()).add(row.agent_id)
+    for row in connection.execute(_rounds_query(), {"ids": ids}):
+        here = (row.job_id, row.number)
+        found[row.job_id].append(
+            RoundRecord(
+                job_id=row.job_id,
+                number=row.number,
+                first_query=row.first_query,
+                num_queries=row.num_queries,
+                state=row.state,
+                batch_digest=row.batch,
+                round_digest=row.digest,
+                contributors=tuple(row.contributors or ()),
+                participants=row.verify_keys or {},
+                holdings=holdings.get(here, {}),
+                refusals=refusals.get(here, {}),
+                final_refusals=frozenset(final.get(here, ())),
+                ledger_seq=row.ledger_seq,
+                has_shares=bool(row.has_shares),
+                charge=None if row.charged is None else RoundCharge(row.charged, row.charged_seq),
+            )
+        )
+    return found
+
+
+def _forgotten_at(connection: Connection, job_ids: Collection[str]) -> dict[str, datetime]:
+    query = select(forgotten_jobs.c.job_id, forgotten_jobs.c.at).where(forgotten_jobs.c.job_id.in_(sorted(job_ids)))
+    return {row.job_id: row.at for row in connection.execute(query)}
+
+
+def _check_rounds(job: JobRecord, rounds: Sequence[RoundRecord]) -> None:
+    """Refuse rounds that are not a job's: each query of the job belongs to exactly one of them.
+
+    Raises:
+        InvalidSetting: a round of another job, one that has begun, or queries left out, twice or beyond the job's.
+    """
+    following = job.first_query
+    for number, one in enumerate(rounds):
+        if one.job_id != job.job_id or one.number != number or one.state != "waiting":
+            raise InvalidSetting("the rounds of a new job are its own, numbered from 0, and waiting")
+        if one.first_query != following:
+            raise InvalidSetting("the rounds of a job follow each other: each query belongs to exactly one")
+        following += one.num_queries
+    if rounds and following != job.first_query + job.num_queries:
+        raise InvalidSetting(
+            f"the rounds of a job hold its {job.num_queries} queries, found {following - job.first_query}"
+        )
+    if not rounds and not job.is_finished:
+        raise InvalidSetting("a job that is not finished has at least one round")

@@ -1,0 +1,748 @@
+"""The budget of every account, durable: what `labeler.budget.Account` allows, for many accounts and across crashes.
+
+    open_account -> reserve(id, charges)  ->  reserved  --post(id)-------------------->  posted
+                                                   \\-----void(id, NothingLeft(...))--->  void
+
+A reservation charges all its accounts or none. It counts from the moment it is durable and until somebody proves that
+nothing left. Each step may run twice and twice equals once. Entries are never changed; the last one stands for all
+before it (`chain`), and a file beside the journal remembers it (`anchor`), so that a journal that was cut, edited or
+replaced by an older copy is refused. Time never runs backwards in it: an entry is at least as late as the one before.
+
+More than 400 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from sqlalchemy import Connection, Select, bindparam, case, func, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from labeler.budget import NothingLeft
+from labeler.errors import (
+    BudgetExceeded,
+    InvalidSetting,
+    JournalBehind,
+    JournalBroken,
+    NotFound,
+    PrivacyRefusal,
+    ProtocolViolation,
+)
+from labeler.ledger.anchor import WHAT_TO_DO, Anchor, check_not_behind
+from labeler.ledger.chain import (
+    EMPTY,
+    SALT_BYTES,
+    SALTED,
+    Entry,
+    Head,
+    Kind,
+    detail_text,
+    entry_hash,
+    entry_of,
+    salted,
+    time_text,
+)
+from labeler.ledger.database import MAX_PAGE, Database
+from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations
+from labeler.ledger.verification import verify_ledger
+from labeler.setting import LEVELS
+from labeler.system.clock import Clock
+from labeler.task import Level
+
+__all__ = ["Balance", "Charge", "Entry", "Head", "Ledger", "State"]
+
+State = Literal["reserved", "posted", "void"]
+
+Row = tuple[str, str, int]
+"""Account, level and amount of one entry."""
+
+WRITTEN_OFF: Final = "written-off-"
+"""What the reservations begin with by which all that is left of an account is spent."""
+
+MAX_AMOUNT = 2**63 - 1
+"""The largest whole number both databases hold, in nano-units of mu^2: nine billion units."""
+
+MAX_NAME_LENGTH = 256
+
+MAX_CHARGES = 10_000
+"""Of one reservation."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one account pays for a reservation.
+
+    Attributes:
+        level: whose presence it protects.
+        amount: nano-units of mu^2, 1 to MAX_AMOUNT.
+    """
+
+    account: str
+    level: Level
+    amount: int
+
+    def __post_init__(self) -> None:
+        check_account(self.account, self.level)
+        # `type(...) is int` on purpose: True is an int to isinstance, and a float compares without complaint.
+        if type(self.amount) is not int or not 1 <= self.amount <= MAX_AMOUNT:
+            raise InvalidSetting(
+                f"an amount is a positive whole number of nano-units of mu^2 of at most {MAX_AMOUNT}, found "
+                f"{self.amount!r} ({type(self.amount).__name__})"
+            )
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What an account may spend and has spent, in nano-units of mu^2.
+
+    Attributes:
+        cap: None where the account is not limited and only recorded.
+        reserved: charged for work that is not finished.
+        posted: charged for ever.
+    """
+
+    account: str
+    level: Level
+    cap: int | None
+    reserved: int
+    posted: int
+
+    @property
+    def spent(self) -> int:
+        """Posted and still reserved."""
+        return self.reserved + self.posted
+
+    @property
+    def left(self) -> int | None:
+        """What can still be reserved; None where the account is not limited."""
+        return None if self.cap is None else self.cap - self.spent
+
+
+def check_account(account: str, level: str) -> None:
+    """Refuse what cannot be the name or the level of an account."""
+    check_name("the name of an account", account)
+    if level not in ("instance", "agent"):
+        raise InvalidSetting(f"a level is 'instance' or 'agent', found {level!r}")
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that is empty, too long, or would not print."""
+    if type(name) is not str or not name:
+        raise InvalidSetting(f"{what} is a text of at least one character")
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidSetting(f"{what} is a printable text of at most {MAX_NAME_LENGTH} characters")
+
+
+def check_cap(cap: int | None) -> None:
+    """Refuse what cannot be a cap."""
+    if cap is not None and (type(cap) is not int or not 0 <= cap <= MAX_AMOUNT):
+        raise InvalidSetting(
+            f"a cap is a whole number of nano-units from 0 to {MAX_AMOUNT}, or none at all, found {cap!r}"
+        )
+
+
+def distinct_charges(charges: Sequence[Charge]) -> dict[tuple[str, str], int]:
+    """Amounts by account and level; refuses none, too many, and two for one account at one level."""
+    if isinstance(charges, Charge) or not 1 <= len(charges) <= MAX_CHARGES:
+        raise InvalidSetting(f"a reservation has a list of 1 to {MAX_CHARGES} charges")
+    if not all(isinstance(charge, Charge) for charge in charges):
+        raise InvalidSetting("a reservation is made of Charge values")
+    asked: dict[tuple[str, str], int] = {(charge.account, charge.level): charge.amount for charge in charges}
+    if len(asked) != len(charges):
+        raise InvalidSetting("a reservation charges an account at most once at each level; add the amounts up")
+    return asked
+
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How far a reservation has come, and where its entries are.
+
+    Attributes:
+        first_seq: of its first "reserve" entry; the others follow it.
+        charges: how many entries it has.
+        settled_seq: of its first "post" or "void" entry.
+    """
+
+    state: State
+    first_seq: int
+    charges: int
+    settled_seq: int | None
+
+    @property
+    def settled_at(self) -> int:
+        """The sequence number of its first "post" or "void" entry."""
+        return cast(int, self.settled_seq)  # a CHECK of the table: a settled reservation has one
+
+
+_entry, _account, _reservation = ledger_entries.c, ledger_accounts.c, ledger_reservations.c
+_BALANCES = select(_account.account, _account.level, _account.cap, _account.spent, _account.posted)
+_MOVE = (
+    update(ledger_accounts)
+    .where(_account.account == bindparam("of_account"), _account.level == bindparam("of_level"))
+    .values(spent=_account.spent + bindparam("more_spent"), posted=_account.posted + bindparam("more_posted"))
+)
+
+
+class Ledger:
+    """The ledger of one journal; shared by all threads of a process.
+
+    Where a method takes `connection`, it becomes part of that write transaction (`Database.write`): it is durable when
+    that one is, and undone with it.
+
+    Args:
+        anchored: False neither reads nor writes the journal's anchor. For looking at an older copy, and for
+            `labeler.ledger.backup.accept_restored`.
+        elsewhere: a second anchor, where no copy of the journal's folder takes it along: then a whole folder that is
+            put back as it was is found out, too.
+
+    Raises:
+        JournalBehind: the ledger ends before what an anchor remembers, or an anchor is missing.
+    """
+
+    def __init__(
+        self, database: Database, *, clock: Clock, anchored: bool = True, elsewhere: Path | None = None
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        paths = (database.anchor, elsewhere) if anchored else ()
+        self._anchors = tuple(Anchor(path) for path in paths if path is not None)
+        self._known_head: Head | None = None
+        self._check_anchors()
+        self._untold: Head | None = None
+        if elsewhere is not None and anchored and not database.is_read_only:
+            # It may have been out of reach when this was written last.
+            self._untold = self.head()
+            self.remember()
+
+    @property
+    def database(self) -> Database:
+        """The journal that it is the ledger of."""
+        return self._database
+
+    # What is known.
+
+    def head(self, *, connection: Connection | None = None) -> Head:
+        """The end of the ledger, to be kept by others as a witness."""
+        with self._database.reading(connection) as held:
+            return _tail(held)[0]
+
+    def journal_id(self) -> str:
+        """What names this journal for ever: the hash of its first entry, which is salted.
+
+        Raises:
+            NotFound: it has no entry yet.
+        """
+        with self._database.read() as held:
+            found = hash_at(held, 1)
+        if not found:
+            raise NotFound(f"{self._database.what} has no entry yet, so nothing names it")
+        return found
+
+    def known_head(self) -> Head:
+        """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""
+        known = None if self._database.is_read_only else self._known_head
+        if known is None:
+            known = self._known_head = self.head()
+        return known
+
+    def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
+        """How far a reservation has come; None where there is none."""
+        check_name("a reservation id", reservation_id)
+        with self._database.reading(connection) as held:
+            known = _reservation_of(held, reservation_id)
+        return None if known is None else known.state
+
+    def balance(self, account: str, level: Level, *, connection: Connection | None = None) -> Balance:
+        """What one account may spend and has spent.
+
+        Raises:
+            NotFound: it was never opened.
+        """
+        check_account(account, level)
+        with self._database.reading(connection) as held:
+            return self._balance(held, account, level)
+
+    def balances(self) -> list[Balance]:
+        """Every account, by name and level."""
+        with self._database.read() as held:
+            rows = held.execute(_BALANCES.order_by(_account.account, _account.level)).all()
+        return [_balance(*row) for row in rows]
+
+    def charged_without(self) -> dict[Level, frozenset[str]]:
+        """For each level, the accounts that paid for something, not given back, which does not name this level.
+
+        A charge names both levels. All that was written off counts as one: where charges may have been forgotten and
+        this level was not written off (it is not limited), nobody knows what was spent at it.
+        """
+        together = case((_entry.reservation_id.like(f"{WRITTEN_OFF}%"), WRITTEN_OFF), else_=_entry.reservation_id)
+        query = (
+            select(_entry.account)
+            .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
+            .where(_entry.kind == "reserve", _reservation.state != "void")
+            .group_by(_entry.account, together)
+        )
+        with self._database.read() as held:
+            return {
+                level: frozenset(
+                    held.execute(query.having(func.sum(case((_entry.level == level, 1), else_=0)) == 0)).scalars()
+                )
+                for level in LEVELS
+            }
+
+    def entries(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 100,
+        account: str | None = None,
+        level: Level | None = None,
+        search: str | None = None,
+    ) -> list[Entry]:
+        """A page of the ledger in order of sequence numbers.
+
+        Args:
+            after: the last sequence number already seen.
+            limit: 1 to MAX_PAGE.
+            account, level: only theirs.
+            search: only entries with this text in the account, the reservation, the kind or the detail.
+        """
+        if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
+            raise InvalidSetting(f"a page has 1 to {MAX_PAGE} entries, found {limit!r}")
+        if type(after) is not int or not 0 <= after <= MAX_AMOUNT:
+            raise InvalidSetting(f"a page begins after a sequence number of at least 0, found {after!r}")
+        if search is not None and not (type(search) is str and search.isprintable() and len(search) <= 256):
+            raise InvalidSetting("a search is a printable text of at most 256 characters")
+        query = _entries(after=after, limit=limit, account=account, level=level, search=search)
+        with self._database.read() as held:
+            rows = held.execute(query).mappings().all()
+        try:
+            return [entry_of(dict(row)) for row in rows]
+        except (ValueError, TypeError):
+            raise JournalBroken("an entry cannot be read; verify the journal to learn which") from None
+
+    # What can be done.
+
+    def open_account(
+        self, account: str, level: Level, cap: int | None, *, connection: Connection | None = None
+    ) -> None:
+        """Open an account, or give a known one another cap.
+
+        Args:
+            cap: nano-units of mu^2; None records charges without limiting them.
+
+        Raises:
+            BudgetExceeded: the cap is below what is spent.
+        """
+        check_account(account, level)
+        check_cap(cap)
+        detail = detail_text({"cap": cap})
+        with self._writing(connection) as held:
+            known = _balance_of(held, account, level)
+            if known is not None and known.cap == cap:
+                return
+            if known is not None and cap is not None and known.spent > cap:
+                raise BudgetExceeded(
+                    f"account {account!r}, {level} level: {known.spent} nano-units of mu^2 are spent, and a cap of "
+                    f"{cap} is below that; what is spent stays spent",
+                    account=account,
+                    level=level,
+                    asked=known.spent,
+                    left=0,
+                    cap=cap,
+                    last_spenders=_last_spenders(held, account, level),
+                )
+            if known is None:
+                row = {"account": account, "level": level, "cap": cap, "spent": 0, "posted": 0}
+                held.execute(insert(ledger_accounts), row)
+            else:
+                mine = (_account.account == account, _account.level == level)
+                held.execute(update(ledger_accounts).where(*mine).values(cap=cap))
+            self._append(held, "open" if known is None else "cap", "", [(account, level, cap or 0)], detail)
+
+    def reserve(
+        self,
+        reservation_id: str,
+        charges: Sequence[Charge],
+        *,
+        detail: Mapping[str, Any] | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Set the worst case aside in all accounts, or in none, before anybody is asked.
+
+        Args:
+            reservation_id: of the caller's choosing; the same id and charges again change nothing.
+            charges: at most one per account and level.
+            detail: JSON that is kept in each entry, and nothing private.
+
+        Returns:
+            The sequence number of its first entry.
+
+        Raises:
+            InvalidSetting: the id, a charge or the detail is malformed.
+            NotFound: an account was never opened.
+            ProtocolViolation: the id was used with other charges.
+            PrivacyRefusal: the id was voided; the work needs a new id.
+            BudgetExceeded: an account has less left than is asked.
+        """
+        check_name("a reservation id", reservation_id)
+        asked = distinct_charges(charges)
+        written = detail_text(detail or {})
+        with self._writing(connection) as held:
+            known = _reservation_of(held, reservation_id)
+            if known is not None:
+                self._check_repeated(held, reservation_id, known, asked)
+                return known.first_seq
+            for charge in charges:
+                self._check_left(held, charge)
+            rows = [(charge.account, charge.level, charge.amount) for charge in charges]
+            seq = self._append(held, "reserve", reservation_id, rows, written)
+            row = {"reservation_id": reservation_id, "state": "reserved", "first_seq": seq, "charges": len(rows)}
+            held.execute(insert(ledger_reservations), row)
+            _move(held, rows, spent=1, posted=0)
+            return seq
+
+    def post(
+        self,
+        reservation_id: str,
+        *,
+        detail: Mapping[str, Any] | None = None,
+        connection: Connection | None = None,
+    ) -> int:
+        """Make a reservation final: the answer is about to be released.
+
+        Returns:
+            The sequence number of its first "post" entry.
+
+        Raises:
+            ProtocolViolation: there is no such reservation.
+            PrivacyRefusal: it was voided, so something left that nobody paid for.
+        """
+        written = detail_text(detail or {})
+        with self._writing(connection) as held:
+            known = self._known(held, reservation_id)
+            if known.state == "void":
+                raise PrivacyRefusal(
+                    f"reservation {reservation_id!r} was voided with a proof that nothing left, and is now reported "
+                    "as released; do not release, and find out which of the two is true"
+                )
+            if known.state == "posted":
+                return known.settled_at
+            return self._settle(held, reservation_id, known, "posted", written)
+
+    def answer(self, reservation_id: str, detail: Mapping[str, Any], *, connection: Connection) -> int:
+        """Note that what a final charge paid for was stored, in the transaction that stores it. It costs nothing.
+
+        Whoever has seen a head from then on refuses a copy of the journal from between the charge and the answer.
+
+        Returns:
+            The sequence number of its entry.
+
+        Raises:
+            ProtocolViolation: there is no such reservation, or it is not final.
+        """
+        with self._writing(connection) as held:
+            known = self._known(held, reservation_id)
+            if known.state != "posted":
+                raise ProtocolViolation(f"reservation {reservation_id!r} is {known.state}, and pays for no answer yet")
+            account, level, _ = _charged(held, known)[0]
+            return self._append(held, "answer", reservation_id, [(account, level, 0)], detail_text(detail))
+
+    def void(self, reservation_id: str, proof: NothingLeft, *, connection: Connection | None = None) -> int:
+        """Give a reservation back, with the proof that nothing left.
+
+        Returns:
+            The sequence number of its first "void" entry.
+
+        Raises:
+            ProtocolViolation: there is no such reservation.
+            PrivacyRefusal: the proof is missing or about another reservation, or the charge is final.
+        """
+        with self._writing(connection) as held:
+            known = self._known(held, reservation_id)
+            if not isinstance(proof, NothingLeft) or proof.reservation_id != reservation_id:
+                raise PrivacyRefusal(f"voiding reservation {reservation_id!r} needs a NothingLeft about it")
+            if known.state == "posted":
+                raise PrivacyRefusal(f"reservation {reservation_id!r} was released and stays charged for ever")
+            if known.state == "void":
+                return known.settled_at
+            return self._settle(held, reservation_id, known, "void", detail_text({"because": proof.because}))
+
+    def write_off(self, account: str, level: Level, reason: str) -> int:
+        """Treat all that is left as spent: the safe answer where charges may have been forgotten.
+
+        Returns:
+            How much was written off, nano-units of mu^2; 0 where nothing was left.
+
+        Raises:
+            NotFound: the account was never opened.
+            InvalidSetting: the account is not limited; give it a cap first.
+        """
+        check_account(account, level)
+        check_name("a reason", reason)
+        with self._database.write() as held:
+            left = self._balance(held, account, level).left
+            if left is None:
+                raise InvalidSetting(f"account {account!r}, {level} level, is not limited; give it a cap first")
+            if left == 0:
+                return 0
+            reservation_id = f"{WRITTEN_OFF}{_tail(held)[0].seq + 1}"
+            detail = {"written_off": reason}
+            self.reserve(reservation_id, [Charge(account, level, left)], detail=detail, connection=held)
+            self.post(reservation_id, detail=detail, connection=held)
+            return left
+
+    # What can be checked.
+
+    def verify(self) -> Head:
+        """Read the whole ledger again: the chain from the first entry, every transition, every balance.
+
+        Returns:
+            The head that was reached.
+
+        Raises:
+            JournalBroken: an entry was changed, is missing or breaks the rules, or a balance is not their sum.
+            JournalBehind: the ledger ends before what its anchor remembers.
+        """
+        with self._database.read() as held:
+            head = verify_ledger(held)
+        self._check_anchors()
+        return head
+
+    def check_not_behind(self, head: Head, *, witness: str = "another party") -> None:
+        """Refuse to go on where somebody else has seen more of this ledger, or another one.
+
+        Args:
+            head: what was seen.
+            witness: who saw it, for the message.
+
+        Raises:
+            JournalBehind: this journal is older than that, or has another history.
+        """
+        with self._database.read() as held:
+            end = _tail(held)[0]
+            found = hash_at(held, head.seq)
+        check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
+
+    def remember(self) -> None:
+        """Tell every anchor how far this ledger has come, where one of them could not be told when it did.
+
+        Whoever repeats a step finds it done, and would go on though a witness knows nothing of it: so it asks here.
+        Two copies of a home may run at once and share a witness: the one that finds another's head there takes no part.
+
+        Raises:
+            Unavailable: one cannot be read or written.
+            JournalBehind: another process wrote a head that is not in this ledger.
+        """
+        for anchor in self._anchors:
+            if anchor.is_another():
+                self._check_anchor(anchor)
+        if self._untold is None:
+            return
+        for anchor in self._anchors:
+            anchor.remember(self._untold)
+        self._untold = None
+
+    def _check_anchors(self) -> None:
+        for anchor in self._anchors:
+            self._check_anchor(anchor)
+
+    def _check_anchor(self, anchor: Anchor) -> None:
+        remembered = anchor.read()  # before the journal is: its owner may be writing both
+        if remembered is not None:
+            self.check_not_behind(remembered, witness=anchor.path.name)
+            anchor.accept(remembered)
+            return
+        head = self.head()
+        if head.seq > 0:
+            raise JournalBehind(
+                f"{anchor.path.name} is missing beside {self._database.what}, which has {head.seq} entries, so "
+                "nobody can tell whether it is the newest copy. Put the file back from where the journal came from. "
+                f"{WHAT_TO_DO}"
+            )
+        if not self._database.is_read_only:
+            anchor.remember(EMPTY)
+
+    # How it is done.
+
+    @contextmanager
+    def _writing(self, connection: Connection | None) -> Iterator[Connection]:
+        try:
+            if connection is not None:
+                yield connection
+                return
+            with self._database.write() as held:
+                yield held
+        except IntegrityError as error:
+            raise JournalBroken(
+                f"{self._database.what}: the database refused a step that its own balances allow. Verify the journal"
+            ) from error
+
+    def _append(self, held: Connection, kind: Kind, reservation_id: str, rows: Sequence[Row], detail: str) -> int:
+        head, last_at = _tail(held)
+        detail = salted(detail)
+        first = head.seq + 1
+        at = max(time_text(self._clock()), last_at)  # a clock that was set back must not make the order wrong
+        entries = []
+        for account, level, amount in rows:
+            entry: dict[str, Any] = {
+                "seq": head.seq + 1, "at": at, "kind": kind, "account": account, "level": level,
+                "reservation_id": reservation_id, "amount": amount, "detail": detail, "previous_hash": head.hash,
+            }  # fmt: skip
+            head = Head(head.seq + 1, entry_hash(entry))
+            entries.append(entry | {"hash": head.hash})
+        held.execute(insert(ledger_entries), entries)
+
+        def remember() -> None:
+            self._known_head = self._untold = head
+            self.remember()
+
+        # The last head of a transaction stands for those before it.
+        self._database.after_commit(remember, last_of=("head", id(self)))
+        return first
+
+    def _settle(self, held: Connection, reservation_id: str, known: _Known, state: State, detail: str) -> int:
+        rows = _charged(held, known)
+        seq = self._append(held, "post" if state == "posted" else "void", reservation_id, rows, detail)
+        mine = _reservation.reservation_id == reservation_id
+        held.execute(update(ledger_reservations).where(mine).values(state=state, settled_seq=seq))
+        _move(held, rows, spent=0 if state == "posted" else -1, posted=1 if state == "posted" else 0)
+        return seq
+
+    def _known(self, held: Connection, reservation_id: str) -> _Known:
+        check_name("a reservation id", reservation_id)
+        known = _reservation_of(held, reservation_id)
+        if known is None:
+            raise ProtocolViolation(f"there is no reservation {reservation_id!r}; reserve it first")
+        return known
+
+    def _balance(self, held: Connection, account: str, level: str) -> Balance:
+        balance = _balance_of(held, account, level)
+        if balance is None:
+            raise NotFound(f"there is no account {account!r} at the {level} level; open it first")
+        return balance
+
+    def _check_repeated(
+        self, held: Connection, reservation_id: str, known: _Known, asked: Mapping[tuple[str, str], int]
+    ) -> None:
+        before = {(account, level): amount for account, level, amount in _charged(held, known)}
+        if before != asked:
+            raise ProtocolViolation(
+                f"reservation {reservation_id!r} charges {_in_words(before)} and was asked for again with other "
+                "charges; a different request needs a different id"
+            )
+        if known.state == "void":
+            # Answering "reserved" to a delayed repeat would let work start that nothing pays for.
+            raise PrivacyRefusal(f"reservation {reservation_id!r} was voided and pays for nothing; use a new id")
+
+    def _check_left(self, held: Connection, charge: Charge) -> None:
+        if charge.amount > _room(self._balance(held, charge.account, charge.level)):
+            raise self.overdrawn(charge, connection=held)
+
+    def overdrawn(self, charge: Charge, *, connection: Connection) -> BudgetExceeded:
+        """Return the refusal of a charge that an account does not cover: what is left, what was asked, who spent."""
+        balance = self._balance(connection, charge.account, charge.level)
+        spenders = _last_spenders(connection, charge.account, charge.level)
+        cap = MAX_AMOUNT if balance.cap is None else balance.cap
+        named = ", ".join(f"{name} ({amount})" for name, amount in spenders) or "nobody yet"
+        return BudgetExceeded(
+            f"account {charge.account!r}, {charge.level} level: {charge.amount} nano-units of mu^2 were asked for and "
+            f"{_room(balance)} of {cap} are left. Last spenders: {named}. "
+            "Ask fewer queries, raise sigma_votes, or raise the budget.",
+            account=charge.account,
+            level=charge.level,
+            asked=charge.amount,
+            left=_room(balance),
+            cap=cap,
+            last_spenders=spenders,
+        )
+
+
+def _room(balance: Balance) -> int:
+    """How much more an account can hold: an unlimited one is still limited by the largest number."""
+    return MAX_AMOUNT - balance.spent if balance.left is None else balance.left
+
+
+def _balance(account: str, level: Level, cap: int | None, spent: int, posted: int) -> Balance:
+    return Balance(account, level, cap, spent - posted, posted)
+
+
+def _balance_of(held: Connection, account: str, level: str) -> Balance | None:
+    row = held.execute(_BALANCES.where(_account.account == account, _account.level == level)).first()
+    return None if row is None else _balance(*row)
+
+
+def _tail(held: Connection) -> tuple[Head, str]:
+    """The head, and the stored time of the last entry."""
+    last = held.execute(select(_entry.seq, _entry.at, _entry.hash).order_by(_entry.seq.desc()).limit(1)).first()
+    return (EMPTY, "") if last is None else (Head(last.seq, last.hash), last.at)
+
+
+def hash_at(held: Connection, seq: int) -> str:
+    """The hash of an entry; empty where there is none, all zeros before the first."""
+    if seq == 0:
+        return EMPTY.hash
+    return str(held.execute(select(_entry.hash).where(_entry.seq == seq)).scalar() or "")
+
+
+def _reservation_of(held: Connection, reservation_id: str) -> _Known | None:
+    columns = (_reservation.state, _reservation.first_seq, _reservation.charges, _reservation.settled_seq)
+    row = held.execute(select(*columns).where(_reservation.reservation_id == reservation_id)).first()
+    return None if row is None else _Known(*row)
+
+
+def _charged(held: Connection, known: _Known) -> list[Row]:
+    """What a reservation charged, read from its entries."""
+    last = known.first_seq + known.charges - 1
+    query = select(_entry.account, _entry.level, _entry.amount).where(_entry.seq.between(known.first_seq, last))
+    return [(row.account, row.level, row.amount) for row in held.execute(query.order_by(_entry.seq))]
+
+
+def _last_spenders(held: Connection, account: str, level: str) -> tuple[tuple[str, int], ...]:
+    """Reservation and amount of the last few charges of an account that were not voided, oldest first."""
+    query = (
+        select(_entry.reservation_id, _entry.amount)
+        .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
+        .where(_entry.account == account, _entry.level == level, _entry.kind == "reserve")
+        .where(_reservation.state != "void")
+        .order_by(_entry.seq.desc())
+        .limit(_NAMED)
+    )
+    return tuple((row.reservation_id, row.amount) for row in reversed(held.execute(query).all()))
+
+
+def _move(held: Connection, rows: Sequence[Row], *, spent: int, posted: int) -> None:
+    moves = [
+        {"of_account": account, "of_level": level, "more_spent": spent * amount, "more_posted": posted * amount}
+        for account, level, amount in rows
+    ]
+    held.execute(_MOVE, moves)
+
+
+def _entries(
+    *, after: int, limit: int, account: str | None, level: str | None, search: str | None
+) -> Select[*tuple[Any, ...]]:
+    query = select(ledger_entries).where(_entry.seq > after).order_by(_entry.seq).limit(limit)
+    if account is not None:
+        query = query.where(_entry.account == account)
+    if level is not None:
+        query = query.where(_entry.level == level)
+    if search:
+        # Not in the salt, whose digits would answer to any short number.
+        said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)
+        detail = case((_entry.detail.startswith(SALTED), said), else_=_entry.detail)
+        columns = (_entry.account, _entry.reservation_id, _entry.kind, detail)
+        query = query.where(or_(*(column.icontains(search, autoescape=True) for column in columns)))
+    return query
+
+
+def _in_words(charges: Mapping[tuple[str, str], int]) -> str:
+    named = [f"{account} ({level}) {amount}" for (account, level), amount in list(charges.items())[:_NAMED]]
+    more = len(charges) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

@@ -1,0 +1,308 @@
+"""Who is enrolled: agents and talliers, their public keys, their last contact, and how far their journals are.
+
+A key is used by one party, once: a key that was replaced or revoked is never taken again, and no two parties share one.
+The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
+charges, and is refused.
+
+More than 400 lines: a party's keys and what was seen of its journal are looked up and changed together.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Connection, insert, select, update
+
+from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
+from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.database import Database, now_utc
+from labeler.ledger.schema import json_text, parties, party_heads, party_keys
+from labeler.messages import COORDINATOR
+from labeler.system.clock import Clock
+from labeler.tally import MAX_TALLIERS
+from labeler.untrusted import check_party_id
+
+Role = Literal["agent", "tallier"]
+State = Literal["active", "revoked"]
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class PartyRecord:
+    """A party as the coordinator knows it.
+
+    Attributes:
+        tallier: which tallier it is, from 0; None for an agent.
+        verify_key, seal_key: public, 64 hexadecimal digits.
+        state: revoked parties are neither asked nor believed.
+        last_contact: when it was last heard of; None if never.
+        facts: what it says of itself; nothing private.
+        journal_seq, journal_hash: the furthest head of its own journal it has told when it polled; 0 and "" if none.
+    """
+
+    party_id: str
+    role: Role
+    tallier: int | None
+    verify_key: str
+    seal_key: str
+    state: State
+    enrolled_at: datetime
+    last_contact: datetime | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    journal_seq: int = 0
+    journal_hash: str = ""
+
+
+class PartyStore:
+    """All parties of a coordinator. Every method that writes can join a transaction by `connection`.
+
+    Args:
+        clock: the time now, with a time zone; used for `enrolled_at`.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._version = 0
+        self._known: tuple[int, tuple[PartyRecord, ...]] | None = None
+
+    @property
+    def version(self) -> int:
+        """Goes up at every change through this store, once it is durable: whoever remembers parties looks here."""
+        return self._version
+
+    def all(self) -> tuple[PartyRecord, ...]:
+        """All parties by id, as they are now; remembered until one is changed through this store."""
+        with self._lock:
+            version, known = self._version, self._known
+        if known is None or known[0] != version or self._database.is_read_only:  # another process changes them
+            # Read after its version was, so that a change in between is looked for again.
+            known = (version, tuple(self.list()))
+            with self._lock:
+                self._known = known
+        return known[1]
+
+    def known(self, party_id: str) -> PartyRecord | None:
+        """One party as `all` remembers it; None where nobody of this id was enrolled."""
+        return next((one for one in self.all() if one.party_id == party_id), None)
+
+    def _changed(self) -> None:
+        """To be called in the write transaction of a change."""
+
+        def count() -> None:
+            with self._lock:
+                self._version += 1
+
+        self._database.after_commit(count)
+
+    def enrol(
+        self,
+        party_id: str,
+        role: Role,
+        verify_key: str,
+        seal_key: str,
+        *,
+        tallier: int | None = None,
+        connection: Connection | None = None,
+    ) -> PartyRecord:
+        """Enrol a party; the same again changes nothing.
+
+        Raises:
+            InvalidSetting: a tallier without a number from 0 to 2, an agent with one, or a malformed key.
+            ProtocolViolation: the id is known with another role or other keys, a key was used before, or another
+                active tallier has this number.
+        """
+        check_party_id(party_id, "the id of a party")
+        if party_id == COORDINATOR:
+            raise InvalidSetting(f"the id {COORDINATOR!r} is the coordinator's own; choose another")
+        if role not in ("agent", "tallier"):
+            raise InvalidSetting("a party is an agent or a tallier")
+        if (role == "tallier") != (tallier is not None):
+            raise InvalidSetting("a tallier has a number from 0, and an agent has none")
+        if tallier is not None and (type(tallier) is not int or not 0 <= tallier < MAX_TALLIERS):
+            raise InvalidSetting(f"the number of a tallier lies between 0 and {MAX_TALLIERS - 1}")
+        _check_keys(verify_key, seal_key)
+        with self._database.writing(connection) as joined:
+            known = self._find(party_id, joined)
+            if known is not None:
+                asked = (role, tallier, verify_key, seal_key, "active")
+                if (known.role, known.tallier, known.verify_key, known.seal_key, known.state) != asked:
+                    raise ProtocolViolation(
+                        f"{party_id!r} is enrolled already (role {known.role}, {known.state}), and not with exactly "
+                        "this role, number and keys. To give it new keys, rotate them; another party needs another id"
+                    )
+                return known
+            self._check_number(tallier, joined)
+            self._check_unused((verify_key, seal_key), joined)
+            record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", self._clock())
+            self._changed()
+            joined.execute(insert(parties), {column.name: getattr(record, column.name) for column in parties.columns})
+            self._keep_keys(party_id, (verify_key, seal_key), joined)
+            return record
+
+    def get(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
+        """One party, active or revoked.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+        """
+        with self._database.reading(connection) as joined:
+            found = self._find(party_id, joined)
+        if found is None:
+            raise NotFound(f"no party {party_id[:200]!r} is enrolled; an administrator has to enrol its keys")
+        return found
+
+    def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
+        """All parties, or those of one role, by id; revoked ones among them."""
+        with self._database.reading(connection) as joined:
+            rows = joined.execute(select(parties).order_by(parties.c.party_id)).all()
+        return [PartyRecord(**row._mapping) for row in rows if role in (None, row.role)]
+
+    def rotate(
+        self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
+    ) -> PartyRecord:
+        """Give a party new keys, both of them; one whose keys were revoked is active again. The same again: no change.
+
+        What is known of its journal stays: new keys do not forgive a lost journal.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+            ProtocolViolation: a key was used before, by this party or another, or its tallier number was taken over.
+        """
+        _check_keys(verify_key, seal_key)
+        with self._database.writing(connection) as joined:
+            known = self.get(party_id, connection=joined)
+            if (known.state, known.verify_key, known.seal_key) == ("active", verify_key, seal_key):
+                return known
+            if known.state == "revoked":
+                self._check_number(known.tallier, joined)
+            self._check_unused((verify_key, seal_key), joined)
+            self._changed()
+            self._keep_keys(party_id, (verify_key, seal_key), joined)
+            joined.execute(
+                update(parties)
+                .where(parties.c.party_id == party_id)
+                .values(verify_key=verify_key, seal_key=seal_key, state="active")
+            )
+            return self.get(party_id, connection=joined)
+
+    def revoke(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
+        """Believe a party's keys no longer, for ever; its number as a tallier becomes free.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+        """
+        with self._database.writing(connection) as joined:
+            self._changed()
+            joined.execute(update(parties).where(parties.c.party_id == party_id).values(state="revoked"))
+            return self.get(party_id, connection=joined)
+
+    def contact(
+        self,
+        party_id: str,
+        at: datetime,
+        facts: Mapping[str, Any],
+        head: Head,
+        *,
+        connection: Connection | None = None,
+    ) -> None:
+        """Note that a party was heard of, what it says of itself, and how far its journal is.
+
+        Raises:
+            NotFound: nobody of this id was enrolled.
+            NotEnrolled: its keys were revoked.
+            JournalBehind: its journal is shorter than it was, or has another entry where it ended.
+        """
+        json_text(dict(facts))
+        with self._database.writing(connection) as joined:
+            known = self.get(party_id, connection=joined)
+            if known.state != "active":
+                raise NotEnrolled(f"the keys of {party_id!r} were revoked; ask the administrator")
+            seen = _furthest(known, self._answered_at(party_id, joined))
+            if not _is_as_far(head, seen):
+                raise JournalBehind(
+                    f"the journal of {party_id!r} ended at entry {seen.seq} and now ends at entry {head.seq}, "
+                    "or holds another entry there: it was restored from an older copy, and charges are missing from "
+                    "it. Restore its newest journal"
+                )
+            self._changed()
+            heard = {"last_contact": max(at, known.last_contact or at), "facts": dict(facts)}
+            heard |= {"journal_seq": head.seq, "journal_hash": head.hash if head.seq else ""}
+            joined.execute(update(parties).where(parties.c.party_id == party_id).values(**heard))
+
+    def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
+        """Keep how far journals were that parties' answers came from; one that is not further changes nothing."""
+        for party_id, head in heads.items():
+            before = self._answered_at(party_id, connection)
+            values = {"seq": head.seq, "hash": head.hash}
+            if before == EMPTY and head.seq:
+                connection.execute(insert(party_heads), {"party_id": party_id} | values)
+            elif head.seq > before.seq:
+                connection.execute(update(party_heads).where(party_heads.c.party_id == party_id).values(**values))
+
+    def last_answer(self, party_id: str) -> Head:
+        """How far a party's journal was when it answered last.
+
+        It is what a party is told of its own journal: an older copy that has grown since tells another, longer head
+        when it polls, but it answers nothing before it has compared this one.
+        """
+        with self._database.read() as connection:
+            return self._answered_at(party_id, connection)
+
+    def is_as_far(self, party: PartyRecord, head: Head) -> bool:
+        """Whether a journal that ends here may be the one that was seen; its owner alone knows whether it is."""
+        return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
+
+    def _answered_at(self, party_id: str, connection: Connection) -> Head:
+        query = select(party_heads.c.seq, party_heads.c.hash).where(party_heads.c.party_id == party_id)
+        found = connection.execute(query).first()
+        return EMPTY if found is None else Head(*found)
+
+    def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
+        row = connection.execute(select(parties).where(parties.c.party_id == party_id)).first()
+        return None if row is None else PartyRecord(**row._mapping)
+
+    def _check_number(self, tallier: int | None, connection: Connection) -> None:
+        if tallier is None:
+            return
+        query = select(parties.c.party_id).where(parties.c.tallier == tallier, parties.c.state == "active")
+        other = connection.execute(query).scalar()
+        if other is not None:
+            raise ProtocolViolation(
+                f"tallier {tallier} is {other!r}; two parties of one number would each hold a share meant for one. "
+                "Revoke the other first"
+            )
+
+    def _check_unused(self, keys: tuple[str, str], connection: Connection) -> None:
+        used = connection.execute(select(party_keys.c.party_id).where(party_keys.c.key.in_(keys))).scalar()
+        if used is not None:
+            raise ProtocolViolation(
+                f"one of these keys was enrolled before, for {used!r}; a key belongs to one party and is not taken "
+                "twice. Make new ones with `labeler keys`"
+            )
+
+    def _keep_keys(self, party_id: str, keys: tuple[str, str], connection: Connection) -> None:
+        connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
+
+
+def _is_as_far(head: Head, seen: Head) -> bool:
+    return head.seq > seen.seq or head == seen
+
+
+def _furthest(party: PartyRecord, answered: Head) -> Head:
+    polled = Head(party.journal_seq, party.journal_hash) if party.journal_seq else EMPTY
+    return max(polled, answered, key=lambda head: head.seq)
+
+
+def _check_keys(verify_key: str, seal_key: str) -> None:
+    if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in (verify_key, seal_key)):
+        raise InvalidSetting("a public key is 64 hexadecimal digits in lower case")
+    if verify_key == seal_key:
+        raise InvalidSetting("the key that verifies and the key that seals are two different ones")

@@ -1,0 +1,359 @@
+"""What an agent has said to proposals: a yes with its price set aside, or that its budget does not cover it.
+
+    proposal --keep--> willing, every round reserved  --take--> the round's reservation pays for its answer
+                           |
+                           +--release, withdraw--> what was not answered is given back ("lapsed")
+
+A yes and its reservations are one transaction, so asked again after a crash the agent says the same. A reservation is
+given back by the agent alone, from its own journal: it is still reserved, so nothing was answered under it, and from
+then on nothing will be. Rounds of one task and size cost the same, so an answer takes the promise that ends first.
+
+Beside them stand what the answers have told of the site's budgets (`ToldAmounts`), and what each requester has taken
+of them (`RequesterShares`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, case, func, insert, literal_column, select, update
+
+from labeler.budget import UNBOUNDED_NANO, NothingLeft
+from labeler.errors import PolicyRefusal
+from labeler.ledger.database import Database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.schema import (
+    ledger_reservations,
+    promised_rounds,
+    proposal_answers,
+    taken_by,
+    told_amounts,
+)
+from labeler.task import Level
+
+MOST: Final = 100
+MOST_OF_ONE: Final = 10
+DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What an answer is about.
+
+    Attributes:
+        digest: of the proposal (labeler.messages.rounds).
+        until: its deadline.
+        at: when it is answered.
+    """
+
+    digest: str
+    job_id: str
+    task_digest: str
+    until: datetime
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Said:
+    """What was said to one proposal.
+
+    Attributes:
+        answer: "willing", or "declined" for want of budget.
+        until: a yes holds until then; it is moved forward where the proposal was withdrawn.
+    """
+
+    answer: Literal["willing", "declined"]
+    until: datetime
+
+
+def promise_name(digest: str, number: int) -> str:
+    """What the ledger calls the price of a round that was set aside for a proposal."""
+    return f"promise-{digest}/{number}"
+
+
+class PromiseStore:
+    """See the module. Every method that writes can join a transaction by `connection`.
+
+    Attributes:
+        told: what the answers have told of the site's budgets.
+    """
+
+    def __init__(self, database: Database, ledger: Ledger) -> None:
+        self._database = database
+        self._ledger = ledger
+        self.told = ToldAmounts()
+
+    def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
+        """What was said to a proposal, or None."""
+        said = proposal_answers.c
+        with self._database.reading(connection) as joined:
+            row = joined.execute(select(said.answer, said.until).where(said.digest == digest)).first()
+        return None if row is None else Said(row.answer, row.until)
+
+    def keep(
+        self,
+        about: Proposed,
+        rounds: Sequence[tuple[int, Mapping[Level, int]]],
+        *,
+        account: str,
+        connection: Connection | None = None,
+    ) -> None:
+        """Say yes: set the price of every round aside, all of them or none.
+
+        Args:
+            about: a proposal that has no answer yet.
+            rounds: queries and price in nano-units of mu^2 per level, of each round.
+
+        Raises:
+            BudgetExceeded: the account does not cover all of them; nothing is set aside.
+        """
+        with self._database.writing(connection) as joined:
+            self._say(about, "willing", joined)
+            for number, (num_queries, amounts) in enumerate(rounds):
+                name = promise_name(about.digest, number)
+                charges = [Charge(account, level, amount) for level, amount in amounts.items()]
+                self._ledger.reserve(name, charges, detail={"proposed": about.job_id}, connection=joined)
+                row = {"reservation_id": name, "digest": about.digest, "task_digest": about.task_digest}
+                joined.execute(insert(promised_rounds), row | {"num_queries": num_queries, "amounts": dict(amounts)})
+
+    def decline(self, about: Proposed, *, connection: Connection | None = None) -> None:
+        """Remember that the budget did not cover a proposal."""
+        with self._database.writing(connection) as joined:
+            if self.said(about.digest, connection=joined) is None:
+                self._say(about, "declined", joined)
+
+    def take(
+        self, task_digest: str, num_queries: int, amounts: Mapping[Level, int], *, connection: Connection
+    ) -> str | None:
+        """The reservation that pays for a round of this task, size and price; None where none was promised.
+
+        It is handed out once, in a transaction in which it is posted.
+        """
+        fitting = [
+            (one.until, one.reservation_id)
+            for one in _open(connection)
+            if (one.task_digest, one.num_queries, one.amounts) == (task_digest, num_queries, dict(amounts))
+        ]
+        return min(fitting)[1] if fitting else None
+
+    def open_queries(self, *, connection: Connection | None = None) -> int:
+        """Queries that were promised, and neither answered nor given back."""
+        with self._database.reading(connection) as joined:
+            return sum(one.num_queries for one in _open(joined))
+
+    def release(self, at: datetime) -> int:
+        """Give back what was promised until before now and not answered; how many rounds that were."""
+        with self._database.read() as connection:
+            if not any(one.until < at for one in _open(connection)):
+                return 0
+        with self._database.write() as connection:
+            return self._lapse([one for one in _open(connection) if one.until < at], connection)
+
+    def withdraw(self, job_id: str, at: datetime, *, connection: Connection | None = None) -> int:
+        """Give back what was promised for a job of which nothing more is asked; how many rounds that were."""
+        with self._database.writing(connection) as joined:
+            lapsed = self._lapse([one for one in _open(joined) if one.job_id == job_id], joined)
+            if lapsed:
+                joined.execute(
+                    update(proposal_answers)
+                    .where(proposal_answers.c.job_id == job_id, proposal_answers.c.until > at)
+                    .values(until=at)
+                )
+            return lapsed
+
+    def _say(self, about: Proposed, answer: str, held: Connection) -> None:
+        row = {"digest": about.digest, "job_id": about.job_id, "task_digest": about.task_digest, "answer": answer}
+        held.execute(insert(proposal_answers), row | {"until": about.until, "answered_at": about.at})
+
+    def _lapse(self, rounds: Sequence[Row[Any]], connection: Connection) -> int:
+        for one in rounds:
+            self._ledger.void(one.reservation_id, NothingLeft(one.reservation_id, "lapsed"), connection=connection)
+        for digest in {one.digest for one in rounds}:
+            self.told.give_back(digest, connection)
+        return len(rounds)
+
+
+def _open(connection: Connection) -> Sequence[Row[Any]]:
+    """Promised rounds whose reservations still stand, with the job and the end of each."""
+    said = proposal_answers.c
+    query = (
+        select(promised_rounds, said.job_id, said.until)
+        .join(proposal_answers, said.digest == promised_rounds.c.digest)
+        .join(ledger_reservations, ledger_reservations.c.reservation_id == promised_rounds.c.reservation_id)
+        .where(ledger_reservations.c.state == literal_column("'reserved'"))  # as the index of few rows has it
+        .order_by(promised_rounds.c.reservation_id)
+    )
+    return connection.execute(query).all()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One bound of a site, and what an answer would compare with it; nano-units.
+
+    Attributes:
+        scale: which bound it is.
+        bound: secret.
+        taken: what is charged or set aside of it now.
+        amount: the same with the price.
+    """
+
+    scale: str
+    bound: int
+    taken: int
+    amount: int
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the bound allows it."""
+        return self.amount <= self.bound
+
+    def __repr__(self) -> str:
+        return f"Compared({self.scale!r})"
+
+
+class ToldAmounts:
+    """What an agent's answers have told of its budgets for nothing: the bound on a search for what is left of them.
+
+    A site's bounds are its own: the cap of each account, and a requester's share of it. What was taken of them is no
+    secret, since the coordinator keeps the same charges. So an answer to a proposal tells one thing of each bound: a
+    yes, that an amount (what is taken, and the price) is within it; a no, that it is beyond. What has been told of a
+    bound is an interval: it is no less than what is taken and than the largest amount that was covered, and less than
+    the smallest that was not.
+
+    An answer about an amount outside the interval follows from earlier ones, whoever got those. It is given as often as
+    it is asked for. One inside is news, and is kept here. It was told
+
+        for a price     a yes, while as much is taken: what is charged or set aside is known to be covered
+        for nothing     a no; and a yes whose price was given back, while less than its amount is taken
+
+    News for nothing is limited in 24 hours: `MOST_OF_ONE` of one name, and `MOST` in all, of each name at most
+    `MOST_OF_ONE` counted. A proposal that would be news is refused once as many stand above what is taken now. Whether
+    it is refused follows from what was told and taken before, never from the bound, so that a refusal tells nothing.
+
+    **What is learnt in a day.** That amounts are beyond a bound, one name is told of at most `MOST_OF_ONE`, and all of
+    `MOST`. That amounts are covered is told for nothing while no more than that stand above what is taken. A yes counts
+    once its price is given back: whoever has n prices set aside at once may learn that n amounts are covered, and is
+    told nothing new for a day after giving them back. These n are one amount's worth: the largest says it for all.
+
+    **Why honest requesters are not refused.** A job of price p is news only if what is taken, and p, is beyond all that
+    was covered. What was told for nothing and stands above what is taken then lies within p of it. Of jobs of one price
+    that is one amount, however many are cancelled; of others, some that differ by less than p. And no requester closes
+    a site: amounts that were covered are covered for all, and one name counts as `MOST_OF_ONE` towards `MOST`.
+
+    Every method joins a transaction.
+    """
+
+    def check(self, asked: Sequence[Compared], requester: str, at: datetime, connection: Connection) -> None:
+        """Refuse an answer that would tell more for nothing than a day allows.
+
+        Raises:
+            PolicyRefusal: it would.
+        """
+        told = told_amounts.c
+        for one in asked:
+            if not self._is_news(one, connection):
+                continue
+            above = (told.amount > one.taken, told.told_at >= at - DAY, told.for_nothing == 1)
+            of_each = Counter(connection.execute(select(told.requester).where(*_of(one), *above)).scalars())
+            own, everybody = of_each[requester], sum(min(MOST_OF_ONE, many) for many in of_each.values())
+            if own >= MOST_OF_ONE or everybody >= MOST:
+                whose, most = ("to one requester", MOST_OF_ONE) if own >= MOST_OF_ONE else ("to all", MOST)
+                raise PolicyRefusal(
+                    f"the site says {whose} at most {most} times in 24 hours for nothing what its budget covers: by "
+                    "declining, or by a yes that leads to no round. Ask for less than was covered before, or tomorrow"
+                )
+
+    def note(
+        self, digest: str, asked: Sequence[Compared], requester: str, at: datetime, connection: Connection
+    ) -> None:
+        """Keep what an answer tells that was not known: all of a yes; of a no up to the first bound that does not hold.
+
+        Args:
+            digest: of what was answered.
+            asked: in the order in which they are looked at.
+        """
+        is_yes = all(one.is_covered for one in asked)
+        for one in asked:
+            if self._is_news(one, connection):
+                row = {"digest": digest, "scale": one.scale, "bound": one.bound, "amount": one.amount}
+                row |= {"requester": requester, "told_at": at, "for_nothing": int(not is_yes)}
+                connection.execute(insert(told_amounts), row)
+            if not one.is_covered:
+                return
+
+    def give_back(self, digest: str, connection: Connection) -> None:
+        """The price of a yes was given back, or a part of it."""
+        this = (told_amounts.c.digest == digest, told_amounts.c.for_nothing == 0)
+        connection.execute(update(told_amounts).where(*this).values(for_nothing=1))
+
+    def _is_news(self, one: Compared, connection: Connection) -> bool:
+        amount = told_amounts.c.amount
+        covered = connection.execute(select(func.max(amount)).where(*_of(one), amount <= one.bound)).scalar()
+        beyond = connection.execute(select(func.min(amount)).where(*_of(one), amount > one.bound)).scalar()
+        return max(one.taken, covered or 0) < one.amount and (beyond is None or one.amount < beyond)
+
+
+def _of(one: Compared) -> tuple[ColumnElement[bool], ...]:
+    return (told_amounts.c.scale == one.scale, told_amounts.c.bound == one.bound)
+
+
+class RequesterShares:
+    """What each requester has taken of an agent's budget: every price that was set aside or charged, beside a name.
+
+        reserved, posted    counts for whoever it was set aside for
+        void                given back, counts for nobody
+
+    A name is the coordinator's word, and one requester may have several: this divides a budget fairly among requesters
+    of a coordinator that is honest about them, and protects no record: that do the caps of the accounts, whatever names
+    are said. Jobs of which no name was said share the empty one. Every method joins a transaction.
+    """
+
+    def note(
+        self,
+        requester: str,
+        reservations: Sequence[tuple[str, Mapping[Level, int]]],
+        *,
+        life_nano: int,
+        connection: Connection,
+    ) -> None:
+        """Remember for whom prices were set aside or charged, in the same transaction.
+
+        Args:
+            reservations: the ledger's name of each, and its amounts in nano-units of mu^2.
+            life_nano: the most that each takes of any record's votes for life.
+        """
+        rows = [
+            {
+                "reservation_id": name,
+                "requester": requester,
+                "instance_nano": amounts.get("instance", 0),
+                "agent_nano": amounts.get("agent", 0),
+                "life_nano": life_nano,
+            }
+            for name, amounts in reservations
+        ]
+        connection.execute(insert(taken_by), rows)
+
+    def requesters(self, *, connection: Connection) -> list[str]:
+        """Everybody for whom something was ever set aside."""
+        query = select(taken_by.c.requester).distinct().order_by(taken_by.c.requester)
+        return list(connection.execute(query).scalars())
+
+    def taken(self, requester: str, *, connection: Connection) -> tuple[dict[Level, int], int]:
+        """What a requester has taken at each level, and the most it has taken of any record's votes for life."""
+        of = taken_by.c
+        # What has no finite price is looked for apart: a sum of many would leave 64 bits.
+        finite = case((of.agent_nano < UNBOUNDED_NANO, of.agent_nano), else_=0)
+        sums = (func.sum(of.instance_nano), func.sum(of.life_nano), func.sum(finite), func.max(of.agent_nano))
+        query = (
+            select(*(func.coalesce(one, 0) for one in sums))
+            .join_from(taken_by, ledger_reservations, ledger_reservations.c.reservation_id == of.reservation_id)
+            .where(of.requester == requester, ledger_reservations.c.state != "void")
+        )
+        instance, life, agent, largest = map(int, connection.execute(query).one())
+        unbounded = largest if largest >= UNBOUNDED_NANO else 0
+        return {"instance": instance, "agent": agent + unbounded}, life

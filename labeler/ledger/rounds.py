@@ -1,0 +1,352 @@
+"""The steps of a round, each within a write transaction: done once, and the same again changes nothing.
+
+    waiting --set_asked--> asked --fix_contributors--> agreed --set_posted--> posted --store_release--> opened
+
+Whose shares are taken, and under which key, is fixed before anybody is asked (`fix_participants`): every tallier is
+told the same however often it is told, and a key that was changed later brings no share into a round that runs.
+
+Who contributes is fixed once for ever: sums over two sets of one round differ by single ballots under the same noise,
+so whoever saw both could subtract. What is released is fixed once for ever: two answers to one query would be two
+draws of noise, paid for once. Rounds of a finished job take no step: their charge may have been given back.
+
+Every step returns True where it changed something.
+
+A tallier's single sum is fixed by the first that arrives (`AggregateStore`): another one of the same round would be
+over other agents. When the release is stored the sums are dropped; their digests stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, insert, or_, select, update
+
+from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
+from labeler.ledger.database import Database
+from labeler.ledger.schema import (
+    FINISHED,
+    ROUND_STATES,
+    aggregate_shares,
+    jobs,
+    ledger_entries,
+    planned_batches,
+    releases,
+    round_holdings,
+    round_participants,
+    round_refusals,
+    round_shares,
+    rounds,
+)
+
+UNFINISHED = jobs.c.state.not_in(sorted(FINISHED))
+"""The condition that a job still has to be moved on."""
+
+
+def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:
+    """Tie rounds to the queries that were embedded; for good once they are asked."""
+    changed = False
+    for number, batch_digest, round_digest in batches:
+        row = _row(connection, job_id, number)
+        known = _digests(connection, row)
+        if known is not None:
+            if known != (batch_digest, round_digest):
+                raise PrivacyRefusal(
+                    f"{_name(job_id, number)} was made of other queries, and stays that way: under one charge only one "
+                    "batch is asked. Submit the job again"
+                )
+            continue
+        _check_live(row)
+        _check_no_twin(connection, row, round_digest)
+        values = {"batch_digest": batch_digest, "round_digest": round_digest}
+        connection.execute(insert(planned_batches), {"job_id": job_id, "number": number} | values)
+        changed = True
+    return changed
+
+
+def fix_participants(connection: Connection, job_id: str, number: int, verify_keys: Mapping[str, str]) -> bool:
+    """Fix whose shares a round takes and the key of each, once for ever."""
+    row = _row(connection, job_id, number)
+    wanted = dict(verify_keys)
+    if not wanted or not all(isinstance(key, str) and key for pair in wanted.items() for key in pair):
+        raise InvalidSetting("the participants of a round are at least one agent, each with its verify key")
+    table = round_participants
+    known = connection.execute(select(table.c.verify_keys).where(_of(table, row))).scalar()
+    if known is not None:
+        if known != wanted:
+            raise PrivacyRefusal(
+                f"the participants of {_name(job_id, number)} and their keys are fixed; a key that was changed since "
+                "counts from the next round on"
+            )
+        return False
+    _check_live(row)
+    connection.execute(insert(table), {"job_id": job_id, "number": number, "verify_keys": wanted})
+    return True
+
+
+def set_asked(connection: Connection, job_id: str, number: int) -> bool:
+    """Durable before the first question leaves: from here on nobody can say that nothing left."""
+    row = _row(connection, job_id, number)
+    if _reached(row, "asked"):
+        return False
+    _check_live(row)
+    known = _digests(connection, row)
+    if known is None:
+        raise NotReady(f"{_name(job_id, number)} has no queries yet; they are embedded first")
+    _check_no_twin(connection, row, known[1])
+    return _step(connection, row, "asked", batch_digest=known[0], round_digest=known[1])
+
+
+def note_share(connection: Connection, job_id: str, number: int) -> bool:
+    """Durable before the first share is passed on: from here on no refusal proves that nothing left."""
+    row = _row(connection, job_id, number)
+    if connection.execute(select(round_shares.c.number).where(_of(round_shares, row))).first() is not None:
+        return False
+    _check_live(row)
+    connection.execute(insert(round_shares), {"job_id": job_id, "number": number})
+    return True
+
+
+def report_holdings(
+    connection: Connection, job_id: str, number: int, tallier_id: str, holdings: Mapping[str, str | bytes]
+) -> bool:
+    """Keep what a tallier says it holds, in place of what it said before."""
+    row = _row(connection, job_id, number)
+    written = {agent: value.hex() if isinstance(value, bytes) else value for agent, value in holdings.items()}
+    if not all(isinstance(value, str) and len(value) == 32 for value in written.values()):
+        raise ProtocolViolation("a tallier reports one sharing id of 16 bytes for each agent it holds a share of")
+    return _report(connection, round_holdings, row, {"tallier_id": tallier_id}, {"holdings": written})
+
+
+def report_refusal(
+    connection: Connection, job_id: str, number: int, agent_id: str, sentence: str, is_final: bool
+) -> bool:
+    """Keep why an agent does not answer; a final refusal is not taken back by one that passes."""
+    row = _row(connection, job_id, number)
+    this = _of(round_refusals, row) & (round_refusals.c.agent_id == agent_id)
+    if not is_final and connection.execute(select(round_refusals.c.kind).where(this)).scalar() == "final":
+        return False
+    news = {"sentence": sentence, "kind": "final" if is_final else "passing"}
+    return _report(connection, round_refusals, row, {"agent_id": agent_id}, news)
+
+
+def fix_contributors(connection: Connection, job_id: str, number: int, contributors: Collection[str]) -> bool:
+    """Fix who is summed, once for ever."""
+    row = _row(connection, job_id, number)
+    wanted = sorted(set(contributors))
+    if len(wanted) != len(contributors) or not wanted:
+        raise InvalidSetting("the contributors of a round are at least one agent, each named once")
+    if row.contributors is not None:
+        known = row.contributors
+        if known != wanted:
+            raise PrivacyRefusal(
+                f"the contributors of {_name(job_id, number)} are fixed ({len(known)} agents, now "
+                f"{len(wanted)} others were named); two sums of one round would differ by single ballots"
+            )
+        return False
+    _check_live(row)
+    if row.state != "asked":
+        raise NotReady(f"{_name(job_id, number)} is {row.state}; contributors are agreed on after agents were asked")
+    return _step(connection, row, "agreed", contributors=wanted)
+
+
+def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int) -> bool:
+    """Note the ledger's entry that posted the charge; only then a tallier may be asked for its sum."""
+    row = _row(connection, job_id, number)
+    if row.ledger_seq is not None:
+        if row.ledger_seq != ledger_seq:
+            raise ProtocolViolation(
+                f"{_name(job_id, number)} was posted by entry {row.ledger_seq} of the ledger, not {ledger_seq}"
+            )
+        return False
+    _check_live(row)
+    if row.state != "agreed":
+        raise NotReady(f"{_name(job_id, number)} is {row.state}; it is posted after its contributors were fixed")
+    entry = ledger_entries.c
+    query = select(entry.kind, entry.reservation_id).where(entry.seq == ledger_seq)
+    if connection.execute(query).first() != ("post", f"{job_id}/{number}"):
+        raise PrivacyRefusal(
+            f"entry {ledger_seq} of the ledger does not post the charge of {_name(job_id, number)}; post the "
+            f"reservation {job_id}/{number} in the same transaction"
+        )
+    return _step(connection, row, "posted", ledger_seq=ledger_seq)
+
+
+def store_release(connection: Connection, job_id: str, number: int, data: bytes) -> bool:
+    """Store what was opened, once for ever, and drop the talliers' single sums."""
+    row = _row(connection, job_id, number)
+    known = read_release(connection, job_id, number)
+    if known is not None:
+        if known != data:
+            raise PrivacyRefusal(
+                f"{_name(job_id, number)} was released before with other content; a round is opened once. Nothing was "
+                "stored: find out who computed the second answer"
+            )
+        return False
+    _check_live(row)
+    if row.state != "posted":
+        raise NotReady(f"{_name(job_id, number)} is {row.state}; only a round whose charge is posted is released")
+    connection.execute(insert(releases), {"job_id": job_id, "number": number, "data": data})
+    _step(connection, row, "opened")
+    sums = aggregate_shares.c
+    kept = (sums.round_digest == row.round_digest, sums.data.is_not(None))
+    connection.execute(update(aggregate_shares).where(*kept).values(data=None))
+    return True
+
+
+def read_release(connection: Connection, job_id: str, number: int) -> bytes | None:
+    """What was released, or None."""
+    this = (releases.c.job_id == job_id, releases.c.number == number)
+    found = connection.execute(select(releases.c.data).where(*this)).scalar()
+    return None if found is None else bytes(found)
+
+
+def live_round(round_digest: str) -> Select[Any]:
+    """The query for the round of a digest: for good, or by the plan of a job that is not finished."""
+    planned = planned_batches.c
+    is_planned = (
+        select(planned.job_id)
+        .join(jobs, jobs.c.job_id == planned.job_id)
+        .where(planned.round_digest == round_digest, UNFINISHED)
+        .where(planned.job_id == rounds.c.job_id, planned.number == rounds.c.number)
+        .exists()
+    )
+    is_live = or_(rounds.c.round_digest == round_digest, and_(rounds.c.round_digest.is_(None), is_planned))
+    return select(rounds).where(is_live).order_by(rounds.c.round_digest.is_(None), rounds.c.job_id, rounds.c.number)
+
+
+def _row(connection: Connection, job_id: str, number: int) -> Row[Any]:
+    """A round as it is stored, with the state of its job."""
+    query = select(rounds, jobs.c.state.label("job_state")).join(jobs, jobs.c.job_id == rounds.c.job_id)
+    row = connection.execute(query.where(rounds.c.job_id == job_id, rounds.c.number == number)).first()
+    if row is None:
+        raise NotFound(f"there is no {_name(job_id, number)}")
+    return row
+
+
+def _of(table: Table, row: Row[Any]) -> ColumnElement[bool]:
+    return and_(table.c.job_id == row.job_id, table.c.number == row.number)
+
+
+def _digests(connection: Connection, row: Row[Any]) -> tuple[str, str] | None:
+    """What a round asks: for good, or as it is planned; None before its queries are known."""
+    if row.round_digest is not None:
+        return (row.batch_digest, row.round_digest)
+    planned = planned_batches.c
+    query = select(planned.batch_digest, planned.round_digest).where(_of(planned_batches, row))
+    found = connection.execute(query).first()
+    return None if found is None else (found.batch_digest, found.round_digest)
+
+
+def _check_no_twin(connection: Connection, row: Row[Any], round_digest: str) -> None:
+    """Refuse a round that is another one's twin: asked before, or waiting to be."""
+    for twin in connection.execute(live_round(round_digest)):
+        if (twin.job_id, twin.number) != (row.job_id, row.number):
+            raise PrivacyRefusal(
+                f"{_name(row.job_id, row.number)} would be the same as one of job {twin.job_id!r}: its noise would be "
+                "the same again. Take queries of the task that were not asked yet"
+            )
+
+
+def _report(connection: Connection, table: Table, row: Row[Any], by: dict[str, Any], news: dict[str, Any]) -> bool:
+    """Keep what a party says of a round, in place of what it said before."""
+    (column, party), *_ = by.items()
+    this = _of(table, row) & (table.c[column] == party)
+    known = connection.execute(select(*(table.c[name] for name in news)).where(this)).first()
+    if known is None:
+        connection.execute(insert(table), {"job_id": row.job_id, "number": row.number} | by | news)
+    elif dict(known._mapping) == news:
+        return False
+    else:
+        connection.execute(update(table).where(this).values(**news))
+    return True
+
+
+def _step(connection: Connection, row: Row[Any], state: str, **values: Any) -> bool:
+    """Change a round only where it still is as it was read; whoever comes second is told."""
+    still = (_of(rounds, row), rounds.c.state == row.state)
+    if connection.execute(update(rounds).where(*still).values(state=state, **values)).rowcount != 1:
+        raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
+    return True
+
+
+def _reached(row: Row[Any], state: str) -> bool:
+    return ROUND_STATES.index(row.state) >= ROUND_STATES.index(state)
+
+
+def _check_live(row: Row[Any]) -> None:
+    if row.job_state in FINISHED:
+        raise NotReady(
+            f"job {row.job_id!r} is {row.job_state}, and its rounds take no further step: their charge may have been "
+            "given back. Submit a new job"
+        )
+
+
+def _name(job_id: str, number: int) -> str:
+    return f"round {number} of job {job_id!r}"
+
+
+class AggregateStore:
+    """All sums of talliers that wait to be put together. Secret until then: never printed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(
+        self,
+        round_digest: str,
+        tallier_id: str,
+        data: bytes,
+        *,
+        is_kept: bool = True,
+        connection: Connection | None = None,
+    ) -> None:
+        """Keep one tallier's sum; the same bytes again change nothing, also after they were dropped.
+
+        Args:
+            is_kept: False where the round is opened in this very transaction: only its digest stays, and it never
+                reaches the disk.
+
+        Raises:
+            NotFound: there is no such round.
+            NotReady: its charge is not posted yet.
+            PrivacyRefusal: this tallier has sent another sum of this round.
+        """
+        digest = hashlib.sha256(data).hexdigest()
+        with self._database.writing(connection) as joined:
+            sums = aggregate_shares.c
+            this = (sums.round_digest == round_digest, sums.tallier_id == tallier_id)
+            known = joined.execute(select(sums.data_digest).where(*this)).scalar()
+            if known == digest:
+                return
+            if known is not None:
+                raise PrivacyRefusal(
+                    f"tallier {tallier_id!r} has sent another sum of round {round_digest[:12]!r}; a round is summed "
+                    "once, so the second is refused for ever. Find out why its journal forgot the first"
+                )
+            asked = joined.execute(live_round(round_digest)).first()
+            if asked is None:
+                raise NotFound(f"there is no round {round_digest[:12]!r}")
+            if asked.state != "posted":
+                raise NotReady(
+                    f"round {round_digest[:12]!r} is {asked.state}; a sum is taken while its round is posted only"
+                )
+            row = {"round_digest": round_digest, "tallier_id": tallier_id, "data_digest": digest}
+            joined.execute(insert(aggregate_shares), row | {"data": data if is_kept else None})
+
+    def of_all(
+        self, round_digests: Collection[str], *, connection: Connection | None = None
+    ) -> dict[str, dict[str, bytes]]:
+        """Round -> tallier id -> its sum, of those that have arrived and were not dropped."""
+        table = aggregate_shares
+        found: dict[str, dict[str, bytes]] = {}
+        if not round_digests:
+            return found
+        query = select(table.c.round_digest, table.c.tallier_id, table.c.data).where(
+            table.c.round_digest.in_(list(round_digests)), table.c.data.is_not(None)
+        )
+        with self._database.reading(connection) as joined:
+            for row in joined.execute(query):
+                found.setdefault(row.round_digest, {})[row.tallier_id] = bytes(row.data)
+        return found

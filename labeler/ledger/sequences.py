@@ -1,0 +1,155 @@
+"""Numbers of messages: what is sent gets a new one for life, and what was taken is not taken twice.
+
+A sender takes numbers in blocks of 1000, so that most messages cost no write; what is left of a block when a process
+ends is skipped. A block begins no lower than the time in milliseconds, so that numbers also go up over the copy of a
+journal that was restored from a backup: with the counter alone it would use again what was sent since, and everything
+it sends would be dropped as a replay. A receiver keeps the highest number of each sender and key: a message must be
+above it. The key is part of it, so that somebody who signs under another's name with a key of its own cannot use up
+that one's numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+
+from sqlalchemy import Connection, insert, select, update
+
+from labeler.errors import ProtocolViolation, Replayed
+from labeler.ledger.database import Database, now_utc
+from labeler.ledger.schema import sequences_sent, sequences_taken
+from labeler.messages import MAX_SEQUENCE
+from labeler.system.clock import Clock
+
+BLOCK = 1000
+
+
+class Sequences:
+    """Numbers sent and numbers taken; shared by all threads of a process.
+
+    Args:
+        clock: times with a time zone; the system's where absent. Set back, it costs nothing: the counter goes on.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._blocks: dict[str, deque[int]] = {}
+        self._last: dict[str, int] = {}
+
+    def next(self, recipient: str, *, connection: Connection | None = None) -> int:
+        """A number for the next message to a recipient: above all before it, also after a crash.
+
+        Args:
+            connection: the write transaction that is open in this thread, where there is one. A number from a
+                transaction that is undone must not be used.
+        """
+        while True:
+            number = self._from_block(recipient)
+            if number is not None:
+                return number
+            # Not under our own lock: a thread that holds the database's pen may be waiting for it.
+            first = self._reserve(recipient, connection)
+            if connection is not None:
+                self._skip_to(recipient, first)
+                self._database.after_commit(partial(self._install, recipient, first + 1))
+                return first
+            self._install(recipient, first)
+
+    def check(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
+        """Refuse a message that is not new.
+
+        Args:
+            sender: who it says it is from.
+            verify_key: the key that its signature was checked with.
+
+        Raises:
+            Replayed: its number is not above the highest taken.
+            ProtocolViolation: it is no sequence number.
+        """
+        _check_number(sequence)
+        with self._database.reading(connection) as joined:
+            _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
+
+    def last(self, sender: str, verify_key: str) -> int:
+        """The highest number taken of a sender under a key; 0 where none was."""
+        with self._database.read() as connection:
+            return self._highest_taken(sender, verify_key, connection)
+
+    def taken(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
+        """Note that a message was taken, in the transaction that keeps its effect.
+
+        Raises:
+            Replayed: this or a later one was taken at the same time; nothing is to be kept of this one.
+        """
+        _check_number(sequence)
+        with self._database.writing(connection) as joined:
+            before = self._highest_taken(sender, verify_key, joined)
+            _check_new(sender, sequence, before)
+            this = (sequences_taken.c.sender == sender, sequences_taken.c.verify_key == verify_key)
+            if before:
+                joined.execute(update(sequences_taken).where(*this).values(last=sequence))
+            else:
+                row = {"sender": sender, "verify_key": verify_key, "last": sequence}
+                joined.execute(insert(sequences_taken), row)
+
+    def _highest_taken(self, sender: str, verify_key: str, connection: Connection) -> int:
+        this = (sequences_taken.c.sender == sender, sequences_taken.c.verify_key == verify_key)
+        return int(connection.execute(select(sequences_taken.c.last).where(*this)).scalar() or 0)
+
+    def _from_block(self, recipient: str) -> int | None:
+        with self._lock:
+            block = self._blocks.get(recipient)
+            if not block:
+                return None
+            number = block.popleft()
+            self._last[recipient] = number
+            return number
+
+    def _reserve(self, recipient: str, connection: Connection | None) -> int:
+        """Take a block durably; its first number."""
+        with self._database.writing(connection) as joined:
+            this = sequences_sent.c.recipient == recipient
+            known = joined.execute(select(sequences_sent.c.reserved).where(this)).scalar()
+            begin = max(known or 0, self._block_of_now())
+            if known is None:
+                joined.execute(insert(sequences_sent), {"recipient": recipient, "reserved": begin + BLOCK})
+            else:
+                joined.execute(update(sequences_sent).where(this).values(reserved=begin + BLOCK))
+        return begin + 1
+
+    def _block_of_now(self) -> int:
+        milliseconds = int(self._clock().timestamp() * 1000)
+        return -(-milliseconds // BLOCK) * BLOCK
+
+    def _skip_to(self, recipient: str, number: int) -> None:
+        """Hand out nothing below a number any more."""
+        with self._lock:
+            self._last[recipient] = max(number, self._last.get(recipient, 0))
+            block = self._blocks.get(recipient)
+            if block and block[0] < number:
+                block.clear()
+
+    def _install(self, recipient: str, first: int) -> None:
+        """Hand out from a block, unless a higher one was begun in the meantime: numbers only go up."""
+        end = (first - 1) // BLOCK * BLOCK + BLOCK
+        with self._lock:
+            block = self._blocks.get(recipient)
+            begun = max(self._last.get(recipient, 0), block[0] if block else 0)
+            if first > begun:
+                self._blocks[recipient] = deque(range(first, end + 1))
+
+
+def _check_new(sender: str, sequence: int, last: int) -> None:
+    if sequence <= last:
+        raise Replayed(
+            f"message {sequence} of {sender!r} is not new: message {last} was taken. If it was sent again because "
+            "the answer was lost, it has arrived"
+        )
+
+
+def _check_number(sequence: int) -> None:
+    if type(sequence) is not int or not 1 <= sequence <= MAX_SEQUENCE:
+        raise ProtocolViolation("sequence of a message must be a whole number between 1 and 2^62")

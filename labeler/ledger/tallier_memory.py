@@ -1,0 +1,299 @@
+"""What a tallier must not forget: the shares it was sent, who is excluded, and what it summed, once for ever.
+
+A round is summed over one set of agents. The set and the sum are fixed in one transaction, which also drops the single
+shares; the fingerprint of each stays, so that a share that is sent again is still recognised. When a round is
+forgotten the set of agents stays, and the round takes no share and gives no sum any more.
+
+Shares and sums are kept encrypted, each kind of a round under a key of its own that lies outside the journal and
+outside every backup (labeler.system.erasable). Both are drawn when the round is opened, with one sync. The shares' key
+is erased when the sum is fixed, the sum's when the round is forgotten: from then on no backup, log or replica of this
+journal holds them any more.
+
+Shares are secret: nothing here prints them.
+
+What comes twice, late or otherwise is the machine's to say (labeler.rounds.tallier); the tables keep it all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
+from labeler.ledger.database import Database
+from labeler.ledger.erasable_home import UnusedKeys
+from labeler.ledger.schema import tallier_rounds, tallier_shares
+from labeler.messages.rounds import OpenRound
+from labeler.system.erasable import ErasableKeys, lock_away, take_out
+
+_SHARES, _SUM = ".shares", ".sum"
+_KEPT = {"open": (_SHARES, _SUM), "fixed": (_SUM,)}
+
+
+@dataclass(frozen=True, repr=False)
+class KeptShare:
+    """What is kept of one agent's share. Secret: does not print.
+
+    Attributes:
+        data: as it was received (labeler.messages.shares.share_to_bytes); None once it was summed or dropped.
+        sharing_id: 16 bytes.
+        fingerprint: 32 bytes, of the whole share.
+    """
+
+    data: bytes | None
+    sharing_id: bytes
+    fingerprint: bytes
+
+    def __repr__(self) -> str:
+        return "KeptShare(<redacted>)"
+
+
+@dataclass(frozen=True, repr=False)
+class KeptRound:
+    """All that is kept of one round: what a tallier that was restarted goes on with. Secret: does not print.
+
+    Attributes:
+        opened: the round as the coordinator described it.
+        shares: agent id -> its share, of those not excluded; after the sum, of those summed, without the data.
+        fingerprints: agent id -> fingerprint of every share that was ever taken, also of those not held any more.
+        excluded: agents that sent two different shares.
+        contributors: the agents summed, or None.
+        aggregate: the sum (labeler.messages.shares.aggregate_to_bytes), or None.
+        is_forgotten: the round takes no share and gives no sum any more.
+    """
+
+    opened: OpenRound
+    shares: Mapping[str, KeptShare]
+    fingerprints: Mapping[str, bytes]
+    excluded: frozenset[str]
+    contributors: frozenset[str] | None
+    aggregate: bytes | None
+    is_forgotten: bool
+
+    def __repr__(self) -> str:
+        return f"KeptRound({self.opened.round.digest[:12]!r}, agents={len(self.shares)}, <redacted>)"
+
+
+_round, _share = tallier_rounds.c, tallier_shares.c
+
+
+class TallierMemory:
+    """The memory of one tallier, in its own journal; `connection` joins a write transaction."""
+
+    def __init__(self, database: Database, keys: ErasableKeys) -> None:
+        self._database = database
+        self._keys = keys
+        self._unused = UnusedKeys(database, keys, endings=(_SHARES, _SUM), needed=_needed_keys)
+
+    def open_rounds(self) -> list[OpenRound]:
+        """Every round that was not forgotten, summed or not."""
+        with self._database.read() as joined:
+            query = select(_round.opened).where(_round.state != "forgotten").order_by(_round.round_digest)
+            return [OpenRound.decode(bytes(opened)) for opened in joined.execute(query).scalars()]
+
+    def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
+        """Take no share of an agent in a round any more and drop the one that is held; after the sum, no change.
+
+        Raises:
+            NotFound: the round was never opened here.
+        """
+        with self._database.writing(connection) as joined:
+            if self._round(round_digest, joined).state != "open":
+                return
+            if not _close_share(joined, round_digest, agent_id, "excluded"):
+                this = (_share.round_digest == round_digest, _share.agent_id == agent_id)
+                if joined.execute(select(_share.state).where(*this)).first() is None:
+                    row = {"round_digest": round_digest, "agent_id": agent_id, "state": "excluded"}
+                    joined.execute(insert(tallier_shares), row)
+
+    def load(self, round_digest: str, *, connection: Connection | None = None) -> KeptRound:
+        """All that is kept of a round.
+
+        Raises:
+            NotFound: it was never opened here.
+            BadData: what is kept was changed, or its key is gone (`sweep` gives such a round up).
+        """
+        with self._database.reading(connection) as joined:
+            row = self._round(round_digest, joined)
+            of_round = select(tallier_shares).where(_share.round_digest == round_digest)
+            shares = joined.execute(of_round.order_by(_share.agent_id)).all()
+        return KeptRound(
+            opened=OpenRound.decode(bytes(row.opened)),
+            shares={
+                one.agent_id: KeptShare(
+                    self._opened(_shares_key(round_digest), _of_agent(round_digest, one.agent_id), one.share),
+                    bytes(one.sharing_id),
+                    bytes(one.fingerprint),
+                )
+                for one in shares
+                if one.state in ("held", "summed")
+            },
+            fingerprints={one.agent_id: bytes(one.fingerprint) for one in shares if one.fingerprint is not None},
+            excluded=frozenset(one.agent_id for one in shares if one.state == "excluded"),
+            contributors=None if row.contributors is None else frozenset(row.contributors),
+            aggregate=self._opened(_sum_key(round_digest), round_digest, row.aggregate),
+            is_forgotten=row.state == "forgotten",
+        )
+
+    def noise_key(self, round_digest: str) -> bytes:
+        """What this tallier's noise in a round is drawn from, where talliers add it (labeler.noise).
+
+        The key under which the round's shares lie: durable before the first share is, the same after a crash, and
+        erased once the sum is durable with its noise in it. Whoever has lost it has no shares to add noise to.
+        """
+        return self._keys.draw(_shares_key(round_digest))
+
+    def knows(self, round_digest: str) -> bool:
+        """Whether a round was ever opened here."""
+        with self._database.read() as connection:
+            known = select(_round.state).where(_round.round_digest == round_digest)
+            return connection.execute(known).first() is not None
+
+    def keep_open(
+        self,
+        opened: Mapping[str, OpenRound],
+        held: Mapping[tuple[str, str], KeptShare],
+        *,
+        connection: Connection,
+    ) -> None:
+        """Keep rounds and shares that are new; where a caller is mistaken about that, the rules of the tables refuse.
+
+        Args:
+            opened: by digest, rounds that were unknown.
+            held: by round and agent, shares of open rounds, with their data.
+        """
+        keys = {_shares_key(digest) for digest, _ in held}
+        self._keys.draw_all(keys.union(*((_shares_key(digest), _sum_key(digest)) for digest in opened)))
+        for digest, opening in opened.items():
+            row: dict[str, Any] = {"round_digest": digest, "opened": opening.encode(), "state": "open"}
+            connection.execute(insert(tallier_rounds), row)
+        for (digest, agent), share in held.items():
+            locked = lock_away(self._keys.draw(_shares_key(digest)), _of_agent(digest, agent), (share.data or b"",))
+            row = {"round_digest": digest, "agent_id": agent, "state": "held", "share": locked}
+            row |= {"sharing_id": share.sharing_id, "fingerprint": share.fingerprint}
+            connection.execute(insert(tallier_shares), row)
+
+    def fix_open(
+        self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
+    ) -> None:
+        """Fix whom the sums of open rounds are over and what they are, once for ever, and drop the single shares.
+
+        To be called before a sum leaves.
+
+        Args:
+            summed: by digest: agents summed, agents of whom a share is held and not summed, the sum.
+
+        Raises:
+            InvalidSetting: a sum of nobody, or an empty one.
+            PrivacyRefusal: a round is not open.
+            ProtocolViolation: no share is held of one of the agents.
+        """
+        for digest, (contributors, others, aggregate) in summed.items():
+            if not contributors or not aggregate:
+                raise InvalidSetting("a sum is over at least one agent, and is not empty")
+            locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
+            values = {"state": "fixed", "contributors": sorted(contributors), "aggregate": locked}
+            this = (_round.round_digest == digest, _round.state == "open")
+            if connection.execute(update(tallier_rounds).where(*this).values(**values)).rowcount != 1:
+                raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
+            for agent in sorted(contributors):
+                if not _close_share(connection, digest, agent, "summed"):
+                    raise ProtocolViolation(
+                        f"no share is held of agent {agent!r} in round {digest[:12]!r}, so it is not summed; agree on "
+                        "the contributors again"
+                    )
+            for agent in sorted(others):
+                _close_share(connection, digest, agent, "dropped")
+        if summed:
+            # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
+            self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
+
+    def forget(self, round_digest: str, *, connection: Connection | None = None) -> None:
+        """Drop the sum and every share of a round; whom it was summed over stays. The round stays closed for ever.
+
+        Raises:
+            NotFound: it was never opened here.
+        """
+        with self._database.writing(connection) as joined:
+            self._round(round_digest, joined)
+            this = _round.round_digest == round_digest
+            joined.execute(update(tallier_rounds).where(this).values(state="forgotten", aggregate=None))
+            held = (_share.round_digest == round_digest, _share.state == "held")
+            joined.execute(update(tallier_shares).where(*held).values(state="dropped", share=None))
+            self._database.after_commit(lambda: self._erase(round_digest))
+
+    def sweep(self) -> list[str]:
+        """Erase every key that opens nothing, and give up every round whose key is gone; at the start of a process.
+
+        Returns:
+            Digests of the rounds that were given up.
+        """
+        known = set(self._keys.names())
+        with self._database.read() as connection:
+            held = set(connection.execute(select(_share.round_digest).where(_share.state == "held")).scalars())
+            rounds = connection.execute(select(_round.round_digest, _round.state).order_by(_round.round_digest)).all()
+        needed = {"open": _SHARES, "fixed": _SUM}
+        lost = [
+            digest
+            for digest, state in rounds
+            if (state == "fixed" or digest in held) and digest + needed.get(state, "") not in known
+        ]
+        for digest in lost:
+            self.forget(digest)
+        self._unused.erase()
+        return lost
+
+    def tidy(self) -> None:
+        """See UnusedKeys: of shares or sums, for example, that a full disk did not keep."""
+        self._unused.erase_what_was_undone()
+
+    def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
+        """What was kept, in clear."""
+        if data is None:
+            return None
+        key = self._keys.read(key_name)
+        if key is None:
+            raise BadData(
+                "the key of a round is gone from the folder of erasable keys, so what this tallier holds of it cannot "
+                "be opened; start the tallier again, which gives the round up"
+            )
+        (plain,) = take_out(key, context, bytes(data))
+        return plain
+
+    def _erase(self, round_digest: str) -> None:
+        self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
+
+    def _round(self, round_digest: str, connection: Connection) -> Row[Any]:
+        found = connection.execute(select(tallier_rounds).where(_round.round_digest == round_digest)).first()
+        if found is None:
+            raise NotFound(
+                f"round {round_digest[:12]!r} was never opened at this tallier; the coordinator opens it first"
+            )
+        return found
+
+
+def _close_share(connection: Connection, round_digest: str, agent_id: str, state: str) -> bool:
+    """Take a share that is held out of a round; whether there was one."""
+    this = (_share.round_digest == round_digest, _share.agent_id == agent_id, _share.state == "held")
+    return connection.execute(update(tallier_shares).where(*this).values(state=state, share=None)).rowcount == 1
+
+
+def _shares_key(round_digest: str) -> str:
+    return round_digest + _SHARES
+
+
+def _sum_key(round_digest: str) -> str:
+    return round_digest + _SUM
+
+
+def _needed_keys(connection: Connection) -> list[str]:
+    query = select(_round.round_digest, _round.state).where(_round.state != "forgotten")
+    return [digest + ending for digest, state in connection.execute(query) for ending in _KEPT[state]]
+
+
+def _of_agent(round_digest: str, agent_id: str) -> str:
+    return f"{round_digest} {agent_id}"

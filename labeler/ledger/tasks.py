@@ -1,0 +1,311 @@
+"""Tasks as they were made, whom they are shared with, and which of their queries are taken: each is asked once.
+
+A query is paid for when an agent is asked, and asked once: its number ties it to one charge. Numbers of a round that
+never left come back when its job has ended (`TaskStore.give_back`). That nothing left of them is not the caller's word:
+the database refuses a range that touches a round whose job is not finished, or that was ever tied to its questions for
+good, which happens in the step that asks (`labeler.ledger.rounds`). A round of a finished job takes no step any
+more, so nothing can leave of these numbers later either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+
+from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
+from labeler.ledger.chain import time_text
+from labeler.ledger.database import Database, before, check_limit, cursor_text, now_utc
+from labeler.ledger.schema import json_text, returned_queries, task_shares, tasks
+from labeler.system.clock import Clock
+from labeler.task import Task, parse_task
+
+_MOST_PARSED = 1024
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """A task as it is kept.
+
+    Attributes:
+        task: what all parties agree on.
+        participants: ids of the agents that take part, as many as the task says, each once.
+        created_at: when it was made.
+        created_by: token id of who made it.
+        next_query: number of the first query that is not given out yet.
+
+    Raises:
+        InvalidSetting: participants are not as many as the task says, or one is named twice.
+    """
+
+    task: Task
+    participants: tuple[str, ...]
+    created_at: datetime
+    created_by: str
+    next_query: int = 0
+
+    def __post_init__(self) -> None:
+        time_text(self.created_at)  # refuses a time without a zone
+        if len(set(self.participants)) != len(self.participants) or len(self.participants) != self.task.agents:
+            raise InvalidSetting(
+                f"the task is for {self.task.agents} agents, each named once; found {len(self.participants)} names, "
+                f"{len(set(self.participants))} of them different"
+            )
+
+    @property
+    def digest(self) -> str:
+        """Of the task."""
+        return self.task.digest
+
+    @property
+    def queries_left(self) -> int:
+        """How many were never given out; those that came back are beside them (`TaskStore.returned`)."""
+        return self.task.max_queries - self.next_query
+
+    @property
+    def cursor(self) -> str:
+        """The position of this task in a list; the next page begins after it."""
+        return cursor_text(self.created_at, self.digest)
+
+
+class TaskStore:
+    """All tasks of a coordinator."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
+        """Keep a task; the same task again changes nothing.
+
+        Returns:
+            The task as it is kept: with the time and the queries given out of the first time.
+
+        Raises:
+            ProtocolViolation: it is known with other participants.
+        """
+        with self._database.writing(connection) as joined:
+            row = joined.execute(select(tasks).where(tasks.c.digest == record.digest)).first()
+            if row is None:
+                joined.execute(
+                    insert(tasks),
+                    {
+                        "digest": record.digest,
+                        "body": json_text(record.task.model_dump(mode="json")),
+                        "participants": list(record.participants),
+                        "max_queries": record.task.max_queries,
+                        "next_query": record.next_query,
+                        "created_at": record.created_at,
+                        "created_by": record.created_by,
+                    },
+                )
+                return record
+        known = _record(row)
+        if set(known.participants) != set(record.participants):
+            raise ProtocolViolation(
+                f"task {record.digest[:12]!r} is known with other participants, and a task never changes; "
+                "give the new one another nonce or name"
+            )
+        return known
+
+    def get(self, digest: str, *, connection: Connection | None = None) -> TaskRecord:
+        """One task.
+
+        Raises:
+            NotFound: there is none of this digest.
+            JournalBroken: what is stored is not the task of this digest.
+        """
+        found = self.get_all([digest], connection=connection).get(digest)
+        if found is None:
+            raise no_such_task(digest)
+        return found
+
+    def get_all(self, digests: Collection[str], *, connection: Connection | None = None) -> dict[str, TaskRecord]:
+        """Several tasks at once, by digest; those that are not there are left out.
+
+        Raises:
+            JournalBroken: see `get`.
+        """
+        query = select(tasks).where(tasks.c.digest.in_(sorted(set(digests))))
+        with self._database.reading(connection) as joined:
+            return {row.digest: _record(row) for row in joined.execute(query)}
+
+    def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
+        """Tasks, newest first.
+
+        Args:
+            after: `cursor` of the last task of the page before.
+            limit: most tasks returned, 1 to 1000.
+            open_to: only those that this token made, or that are shared with it.
+
+        Raises:
+            InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
+        """
+        query = select(tasks).order_by(tasks.c.created_at.desc(), tasks.c.digest.desc()).limit(check_limit(limit))
+        if after is not None:
+            query = query.where(before(after, tasks.c.created_at, tasks.c.digest))
+        if open_to is not None:
+            shared = select(task_shares.c.task_digest).where(task_shares.c.token_id == open_to)
+            query = query.where(or_(tasks.c.created_by == open_to, tasks.c.digest.in_(shared)))
+        with self._database.read() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def given_out(self) -> Iterator[Task]:
+        """Every task of which queries were given out: something was charged for it, or may be."""
+        with self._database.read() as connection:
+            bodies = connection.execute(select(tasks.c.digest, tasks.c.body).where(tasks.c.next_query > 0)).all()
+        return (_parsed(digest, body) for digest, body in bodies)
+
+    def claim_queries(self, digest: str, count: int, *, connection: Connection | None = None) -> int:
+        """Give out queries of a task in one run: such as came back, or the next. Each is asked once for ever.
+
+        Args:
+            count: how many, at least 1.
+            connection: write transaction to join, so that nothing is given out for a job that is not kept.
+
+        Returns:
+            The number of the first; the others follow it.
+
+        Raises:
+            InvalidSetting: fewer are left, or the count is below 1.
+            NotFound: there is no such task.
+        """
+        if type(count) is not int or count < 1:
+            raise InvalidSetting("a job takes at least 1 query of its task")
+        with self._database.writing(connection) as joined:
+            record = self.get(digest, connection=joined)
+            returned = _ranges(joined, digest)
+            tail = returned[-1][1] if returned and sum(returned[-1]) == record.next_query else 0
+            longest = max([record.queries_left + tail, *(size for _, size in returned)])
+            if count > longest:
+                left = record.queries_left + sum(size for _, size in returned)
+                in_a_run = f" ({longest} of them in one run, as a job needs them)" if left != longest else ""
+                raise InvalidSetting(
+                    f"{count} queries were asked for, and only {left} of the {record.task.max_queries} of task "
+                    f"{digest[:12]!r} are left{in_a_run}; ask fewer, or make a new task (another nonce), which is "
+                    "priced by itself"
+                )
+            for first, size in returned:  # the lowest that fit
+                if size >= count:
+                    _remove(joined, digest, first)
+                    if size > count:
+                        _return(joined, digest, first + count, size - count)
+                    return first
+            first, new = record.next_query, count
+            if tail:  # the last range reaches up to the numbers never given out, and is lengthened by new ones
+                first, new = first - tail, count - tail
+                _remove(joined, digest, first)
+            next_query = record.next_query + new
+            joined.execute(update(tasks).where(tasks.c.digest == digest).values(next_query=next_query))
+        return first
+
+    def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
+        """Take back queries that were given out and never asked; with ranges that they touch they become one.
+
+        Raises:
+            IntegrityError: they were asked, or may still be.
+        """
+        for first, size in _ranges(connection, digest):
+            if first + size == first_query or first_query + num_queries == first:
+                _remove(connection, digest, first)
+                first_query, num_queries = min(first, first_query), size + num_queries
+        _return(connection, digest, first_query, num_queries)
+
+    def returned(self, digests: Collection[str]) -> dict[str, int]:
+        """How many queries came back of each of some tasks; they can be asked beside `queries_left`."""
+        table = returned_queries.c
+        query = select(table.task_digest, func.sum(table.num_queries).label("total"))
+        query = query.where(table.task_digest.in_(sorted(set(digests)))).group_by(table.task_digest)
+        with self._database.read() as joined:
+            found = {row.task_digest: int(row.total) for row in joined.execute(query)}
+        return {digest: found.get(digest, 0) for digest in digests}
+
+
+def no_such_task(digest: str) -> NotFound:
+    """Said of a task that is not there, and in the same words of one that is somebody else's."""
+    return NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
+
+
+@lru_cache(maxsize=_MOST_PARSED)
+def _parsed(digest: str, body: str) -> Task:
+    """The task that a row stores; parsed and checked once for each text, which never changes."""
+    task = parse_task(json.loads(body))
+    if task.digest != digest:
+        raise JournalBroken(
+            f"what is stored as task {digest[:12]!r} has digest {task.digest[:12]!r}: it was changed. Restore "
+            "the newest backup"
+        )
+    return task
+
+
+def _record(row: Row[Any]) -> TaskRecord:
+    return TaskRecord(
+        task=_parsed(row.digest, row.body),
+        participants=tuple(row.participants),
+        created_at=row.created_at,
+        created_by=row.created_by,
+        next_query=row.next_query,
+    )
+
+
+def _ranges(connection: Connection, digest: str) -> list[tuple[int, int]]:
+    """First number and length of what came back of a task, in order, no two ranges touching."""
+    table = returned_queries.c
+    query = select(table.first_query, table.num_queries).where(table.task_digest == digest).order_by(table.first_query)
+    return [(first, count) for first, count in connection.execute(query)]
+
+
+def _return(connection: Connection, digest: str, first_query: int, num_queries: int) -> None:
+    row = {"task_digest": digest, "first_query": first_query, "num_queries": num_queries}
+    connection.execute(insert(returned_queries), row)
+
+
+def _remove(connection: Connection, digest: str, first_query: int) -> None:
+    table = returned_queries.c
+    this = (table.task_digest == digest, table.first_query == first_query)
+    connection.execute(delete(returned_queries).where(*this))
+
+
+class TaskShares:
+    """Whom a task is shared with: its creator may let other tokens submit into it, and may stop that again.
+
+    What was submitted meanwhile stays; a share says only who may submit and who may see the task.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> None:
+        """Let a token submit into a task; a second time changes nothing."""
+        with self._database.writing(connection) as joined:
+            if not self.has(task_digest, token_id, connection=joined):
+                row = {"task_digest": task_digest, "token_id": token_id, "shared_at": self._clock()}
+                joined.execute(insert(task_shares), row)
+
+    def remove(self, task_digest: str, token_id: str) -> None:
+        """Stop it; a second time changes nothing."""
+        table = task_shares.c
+        with self._database.write() as joined:
+            joined.execute(delete(task_shares).where(table.task_digest == task_digest, table.token_id == token_id))
+
+    def has(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
+        """Whether a task is shared with a token."""
+        table = task_shares.c
+        query = select(table.token_id).where(table.task_digest == task_digest, table.token_id == token_id)
+        with self._database.reading(connection) as joined:
+            return joined.execute(query).first() is not None
+
+    def of(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """With which tokens each of some tasks is shared, in the order in which that was done."""
+        table = task_shares.c
+        query = select(table.task_digest, table.token_id).where(table.task_digest.in_(sorted(set(task_digests))))
+        found: dict[str, list[str]] = {digest: [] for digest in task_digests}
+        with self._database.read() as joined:
+            for row in joined.execute(query.order_by(table.shared_at, table.token_id)):
+                found[row.task_digest].append(row.token_id)
+        return {digest: tuple(tokens) for digest, tokens in found.items()}

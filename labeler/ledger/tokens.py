@@ -1,0 +1,141 @@
+"""Access tokens: shown once when they are made, kept as a hash, found again by it.
+
+A token is 256 bits from the operating system, so its SHA-256 cannot be searched; nothing slower is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from labeler.errors import InvalidSetting, NotFound
+from labeler.ledger.database import Database, now_utc
+from labeler.ledger.schema import ROLES, tokens
+from labeler.system.clock import Clock
+
+Role = Literal["admin", "requester", "viewer"]
+
+PREFIX = "lab_"
+_SECRET_BYTES = 32
+_MAX_SECRET = 200
+_MAX_NAME = 100
+
+_SHOWN = (tokens.c.token_id, tokens.c.name, tokens.c.role, tokens.c.created_at, tokens.c.revoked_at)
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token without its secret.
+
+    Attributes:
+        token_id: what it is called in records and logs; not secret.
+        name: for people.
+        revoked_at: since when it opens nothing; None while it does.
+    """
+
+    token_id: str
+    name: str
+    role: Role
+    created_at: datetime
+    revoked_at: datetime | None = None
+
+
+class TokenStore:
+    """All access tokens of a coordinator."""
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(self, name: str, role: Role, *, connection: Connection | None = None) -> tuple[TokenRecord, str]:
+        """Make a token.
+
+        Returns:
+            Its record, and the secret "lab_..."; nobody can show it a second time.
+
+        Raises:
+            InvalidSetting: there is no such role, or the name is empty, too long or not printable.
+        """
+        if role not in ROLES:
+            raise InvalidSetting(f"the role of a token is {', '.join(ROLES)}; found {role!r}")
+        if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
+            raise InvalidSetting(f"the name of a token has 1 to {_MAX_NAME} printable characters")
+        secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+        record = TokenRecord(f"tok_{secrets.token_hex(8)}", name, role, self._clock())
+        with self._database.writing(connection) as joined:
+            joined.execute(
+                insert(tokens),
+                {
+                    "token_id": record.token_id,
+                    "name": name,
+                    "role": role,
+                    "secret_digest": _digest(secret),
+                    "created_at": record.created_at,
+                    "revoked_at": None,
+                },
+            )
+        return record, secret
+
+    def find(self, secret: str) -> TokenRecord | None:
+        """The token of a secret, unless it was revoked.
+
+        What is looked up is a hash that the asker cannot steer, and it is compared in constant time, so the time an
+        answer takes says nothing about any secret.
+        """
+        if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
+            return None
+        digest = _digest(secret)
+        query = select(*_SHOWN, tokens.c.secret_digest).where(tokens.c.secret_digest == digest)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        if row is None or not hmac.compare_digest(row.secret_digest, digest) or row.revoked_at is not None:
+            return None
+        return TokenRecord(row.token_id, row.name, row.role, row.created_at)
+
+    def name_of(self, token_id: str) -> str:
+        """The name of whoever holds a token, which never changes; empty where there is no such token."""
+        with self._database.read() as connection:
+            return str(connection.execute(select(tokens.c.name).where(tokens.c.token_id == token_id)).scalar() or "")
+
+    def is_active(self, token_id: str) -> bool:
+        """Whether a token still opens what it opened: it exists and was not revoked."""
+        query = select(tokens.c.revoked_at).where(tokens.c.token_id == token_id)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        return row is not None and row.revoked_at is None
+
+    def revoke(self, token_id: str) -> TokenRecord:
+        """End a token for ever; a second time changes nothing.
+
+        Raises:
+            NotFound: there is no such token.
+        """
+        this = tokens.c.token_id == token_id
+        with self._database.write() as joined:
+            joined.execute(update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=self._clock()))
+            row = joined.execute(select(*_SHOWN).where(this)).first()
+        if row is None:
+            raise NotFound(f"there is no token {token_id[:100]!r}; look at the list of tokens")
+        return TokenRecord(**row._mapping)
+
+    def count(self) -> int:
+        """How many tokens open anything now; 0 where the first has to be made."""
+        query = select(func.count()).select_from(tokens).where(tokens.c.revoked_at.is_(None))
+        with self._database.read() as joined:
+            return int(joined.execute(query).scalar_one())
+
+    def list(self, *, connection: Connection | None = None) -> list[TokenRecord]:
+        """Every token, oldest first; revoked ones among them."""
+        query = select(*_SHOWN).order_by(tokens.c.created_at, tokens.c.token_id)
+        with self._database.reading(connection) as joined:
+            return [TokenRecord(**row._mapping) for row in joined.execute(query)]
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,130 @@
+"""A site's key for digests: it recognises a person or an image again, and lets nobody else do so.
+
+Names of patients and images are guessed easily, so a plain hash of one hides nothing. A private shard therefore keeps
+digests under a key of the site's: BLAKE2b, keyed (RFC 7693), 128 bits. Equal means equal, for whoever holds the key;
+without it a digest is a random number. All shards of a site should be made with one key: then a person, or an image
+that is embedded anew, has the same digest in each of them.
+
+The key is a file of its owner's alone. Whoever has it and a shard can check guesses of names; whoever loses it
+can embed everything anew, under other digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, Literal, NoReturn, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, UnsafeStorage
+from labeler.system.files import sync_folder
+
+SITE_KEY_FILE: Final = "site.key"
+"""Its name where nobody gives it another: beside the shard, so in an agent's home."""
+
+DIGEST_WORDS: Final = 2
+"""A digest is two int64: 128 bits, so that among 2^32 people two share one with a probability below 2^-64."""
+
+KEY_BYTES: Final = 32
+
+Kind = Literal["person", "image", "features"]
+Digests = NDArray[np.int64]
+
+
+class SiteKey:
+    """A key for digests. It does not print, and cannot be copied or pickled.
+
+    Args:
+        secret: 32 bytes.
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != KEY_BYTES:
+            raise BadData(f"a site's key for digests is {KEY_BYTES} bytes long, found {len(secret)}")
+        self._secret = secret
+
+    def digests(self, kind: Kind, values: Sequence[bytes]) -> Digests:
+        """One digest per value, int64, shape (n, 2). Kinds never meet: an image's name is no person's."""
+        joined = b"".join(self.digest(kind, (value,)) for value in values)
+        return as_digests(joined)
+
+    def digest(self, kind: Kind, blocks: Iterable[bytes]) -> bytes:
+        """The 16 bytes of one digest, of a value that comes in blocks."""
+        person = b"labeler-" + kind.encode()
+        made = hashlib.blake2b(digest_size=8 * DIGEST_WORDS, key=self._secret, person=person)
+        for block in blocks:
+            made.update(block)
+        return made.digest()
+
+    @property
+    def name(self) -> str:
+        """What may be shown of the key: whether two shards were made with one; nothing else follows from it."""
+        return hashlib.blake2b(b"", digest_size=8, key=self._secret, person=b"labeler-name").hexdigest()
+
+    def __repr__(self) -> str:
+        return "SiteKey(<secret>)"
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a site's key is not copied")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError("a site's key is not copied")
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a site's key is not pickled")
+
+
+def as_digests(joined: bytes) -> Digests:
+    """Digests one after the other, as an array of shape (n, 2)."""
+    return np.frombuffer(joined, dtype="<i8").astype(np.int64).reshape(-1, DIGEST_WORDS)
+
+
+def site_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> SiteKey:
+    """The key in a file; made, readable by its owner only, where there is none.
+
+    Two processes that make it at once end up with one key.
+
+    Raises:
+        UnsafeStorage: others may read the file.
+        BadData: it holds no key.
+    """
+    if not path.exists():
+        _make(path, random_bytes(KEY_BYTES))
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise UnsafeStorage(
+            f"the site's key {path.name!r} can be read by others (mode {mode:04o}); run chmod 600 on it, and make a "
+            "new one and embed again if somebody may have read it"
+        )
+    try:
+        return SiteKey(path.read_bytes())
+    except BadData:
+        raise BadData(
+            f"{path.name!r} holds no key of a site ({KEY_BYTES} bytes); restore it from a backup, or name another file"
+        ) from None
+
+
+def _make(path: Path, secret: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            # Unlike a rename this does not replace a key that somebody else made meanwhile.
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""Exports are read back by the tool that each is for; where a tool is not installed its test says so."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from feature_store.results.exports import EXPORT_FORMATS, Wanted, export_images
+from feature_store.results.image_labels import IMAGE_SCHEMA, ImageStamp, image_label_table, stamp_of
+from labeler.errors import BadData, InvalidSetting
+
+CLASSES = ("healthy", "ill: “stage 1”", "# größer/kleiner")
+COUNT = 25
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures in two folders, with one name in both."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(1)
+    for name in _names():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (6, 5, 3), dtype=np.uint8)).save(root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    probabilities = np.random.default_rng(2).dirichlet(np.ones(len(CLASSES)), COUNT)
+    stamp = ImageStamp(
+        task_digest="d" * 64,
+        job_id="job-17",
+        classes=CLASSES,
+        privacy={
+            "delta": 1e-5,
+            "instance": {"epsilon": 0.5, "method": "exact"},
+            "agent": {"epsilon": None, "method": "exact"},
+            "holds_against": "Holds against whoever reads the release.",
+        },
+        is_seeded=False,
+        created_at="2026-01-02T03:04:05+00:00",
+    )
+    asked = np.arange(COUNT) % 5 == 0
+    return image_label_table(stamp, sources=_names(), probabilities=probabilities, asked=asked)
+
+
+def test_a_table_keeps_its_schema_and_says_whose_it_is(table: pa.Table, tmp_path: Path) -> None:
+    pq.write_table(table, tmp_path / "labels.parquet")
+    read = pq.read_table(tmp_path / "labels.parquet")
+    assert read.schema.remove_metadata().equals(IMAGE_SCHEMA)
+    assert stamp_of(read) == stamp_of(table)
+    assert set(read["origin"].to_pylist()) == {"asked", "inferred"}
+    with pytest.raises(BadData, match="nothing is asked or charged twice"):
+        stamp_of(read.replace_schema_metadata({}))
+    with pytest.raises(BadData, match="25 images"):
+        image_label_table(stamp_of(table), sources=_names(), probabilities=np.ones((2, 3)), asked=np.zeros(2, bool))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_datasets_reads_pictures_and_class_names(table: pa.Table, images: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    out = export_images("hf", Wanted(table, tmp_path / "set", images))
+    data = datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))
+    assert data.features["label"].names == list(CLASSES)
+    assert data["label"] == table["label"].to_pylist()
+    assert [data.features["label"].int2str(label) for label in data["label"]] == table["label_name"].to_pylist()
+    first = Image.open(images / _names()[0])
+    assert np.array_equal(np.asarray(data[0]["image"]), np.asarray(first))
+    assert data["confidence"] == pytest.approx(table["confidence"].to_pylist())
+
+
+def test_without_pictures_the_data_set_names_them(table: pa.Table, tmp_path: Path) -> None:
+    out = export_images("hf", Wanted(table, tmp_path / "set"))
+    written = pq.read_table(next((out / "data").iterdir()))
+    assert written["file_name"].to_pylist() == _names()
+    features = json.loads(written.schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"] == {"names": list(CLASSES), "_type": "ClassLabel"}
+    card = (out / "README.md").read_text()
+    assert "epsilon 0.5 per private image at delta 1e-05" in card
+    assert "'1': \"ill: “stage 1”\"" in card
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_croissant_is_valid_and_its_records_can_be_read(table: pa.Table, tmp_path: Path) -> None:
+    croissant = pytest.importorskip("mlcroissant")
+    out = export_images("croissant", Wanted(table, tmp_path / "described"))
+    data = croissant.Dataset(jsonld=out / "croissant.json")
+    assert not data.metadata.ctx.issues.errors
+    records = list(data.records("images"))
+    assert [_text(one["images/source"]) for one in records] == _names()
+    assert [_text(one["images/label_name"]) for one in records] == table["label_name"].to_pylist()
+    document = json.loads((out / "croissant.json").read_bytes())
+    assert document["conformsTo"] == "http://mlcommons.org/croissant/1.1"
+    said = {one["name"]: one["value"] for one in document["prov:wasGeneratedBy"]["sc:additionalProperty"]}
+    assert said["instance.epsilon"] == 0.5
+    assert said["agent.epsilon"] == "no bound"
+
+
+def test_label_studio_gets_predictions_with_scores_the_least_certain_first(table: pa.Table, tmp_path: Path) -> None:
+    out = export_images(
+        "label-studio", Wanted(table, tmp_path / "tasks.json", image_root="/data/local-files/?d=scans/")
+    )
+    tasks = json.loads(out.read_bytes())
+    scores = [task["predictions"][0]["score"] for task in tasks]
+    assert scores == sorted(scores)
+    assert {task["data"]["image"] for task in tasks} == {f"/data/local-files/?d=scans/{name}" for name in _names()}
+    chosen = {task["predictions"][0]["result"][0]["value"]["choices"][0] for task in tasks}
+    assert chosen == set(table["label_name"].to_pylist())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_label_studio_takes_every_prediction(table: pa.Table, tmp_path: Path) -> None:
+    objects = pytest.importorskip("label_studio_sdk.label_interface.objects")
+    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+    for task in json.loads(out.read_bytes()):
+        read = objects.PredictionValue.model_validate(task["predictions"][0])
+        assert read.score == task["predictions"][0]["score"]
+
+
+def test_torchvision_reads_the_folders(table: pa.Table, images: Path, tmp_path: Path) -> None:
+    torchvision = pytest.importorskip("torchvision.datasets")
+    out = export_images("image-folder", Wanted(table, tmp_path / "sorted", images))
+    data = torchvision.ImageFolder(str(out))
+    assert len(data) == COUNT
+    counts = {name: table["label_name"].to_pylist().count(name) for name in CLASSES}
+    found = {name: len(list((out / name.replace("/", "_")).iterdir())) for name in CLASSES}
+    assert found == counts
+    copied = export_images("image-folder", Wanted(table, tmp_path / "copied", images, copy=True))
+    assert not any(path.is_symlink() for path in copied.rglob("*"))
+
+
+def test_every_table_reader_reads_the_csv_and_the_labels(table: pa.Table, tmp_path: Path) -> None:
+    out = export_images("csv", Wanted(table, tmp_path / "metadata.csv"))
+    with out.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == table["label_name"].to_pylist()
+    pq.write_table(table, tmp_path / "labels.parquet")
+    names = table["label_name"].to_pylist()
+    parquet = str(tmp_path / "labels.parquet")
+    readers: dict[str, Any] = {
+        "pandas": lambda it: it.read_csv(out)["label"].tolist(),
+        "polars": lambda it: it.read_parquet(parquet)["label_name"].to_list(),
+        "duckdb": lambda it: [row[0] for row in it.read_parquet(parquet).project("label_name").fetchall()],
+    }
+    for library, read in readers.items():
+        try:
+            module: Any = __import__(library)
+        except ModuleNotFoundError:
+            continue
+        assert read(module) == names
+
+
+@pytest.mark.parametrize("format", EXPORT_FORMATS)
+def test_nothing_is_written_over_and_nothing_half(table: pa.Table, images: Path, tmp_path: Path, format: Any) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "mine").write_text("kept")
+    with pytest.raises(InvalidSetting, match="is there already"):
+        export_images(format, Wanted(table, taken, images))
+    assert [path.name for path in taken.iterdir()] == ["mine"]
+    if format in ("hf", "image-folder"):
+        with pytest.raises(BadData, match="name the folder that was embedded"):
+            export_images(format, Wanted(table, tmp_path / "new", tmp_path))
+        assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())
+
+
+def test_a_name_that_leaves_the_folder_is_refused(table: pa.Table, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(b"x")
+    names = ["../secret.png", *_names()[1:]]
+    moved = table.set_column(0, "source", pa.array(names))
+    with pytest.raises(BadData, match="no image"):
+        export_images("image-folder", Wanted(moved, tmp_path / "out", images))
+    with pytest.raises(InvalidSetting, match="choose one of hf, croissant"):
+        export_images("excel", Wanted(table, tmp_path / "x"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="`images`"):
+        export_images("image-folder", Wanted(table, tmp_path / "y"))
+
+
+def _names() -> list[str]:
+    return [f"ward {number % 2}/{number // 2:03d}.png" for number in range(COUNT)]
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,87 @@
+"""The mailbox in memory, by a clock that the test turns: what is left lying goes, what is kept is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from labeler.driver.mail import MAX_MAIL
+from labeler.driver.mail_memory import MOST_SEEN, MOST_TOLD, MemoryMailbox
+from labeler.errors import NotReady
+
+START = 1_700_000_000.0
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [START]
+
+
+@pytest.fixture
+def mailbox(now: list[float]) -> MemoryMailbox:
+    return MemoryMailbox(now=lambda: now[0])
+
+
+def received(mailbox: MemoryMailbox, recipient: str, after: str = "") -> list[tuple[str, bytes]]:
+    return asyncio.run(mailbox.receive(recipient, after, 0.0, max_messages=2 * MAX_MAIL))
+
+
+def test_a_position_is_the_time_and_grows_while_the_clock_stands_or_goes_back(
+    mailbox: MemoryMailbox, now: list[float]
+) -> None:
+    for number, seconds in enumerate((START, START, START - 100, START + 1)):
+        now[0] = seconds
+        mailbox.send("site-1", b"x", message_id=f"c:{number}")
+    ms = int(START * 1000)
+    positions = [position for position, _ in received(mailbox, "site-1")]
+    assert positions == [f"{ms}-0", f"{ms}-1", f"{ms}-2", f"{ms + 1000}-0"]
+
+
+def test_mail_is_bounded_and_the_oldest_goes_first(mailbox: MemoryMailbox) -> None:
+    for number in range(MAX_MAIL + 5):
+        mailbox.send("site-1", b"%d" % number, message_id=f"c:{number}")
+    mail = [data for _, data in received(mailbox, "site-1")]
+    assert (len(mail), mail[0], mail[-1]) == (MAX_MAIL, b"5", b"%d" % (MAX_MAIL + 4))
+
+
+def test_whatever_is_left_lying_expires(mailbox: MemoryMailbox, now: list[float]) -> None:
+    mailbox.send("site-1", b"x", message_id="c:1")
+    mailbox.publish("job-1", {"done": 1})
+    now[0] += 86_400
+    assert asyncio.run(mailbox.watch("job-1", "", 0.0)) == []
+    mailbox.send("site-1", b"again", message_id="c:1")
+    assert [data for _, data in received(mailbox, "site-1")] == [b"x", b"again"]
+    now[0] += 7 * 86_400
+    assert mailbox.pending("site-1") == 0
+    for number in range(10_000):
+        mailbox.send("site-2", b"x", message_id=f"c:{number}")
+    assert len(mailbox._seen) == MOST_SEEN
+    assert len(mailbox._streams) == 1
+
+
+def test_done_takes_away_no_other_work_that_has_its_place_after_all_was_emptied(mailbox: MemoryMailbox) -> None:
+    mailbox.add_work("embed", "job-1")
+    old = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
+    assert old is not None
+    mailbox.empty()
+    mailbox.add_work("embed", "job-2")
+    with pytest.raises(NotReady):
+        mailbox.heartbeat(old)
+    mailbox.done(old)
+    work = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
+    assert work is not None
+    assert (work.work_id, work.entry) == ("job-2", old.entry)
+
+
+def test_events_of_so_many_jobs_are_kept_and_no_more(mailbox: MemoryMailbox) -> None:
+    for number in range(2 * MOST_TOLD):
+        mailbox.send_all([], tell=[f"job-{number}"])
+    assert asyncio.run(mailbox.watch(f"job-{MOST_TOLD - 1}", "", 0.0)) == []
+    assert asyncio.run(mailbox.watch(f"job-{MOST_TOLD}", "", 0.0))
+    assert len(mailbox._streams) == MOST_TOLD
+
+
+def test_what_it_holds_does_not_print(mailbox: MemoryMailbox) -> None:
+    mailbox.send("site-1", b"a sealed share", message_id="c:1")
+    assert "share" not in repr(mailbox)

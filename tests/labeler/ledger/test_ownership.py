@@ -1,0 +1,215 @@
+"""A journal has one owner on either database; one in PostgreSQL whose owner was cut off is written by nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from labeler.errors import JournalInUse, Unavailable
+from labeler.ledger import ownership
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.ownership import POSTGRESQL_OWNER
+from tests.labeler.ledger.conftest import Clock, Place
+from tests.postgres_server import PostgresServer
+from tests.warm_python import WarmProgram
+
+RIVAL = """
+import sys
+from datetime import UTC, datetime
+from labeler.ledger import ownership
+from labeler.ledger.database import open_database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.errors import JournalInUse
+ownership.PATIENCE_S = 0.0
+try:
+    with open_database(sys.argv[1]) as database:
+        ledger = Ledger(database, clock=lambda: datetime.now(UTC), anchored=False)
+        ledger.reserve(sys.argv[2], [Charge("federation", "instance", 1)])
+        print("owns it", flush=True)
+        sys.stdin.readline()
+except JournalInUse as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def url(postgres_server: PostgresServer) -> Iterator[str]:
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.give_back(url)
+
+
+@pytest.fixture
+def stranger(url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "PATIENCE_S", 0.0)
+
+
+def rival(target: str, name: str = "rival") -> WarmProgram:
+    return WarmProgram(RIVAL, target, name)
+
+
+def told(process: WarmProgram) -> str:
+    return process.stdout.readline().strip()
+
+
+def cut(stranger: psycopg.Connection) -> None:
+    """End the session that holds the owner's lock, as a network or an administrator may."""
+    found = stranger.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s",
+        (POSTGRESQL_OWNER & 0xFFFFFFFF,),
+    ).fetchall()
+    assert found == [(True,)]
+
+
+def filled(database: Database, clock: Clock) -> Ledger:
+    ledger = Ledger(database, clock=clock, anchored=False)
+    ledger.open_account("federation", "instance", 100)
+    return ledger
+
+
+def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_first_has_ended(
+    place: Place, clock: Clock
+) -> None:
+    with closing(place.open(with_anchor=False)) as database:
+        ledger = filled(database, clock)
+        second = rival(place.target)
+        assert "another process holds the journal" in told(second)
+        second.close()
+        with closing(open_database(place.target, read_only=True)) as looking:
+            assert Ledger(looking, clock=clock, anchored=False).verify() == ledger.head()
+        ledger.reserve("ours", [Charge("federation", "instance", 1)])
+    third = rival(place.target)
+    assert told(third) == "owns it"
+    with pytest.raises(JournalInUse, match=r"another process holds the journal .*one process at a time may write it"):
+        place.open(with_anchor=False)
+    third.kill()
+    third.close()
+    assert Ledger(place.open(with_anchor=False), clock=clock).state("rival") == "reserved"
+
+
+def test_a_first_process_that_is_killed_leaves_the_journal_to_the_next_at_once(place: Place, clock: Clock) -> None:
+    filled(place.open(with_anchor=False), clock)
+    place.close()
+    for number in range(3):
+        process = rival(place.target, f"rival-{number}")
+        assert told(process) == "owns it"
+        process.kill()
+        assert process.wait() == -9
+        process.close()
+    assert Ledger(place.open(with_anchor=False), clock=clock).head().seq == 4
+
+
+def test_an_owner_whose_connection_was_cut_takes_the_lock_again_before_it_writes(
+    url: str, stranger: psycopg.Connection, clock: Clock, impatient: None
+) -> None:
+    with open_database(url) as database:
+        ledger = filled(database, clock)
+        for number in range(2):
+            cut(stranger)
+            ledger.reserve(f"job-{number}", [Charge("federation", "instance", 1)])
+            with pytest.raises(JournalInUse):
+                open_database(url)
+        assert ledger.verify().seq == 3
+
+
+def test_an_owner_that_was_cut_off_writes_nothing_while_another_holds_the_journal(
+    url: str, stranger: psycopg.Connection, clock: Clock
+) -> None:
+    with open_database(url) as database:
+        ledger = filled(database, clock)
+        cut(stranger)
+        second = rival(url)
+        assert told(second) == "owns it"
+        with pytest.raises(JournalInUse, match="another process holds"):
+            ledger.reserve("late", [Charge("federation", "instance", 1)])
+        assert ledger.state("late") is None
+        second.close()
+        # It has ended, and the lock is free; what it did is not what this process remembers.
+        with pytest.raises(JournalInUse, match=r"took .* over"):
+            ledger.reserve("late", [Charge("federation", "instance", 1)])
+        assert [entry.reservation_id for entry in ledger.entries()] == ["", "rival"]
+
+
+def test_an_owner_that_was_cut_off_in_the_middle_of_a_transaction_keeps_nothing_of_the_next(
+    url: str, stranger: psycopg.Connection, clock: Clock
+) -> None:
+    """The lock goes while a transaction is open: that one was first in the line of writers, and no other can follow."""
+    with open_database(url) as database:
+        ledger = filled(database, clock)
+
+        def cut_within() -> None:
+            with database.write() as connection:
+                ledger.reserve("first", [Charge("federation", "instance", 1)], connection=connection)
+                cut(stranger)
+
+        cut_within()
+        second = rival(url)
+        assert told(second) == "owns it"
+        with pytest.raises(JournalInUse):
+            ledger.reserve("second", [Charge("federation", "instance", 1)])
+        second.close()
+        with closing(open_database(url, read_only=True)) as looking:
+            entries = Ledger(looking, clock=clock, anchored=False).entries()
+        assert [entry.reservation_id for entry in entries] == ["", "first", "rival"]
+
+
+def test_an_owner_that_is_cut_off_before_it_ever_wrote_does_not_write_over_another(
+    url: str, stranger: psycopg.Connection, clock: Clock
+) -> None:
+    with open_database(url) as database:
+        filled(database, clock)
+    with open_database(url) as database:
+        ledger = Ledger(database, clock=clock, anchored=False)
+        cut(stranger)
+        second = rival(url)
+        assert told(second) == "owns it"
+        second.close()
+        with pytest.raises(JournalInUse, match=r"took .* over"):
+            ledger.reserve("late", [Charge("federation", "instance", 1)])
+
+
+def test_of_many_processes_that_open_one_new_journal_one_gets_it(url: str, clock: Clock) -> None:
+    with open_database(url) as database:
+        filled(database, clock)
+    rivals = [rival(url, f"rival-{number}") for number in range(4)]
+    answers = [told(process) for process in rivals]
+    assert sorted(answer == "owns it" for answer in answers) == [False, False, False, True]
+    for process in rivals:
+        process.close()
+    with open_database(url) as database:
+        assert Ledger(database, clock=clock, anchored=False).verify().seq == 2
+
+
+def test_a_server_that_ends_idle_sessions_does_not_end_the_owners(
+    url: str, stranger: psycopg.Connection, clock: Clock, impatient: None
+) -> None:
+    name = url.rsplit("/", 1)[1]
+    stranger.execute(f'ALTER DATABASE "{name}" SET idle_session_timeout = 100')
+    with open_database(url) as database:
+        ledger = filled(database, clock)
+        before = stranger.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory'").fetchall()
+        time.sleep(0.4)
+        assert stranger.execute("SELECT pid FROM pg_locks WHERE locktype = 'advisory'").fetchall() == before != []
+        ledger.reserve("job", [Charge("federation", "instance", 1)])
+
+
+def test_without_postgresql_nothing_is_written_and_the_error_says_so(clock: Clock, tmp_path: Path) -> None:
+    from tests.postgres_server import postgres_running
+
+    with postgres_running() as server:
+        database = open_database(server.new_database())
+        ledger = filled(database, clock)
+    with closing(database), pytest.raises(Unavailable, match=r"lost|cannot be reached"):
+        ledger.reserve("job", [Charge("federation", "instance", 1)])

@@ -1,0 +1,90 @@
+"""Output folders: one owner, durable steps, no trace of a refused job, secrets that end with the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labeler.errors import BadData, InvalidSetting, OutputInUse
+from workers.run.folder import RoundStore, open_job_folder
+
+PLAN = {"task_digest": "abc", "seed": None}
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from workers.run.folder import open_job_folder\n"
+    code += "with open_job_folder(Path(sys.argv[1])) as f: f.begin({}); print('mine', flush=True); sys.stdin.read()"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "job")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "mine\n"
+        with pytest.raises(OutputInUse, match="another process"), open_job_folder(tmp_path / "job"):
+            pass
+    finally:
+        owner.kill()
+        owner.communicate()
+    with open_job_folder(tmp_path / "job"):
+        pass
+
+
+def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(BadData, match="not empty and holds no job"), open_job_folder(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_job_that_is_refused_leaves_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting), open_job_folder(tmp_path / "a" / "b"):
+        raise InvalidSetting("no")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_keeps_its_plan(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        with pytest.raises(BadData, match=r"holds another job \(differs in: task_digest\)"):
+            folder.begin(PLAN | {"task_digest": "def"})
+
+
+def test_a_refused_latecomer_leaves_the_owner_alone(tmp_path: Path) -> None:
+    with open_job_folder(tmp_path / "job"):
+        with pytest.raises(OutputInUse), open_job_folder(tmp_path / "job"):
+            pass
+        assert (tmp_path / "job" / ".job" / "lock").exists()
+
+
+def test_an_interruption_before_the_plan_keeps_what_was_made(tmp_path: Path) -> None:
+    def work() -> None:
+        with open_job_folder(tmp_path / "job"):
+            (tmp_path / "job" / ".job" / "checkpoint").write_text("half a backbone")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert (tmp_path / "job" / ".job" / "checkpoint").exists()
+
+
+DIGEST = "a" * 64
+
+
+def test_keys_and_answers_are_private_and_destroyed_with_the_job(tmp_path: Path) -> None:
+    state = tmp_path / "job" / ".job"
+    with open_job_folder(tmp_path / "job") as folder:
+        folder.begin(PLAN)
+        rounds = RoundStore(folder.state, ["agent-1", "agent-2"])
+        rounds.begin([DIGEST])
+        rounds.store(DIGEST, {"agent-1": (b"what it answered",), "agent-2": (b"what the other answered",)})
+        found = [path for name in ("keys", "answers") for path in (state / name).rglob("*") if path.is_file()]
+        assert len(found) == 2
+        assert all(path.stat().st_mode & 0o077 == 0 for path in found)
+        assert not any(b"answered" in path.read_bytes() for path in found)
+        folder.destroy_secrets()
+        assert not {"keys", "answers"} & {path.name for path in state.iterdir()}

@@ -1,0 +1,94 @@
+"""`labeler demo`: the whole pipeline on real handwritten digits, without any download.
+
+Two fifths of the digits are dealt to five agents with their labels, two fifths are public without labels, one
+fifth is kept to score the student (workers.digits). The backbone sees the public part only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from feature_store.backbones import Backbone
+from feature_store.embedding import embed_source
+from labeler.randomness import seeded_source
+from labeler.system.site_key import KEY_BYTES, SiteKey
+from workers.digits import AGENTS, CLASSES, write_digits
+from workers.progress import ProgressCallback, StageClock, silent
+from workers.run.folder import open_job_folder
+from workers.run.labelling import run_in_folder
+from workers.run.preparation import LabellingJob
+from workers.run.task_file import QueriesTable, StudentTable, TaskFile, TaskTable
+
+TASK = TaskFile(
+    task=TaskTable(name="Handwritten digits", method="reverse-knn", k=1, epsilon=0.5, delta=1e-4, colluding_agents=1),
+    queries=QueriesTable(strategy="clustered", count=20),
+    student=StudentTable(),
+)
+"""What the demo asks: one question per cluster of public digits, one vote per private digit, epsilon 0.5."""
+
+
+def run_demo(
+    out: Path,
+    *,
+    seed: int | None = None,
+    clock: StageClock | None = None,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Run the demo into a folder.
+
+    Args:
+        out: the folder; a demo interrupted there continues.
+        seed: decides who holds which digit, the backbone's training and the noise. Without it the split is that
+            of seed 0 and the noise is the operating system's.
+        clock: told how long each stage took; nothing that is written says so.
+
+    Returns:
+        The content of report.json.
+    """
+    clock = clock or StageClock()
+    with open_job_folder(out) as folder:
+        inputs = out / ".job" / "inputs"
+        inputs.mkdir(exist_ok=True)
+        with clock.stage("pretrain backbone"):
+            parts = write_digits(inputs, seed=seed or 0)
+            backbone = pretrain_on(parts["public"], inputs / "backbone.safetensors", seed=seed or 0, progress=progress)
+        with clock.stage("embed"):
+            for number, (name, path) in enumerate(parts.items()):
+                progress("Embedding", number, len(parts))
+                _embed(name, path, backbone, inputs / f"{name}.shard", seed=seed)
+            progress("Embedding", len(parts), len(parts))
+        job = LabellingJob(
+            file=TASK,
+            shards=tuple(inputs / f"agent-{number}.shard" for number in range(1, AGENTS + 1)),
+            queries=inputs / "public.shard",
+            out=out,
+            test=inputs / "test.shard",
+            seed=seed,
+        )
+        return run_in_folder(job, folder, clock=clock, progress=progress)
+
+
+def pretrain_on(path: Path, checkpoint: Path, *, seed: int, progress: ProgressCallback = silent) -> Backbone:
+    """Pretrain SimCLR on the images of a Parquet file."""
+    from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
+    from feature_store.sources import open_source
+
+    images = open_source(path)
+    return pretrain(
+        [images.read(number) for number in range(len(images.names))],
+        config=DIGITS_CONFIG,
+        seed=seed,
+        checkpoint=checkpoint,
+        progress=lambda done, total, _: progress("Pretraining SimCLR", done, total),
+        threads=1,
+    )
+
+
+def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:
+    private = name.startswith("agent")
+    random_bytes = os.urandom if seed is None else seeded_source(f"record ids {seed} {name}".encode()).bytes
+    # Digests are part of what a shard's version, and so its noise, follows from: a seeded demo repeats itself.
+    key = None if seed is None else SiteKey(seeded_source(f"site key {seed} {name}".encode()).bytes(KEY_BYTES))
+    embed_source(path, backbone, out, classes=CLASSES, public=not private, key=key, random_bytes=random_bytes)

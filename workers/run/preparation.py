@@ -1,0 +1,387 @@
+"""Check and price a job before anybody is asked, in one pass: a shard is opened once, a price computed once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index import load_engine
+from feature_store.query_selection import QuerySet, select_queries
+from feature_store.results.naming import QuestionNames, query_rows
+from feature_store.shard import Shard, check_compatible
+from feature_store.students import Student
+from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
+from labeler.budget import budget_for
+from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
+from labeler.methods import METHODS
+from labeler.planning import Price, price
+from labeler.rounds.effects import StudentKind
+from labeler.settings import check_names_are_text
+from labeler.tally import QueryBatch
+from labeler.task import Level, Task
+from workers.progress import ProgressCallback, silent
+from workers.run.folder import JobFolder
+from workers.run.task_file import TaskFile
+
+
+@dataclass(frozen=True)
+class LabellingJob:
+    """What to label, with whose records, and where the answers go.
+
+    Attributes:
+        file: the task file.
+        shards: one private shard per agent.
+        queries: a public shard, or a folder of public images (then `backbone` says how to embed them).
+        test: a labelled public shard to score the student on.
+        allow_small_shards: let an agent with fewer than k records vote with what it has. Refusing is the
+            default because it is nearly always a mistake; in a federation of several owners the agent
+            always votes, since a refusal would tell the others how few records it has.
+        seed: makes noise and ids reproducible; a simulation that protects nobody.
+        winner: how winners are found: "plain" puts the sums together in this process, which sees everything
+            anyway; "secure" computes them as talliers that distrust each other do.
+    """
+
+    file: TaskFile
+    shards: tuple[Path, ...]
+    queries: Path
+    out: Path
+    test: Path | None = None
+    backbone: str | None = None
+    allow_small_shards: bool = False
+    seed: int | None = None
+    engine: str = "auto"
+    memory_limit_bytes: int | None = None
+    winner: Literal["plain", "secure"] = "plain"
+
+
+@dataclass(frozen=True, eq=False)
+class PublicImages:
+    """Public images with their features.
+
+    Attributes:
+        shard: where they come from; its deleted rows are not seen here.
+        rows: which of its rows, shape (n,).
+    """
+
+    shard: Shard
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, shard: Shard) -> PublicImages:
+        """All images of a shard."""
+        return cls(shard, shard.rows)
+
+    @classmethod
+    def labelled(cls, shard: Shard) -> PublicImages:
+        """The images of a shard whose truth is known, to score on."""
+        labels = np.asarray(shard.labels)[shard.rows]
+        return cls(shard, shard.rows[(labels[:, 0] if shard.has_attributes else labels) >= 0])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def features(self) -> NDArray[np.int16]:
+        """int16, shape (n, dimension)."""
+        return np.ascontiguousarray(self.shard.features[self.rows])
+
+    @cached_property
+    def labels(self) -> NDArray[np.int16]:
+        """True classes for scoring, -1 where unknown; shape (n,), or (n, C) of attributes."""
+        return np.asarray(self.shard.labels)[self.rows]
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Name of each image within its source."""
+        return [self.shard.sources[row] for row in self.rows.tolist()]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.shard.classes
+
+    @property
+    def path(self) -> Path:
+        return self.shard.path
+
+    @property
+    def backbone_name(self) -> str:
+        """The backbone in words, for people."""
+        described = self.shard.backbone
+        return str(described.get("architecture") or described.get("kind") or "")
+
+    def share_right(self, student: Student) -> float:
+        """Share of these images, of which the truth is known, that a student is right on."""
+        return float((student.predict(self.features) == self.labels).mean())
+
+    def thumbnails(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """PNG bytes per image number, for those that have a picture."""
+        ids = {int(self.shard.record_ids[self.rows[number]]): number for number in numbers}
+        return {ids[record_id]: png for record_id, png in self.shard.thumbnails(list(ids)).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedJob:
+    """A job that was checked and priced, before anybody is asked."""
+
+    job: LabellingJob
+    task: Task
+    price: Price
+    shards: tuple[Shard, ...]
+    public: PublicImages
+    test: PublicImages | None
+    queries: QuerySet
+    batches: tuple[QueryBatch, ...]
+    student: StudentKind
+
+    @property
+    def job_id(self) -> str:
+        """A name for this job that does not change when it is resumed."""
+        parts = [self.task.digest, *(batch.digest for batch in self.batches), str(self.job.seed)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def asks_clusters(self) -> bool:
+        """Whether queries are centres of clusters rather than images."""
+        return bool((self.queries.rows < 0).any())
+
+    @cached_property
+    def query_rows(self) -> NDArray[np.int64]:
+        """The image each answer is about, or the one nearest to it in its cluster, shape (num_answers,)."""
+        return query_rows(
+            self.queries.rows,
+            self.queries.assignment,
+            centres=self.queries.features,
+            images=self.public.features,
+        )
+
+    @cached_property
+    def query_names(self) -> QuestionNames:
+        """Id of each answer, and source of the image it asks about, or that lies nearest to its cluster's centre."""
+        kind = "cluster" if self.asks_clusters else "query"
+        return QuestionNames.of(self.query_rows, self.public.sources, kind=kind)
+
+    @property
+    def answered_features(self) -> NDArray[np.int16]:
+        """What each answer is about: the queries; or every image, where a model was asked for."""
+        return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
+
+    def plan(self) -> dict[str, Any]:
+        """What the output folder is for: a job resumed with anything else is refused."""
+        return {
+            "task": self.task.model_dump(mode="json"),
+            "task_digest": self.task.digest,
+            "shards": [shard.version for shard in self.shards],
+            "batches": [batch.digest for batch in self.batches],
+            "seed": self.job.seed,
+        }
+
+
+def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
+    """Check and price a job, before anybody is asked.
+
+    What names, sizes and manifests tell is told before anything large is read: shards that do not go together, a public
+    shard given as a private one, another backbone, a folder that holds another job, a budget that is too small.
+
+    Raises:
+        DamagedShard, MixedShards, BadData: a shard cannot be used.
+        InvalidSetting: a setting is out of bounds, or k is larger than a shard.
+        BudgetExceeded: the job costs more than its budget.
+    """
+    if not job.shards:
+        raise InvalidSetting("a job needs at least one private shard; name one for each agent")
+    load_engine(job.engine)
+    shards = tuple(Shard.open(path, verify=False) for path in job.shards)
+    asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
+    scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
+    _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
+    folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
+    if asked is None:
+        _check_source(job, shards[0])
+    count = _questions(job, shards[0], images=None if asked is None else len(asked))
+    priced = None if count is None else _priced(job, shards, count)
+    if count is None:
+        settle(job, shards, questions=1)  # refuses what is wrong however many questions there are
+
+    for shard in [*shards, *([] if asked is None else [asked]), *scored]:
+        shard.verify()
+    if asked is None:
+        asked = _embedded(job, folder, shards[0], progress=progress)
+        _check_together(job, shards, [asked, *scored])
+    _check_no_record_twice(job, shards)
+    public = PublicImages.of(asked)
+    check_names_are_text(asked.sources)
+    test = PublicImages.labelled(scored[0]) if scored else None
+    if test is not None and not len(test):
+        raise BadData(f"no image of {job.test} has a known label, so no student can be scored on it")
+    selection, is_model = job.file.queries, METHODS[job.file.task.method].asks_for_a_model
+    queries = select_queries(
+        public.features,
+        strategy="weights" if is_model else selection.strategy,
+        count=job.file.axes if is_model else selection.count,
+        seed=selection.seed,
+        progress=progress,
+    )
+    if priced is None or count != len(queries.features):
+        priced = _priced(job, shards, len(queries.features))
+    task, cost = priced
+    _check_k(job, task, shards)
+    batches = _batches(task, queries.features)
+    return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
+
+
+def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:
+    """Refuse shards that do not go together, by their manifests."""
+    check_compatible([*private, *public])
+    for shard, should_be_public in [*((shard, False) for shard in private), *((shard, True) for shard in public)]:
+        if shard.is_public != should_be_public:
+            raise InvalidSetting(
+                f"{shard.path} is a {'public' if shard.is_public else 'private'} shard and was given as a "
+                f"{'public' if should_be_public else 'private'} one; "
+                + ("private images must never be asked about" if should_be_public else "embed it without --public")
+            )
+    classes = next((shard.classes for shard in [*private, *public] if shard.classes), ())
+    if job.file.task.classes is not None and tuple(job.file.task.classes) != tuple(classes):
+        raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
+    if job.test is not None and private[0].has_attributes and not public[-1].has_attributes:
+        raise MixedShards(
+            f"{job.test} holds one class per image, and the shards hold attributes; embed it with a table of attributes"
+        )
+
+
+def _check_source(job: LabellingJob, shard: Shard) -> None:
+    """Public images that are embedded on the way: they are there, and so is the backbone of the shards."""
+    if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
+        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
+    if job.backbone is None:
+        raise InvalidSetting(
+            f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "
+            "with --backbone so that its images are embedded now"
+        )
+    # Loaded where it is wanted: questions mostly come embedded.
+    from feature_store.backbones import load_backbone
+
+    fingerprint = load_backbone(job.backbone).fingerprint
+    if fingerprint != shard.fingerprint:
+        raise MixedShards(
+            f"--backbone has the fingerprint {fingerprint[:12]}, and shard {shard.path.name!r} was made by another, "
+            f"{shard.fingerprint[:12]}; name the backbone with which the shards were embedded"
+        )
+
+
+def _embedded(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: ProgressCallback) -> Shard:
+    """The public images, embedded once, as the shard that they ask."""
+    from workers.embedder.shards import embed_queries
+
+    return embed_queries(
+        job.queries,
+        str(job.backbone),
+        folder.out / ".job" / "queries",
+        classes=asks.classes,
+        progress=progress,
+    )
+
+
+def _questions(job: LabellingJob, shard: Shard, *, images: int | None) -> int | None:
+    """How many questions each step asks; None where images decide it that are not embedded yet."""
+    chosen = job.file.queries
+    if METHODS[job.file.task.method].asks_for_a_model:
+        return (job.file.axes or shard.dimension) + 1
+    if images is not None and chosen.strategy == "all" and chosen.count not in (None, images):
+        raise InvalidSetting(
+            f"queries.count is {chosen.count}, and strategy 'all', which counts where none is named, asks about "
+            "every image; name strategy 'clustered', 'spectral' or 'random', or leave count out"
+        )
+    if images is not None and chosen.count is not None and chosen.count > images:
+        raise InvalidSetting(f"queries.count asks about {chosen.count} of {images} public images; ask about fewer")
+    return images if chosen.strategy == "all" else chosen.count
+
+
+def settle(job: LabellingJob, shards: Sequence[Shard], *, questions: int) -> Task:
+    """The task of a job that asks so many questions, in each of its steps."""
+    task = job.file.resolve(
+        classes=shards[0].classes,
+        agents=len(shards),
+        num_queries=questions * job.file.steps,
+        fingerprint=shards[0].fingerprint,
+        nonce="" if job.seed is None else f"seed {job.seed}",
+        has_attributes=shards[0].has_attributes,
+    )
+    if task.attributes_per_record is not None and job.file.student.kind is not None:
+        raise InvalidTask("student.kind: of attributes there is one kind of student, a head for each; leave it out")
+    if tuple(task.classes) != tuple(shards[0].classes):
+        raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
+    return task
+
+
+def _priced(job: LabellingJob, shards: Sequence[Shard], questions: int) -> tuple[Task, Price]:
+    """The task and what it costs, within the budget of its file."""
+    task = settle(job, shards, questions=questions)
+    check_round_fits(task, task.steps * questions)
+    cost = price(task)
+    sizes = round_sizes(task, questions * task.steps, batch_queries=BATCH_QUERIES)
+    charges = total_charges(task, sizes)
+    caps: tuple[tuple[Level, float | None], ...] = (
+        ("instance", job.file.budget.instance_epsilon),
+        ("agent", job.file.budget.agent_epsilon),
+    )
+    for level, cap in caps:
+        if cap is None:
+            continue
+        statement = cost.statement(level)
+        too_much = level not in charges or charges[level] > budget_for(cap, task.delta)
+        if too_much or not statement.epsilon <= cap:
+            asked = f"epsilon {statement.epsilon:.4g}" if math.isfinite(statement.epsilon) else "no finite epsilon"
+            raise BudgetExceeded(
+                f"the job costs {asked} at {level} level (delta {task.delta:g}) and its budget allows {cap:g}; nothing "
+                "was asked. Ask fewer queries, add noise (sigma_votes), or raise the budget in the task file"
+            )
+    return task, cost
+
+
+def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
+    """What all batches cost together, each rounded up as it will be charged."""
+    return total_charges(task, [len(batch) for batch in batches])
+
+
+def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
+    sizes = round_sizes(task, len(features) * task.steps, batch_queries=BATCH_QUERIES)
+    starts = np.cumsum((0, *sizes)).tolist()
+    if task.traits.is_sampled:  # every step is about the same rows
+        return tuple(QueryBatch(features, first_query=start) for start in starts[:-1])
+    return tuple(QueryBatch(features[start:end], first_query=start) for start, end in pairwise(starts))
+
+
+def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
+    """A record at two agents would vote twice, and the price is for one vote."""
+    owner = np.repeat(np.arange(len(shards)), [len(shard.record_ids) for shard in shards])
+    ids = np.concatenate([shard.record_ids for shard in shards])
+    order = np.argsort(ids, kind="stable")
+    again = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(again):
+        first, second = (job.shards[owner[order[again[0] + step]]] for step in (0, 1))
+        raise InvalidSetting(
+            f"shards {first} and {second} hold the same records (one is a copy of the other); a record with two votes "
+            "would be protected half as well as stated. Name each shard once"
+        )
+
+
+def _check_k(job: LabellingJob, task: Task, shards: Sequence[Shard]) -> None:
+    if task.traits.is_reverse and task.k > task.max_queries:
+        raise InvalidSetting(f"k is {task.k} queries per record, but only {task.max_queries} queries are asked")
+    if not task.traits.has_k or task.traits.is_reverse:
+        return
+    small = [str(path) for path, shard in zip(job.shards, shards, strict=True) if shard.alive.sum() < task.k]
+    if small and not job.allow_small_shards:
+        raise InvalidSetting(
+            f"k is {task.k}, more than the records of {len(small)} of {len(shards)} shards ({', '.join(small[:3])}); "
+            "use a smaller k, or --allow-small-shards to let them vote with what they have"
+        )

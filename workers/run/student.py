@@ -1,0 +1,241 @@
+"""`labeler student`: train a student on the answers of a finished job, and score it where truth is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from feature_store.backbone_names import loadable_name
+from feature_store.results.answered import answers_of, task_of
+from feature_store.results.attribute_labels import ON
+from feature_store.results.for_students import read_for_students
+from feature_store.results.models import ATTRIBUTES, model_file, read_model
+from feature_store.shard import Shard, check_compatible
+from feature_store.students import NoisyAnswers, fit_student
+from labeler.errors import BadData, InvalidSetting, MixedShards
+from labeler.planning import price
+from labeler.privacy_card import privacy_card
+from labeler.rounds.effects import STUDENT_KINDS
+from labeler.system.files import replace_file
+from labeler.task import Task
+from workers.progress import ProgressCallback, silent
+from workers.run.preparation import PublicImages
+from workers.students.ranks import Ranks, joined_ranks
+
+FINETUNE = "finetune"
+LEAST_STEPS = 200
+"""Gradient steps a network is tuned for at least, however few public images there are."""
+
+KINDS = (*STUDENT_KINDS, FINETUNE)
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedJob:
+    """What a job's output folder says to a student: public features and released answers.
+
+    Attributes:
+        public: the public images.
+        is_seeded: whether any noise came from a known seed.
+    """
+
+    task: Task
+    answers: NoisyAnswers
+    public: PublicImages
+    is_seeded: bool
+
+
+def read_job(folder: Path) -> FinishedJob:
+    """Read the output folder of a finished job.
+
+    Raises:
+        BadData: it is none, or the public shard has moved or changed.
+    """
+    try:
+        table = pq.read_table(folder / "pseudo_labels.parquet")
+        task, is_seeded = task_of(table)
+    except (OSError, BadData):
+        raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None
+    if task.attributes_per_record is not None:
+        raise InvalidSetting(
+            f"{folder} is a job about attributes; its one kind of student, a head for each, is student.safetensors in "
+            "the folder"
+        )
+    left = read_for_students(folder)
+    shard = Shard.open(left.public_shard)
+    public = PublicImages.of(shard)
+    if shard.fingerprint != task.backbone_fingerprint or len(public) != len(left.assignment):
+        raise BadData(f"public shard {shard.path.name!r} has changed since the job; run the job again")
+    answers = answers_of(table, features=left.features, assignment=left.assignment)
+    return FinishedJob(task, answers, public, is_seeded)
+
+
+def train_student(
+    folder: Path,
+    *,
+    kind: str = "planned",
+    test: Path | None = None,
+    images: str | None = None,
+    backbone: str | None = None,
+    seed: int = 0,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Train and score a student; save it beside the job's other files.
+
+    Args:
+        folder: output folder of a finished job.
+        test: labelled public shard to score on; for finetune a source of labelled images.
+        images: finetune only: the source of public images the job asked about.
+        backbone: finetune only: the network to start from.
+        seed: public.
+        progress: told of epochs when fine-tuning.
+
+    Returns:
+        {"kind", "path", "public_images"} and, with truth, {"accuracy", "test_images"}.
+
+    Raises:
+        InvalidSetting: unknown kind, or finetune without images and backbone.
+        BadData: the job or the test images cannot be used.
+    """
+    if kind not in KINDS:
+        raise InvalidSetting(f"--kind must be one of {', '.join(KINDS)}; found {kind!r}")
+    job = read_job(folder)
+    if kind == FINETUNE:
+        if images is None or backbone is None:
+            raise InvalidSetting(
+                "finetune needs --images, the public images, and --backbone, the network to start from"
+            )
+        with joined_ranks() as ranks:
+            return _fine_tune(
+                job, folder, images=images, backbone=backbone, test=test, seed=seed, progress=progress, ranks=ranks
+            )
+    scored = None if test is None else _labelled_shard(test, job)
+    student = fit_student(
+        kind,
+        job.answers,
+        job.public.features,
+        num_classes=job.task.num_classes,
+        seed=seed,
+    )
+    path = folder / f"student-{kind}.npz"
+    student.save(path)
+    card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded)
+    exported = model_file(
+        student.arrays,
+        kind=student.kind,
+        classes=job.task.classes,
+        card=card,
+        backbone=loadable_name(job.public.shard.backbone),
+    )
+    replace_file(path.with_suffix(".safetensors"), exported)
+    result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
+    if scored is None:
+        return result
+    return result | {"accuracy": scored.share_right(student), "test_images": len(scored)}
+
+
+def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
+    """Score a student of a file where truth is known.
+
+    Returns:
+        {"kind", "path"} and, with truth, {"accuracy", "test_images"}.
+
+    Raises:
+        BadData, InvalidSetting, MixedShards: the file or the test images cannot be used.
+    """
+    model = read_model(path)
+    result: dict[str, Any] = {"kind": model.kind, "path": str(path)}
+    if test is None:
+        return result
+    shard = Shard.open(test)
+    if shard.fingerprint != model.fingerprint:
+        raise MixedShards(
+            f"{test} was embedded by backbone {shard.fingerprint[:16]}, and the student reads {model.fingerprint[:16]}"
+        )
+    scored = _truth(shard, test)
+    said = model.predict_proba(scored.features)
+    if (model.kind == ATTRIBUTES) != shard.has_attributes:
+        raise MixedShards(f"one of the student and {test} is of attributes, any number per image; the other of classes")
+    predicted = said >= ON if model.kind == ATTRIBUTES else said.argmax(axis=1)
+    return result | {"accuracy": float((predicted == scored.labels).mean()), "test_images": len(scored)}
+
+
+def _labelled_shard(path: Path, job: FinishedJob) -> PublicImages:
+    shard = Shard.open(path)
+    check_compatible([job.public.shard, shard])
+    return _truth(shard, path)
+
+
+def _truth(shard: Shard, path: Path) -> PublicImages:
+    if not shard.is_public:
+        raise InvalidSetting(f"{path} cannot be scored on: truth that may be read off an accuracy must be public")
+    scored = PublicImages.labelled(shard)
+    if not len(scored):
+        raise BadData(f"no image of {path} has a known label, so no student can be scored on it")
+    return scored
+
+
+def _fine_tune(
+    job: FinishedJob,
+    folder: Path,
+    *,
+    images: str,
+    backbone: str,
+    test: Path | None,
+    seed: int,
+    progress: ProgressCallback,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """A network trained on what the best simple student says of every public image."""
+    from feature_store.backbones import load_backbone
+    from feature_store.backbones.network import NetworkBackbone
+    from feature_store.embed_steps import image_for
+    from feature_store.sources import open_source
+    from workers.students.finetune import FineTuning, fine_tune
+
+    network = load_backbone(backbone, device=ranks.device)
+    if not isinstance(network, NetworkBackbone):
+        raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
+    source = open_source(images)
+    number_of = {name: number for number, name in enumerate(source.names)}
+    missing = [name for name in job.public.sources if name not in number_of]
+    if missing:
+        raise BadData(f"{len(missing)} public images of the job are not in {images}, first {missing[0]!r}")
+    simple = fit_student("planned", job.answers, job.public.features, num_classes=job.task.num_classes, seed=seed)
+    soft = simple.predict_proba(job.public.features)
+    labelled = None
+    if test is not None:
+        labelled = open_source(test)
+        truth = _labels_of(labelled.labels, labelled.label_names, job.task.classes)
+        known = np.flatnonzero(truth >= 0)
+        if not len(known):
+            raise BadData(f"no image of {test} has a label among the task's classes")
+    settings = FineTuning(epochs=max(10, math.ceil(LEAST_STEPS * FineTuning.batch_size / len(job.public))))
+    epochs = settings.epochs + settings.warmup_epochs
+    tuned = fine_tune(
+        network.training_copy(),
+        network.tensors(image_for(source, number_of[name], network.transform) for name in job.public.sources),
+        soft,
+        settings=settings,
+        seed=seed,
+        on_epoch=lambda epoch, _: progress("Fine-tuning", epoch + 1, epochs),
+        ranks=ranks,
+    )
+    path = folder / "student-finetune.safetensors"
+    if ranks.is_first:
+        tuned.save(path)
+    result = {"kind": FINETUNE, "path": str(path), "public_images": len(job.public)}
+    if labelled is None:
+        return result
+    predicted = tuned.predict(network.tensors(image_for(labelled, int(number), network.transform) for number in known))
+    return result | {"accuracy": float((predicted == truth[known]).mean()), "test_images": len(known)}
+
+
+def _labels_of(labels: Any, names: tuple[str, ...], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    place = {name: number for number, name in enumerate(classes)}
+    return np.array([-1 if label is None else place.get(names[label], -1) for label in labels], dtype=np.int64)

