@@ -13,8 +13,7 @@ from benchmarks import BenchRow
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST
-from workers.audit.pool import digits_pool
-from workers.audit.run import ONE_RUN, Audit, applicable, run_audit
+from workers.audit.run import ONE_RUN, Audit, applicable, digits_pool, run_audit
 from workers.progress import ProgressCallback, silent
 
 EPSILON: Final = 5.0

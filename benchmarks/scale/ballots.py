@@ -34,7 +34,7 @@ from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.records import FEATURE_ONE
 from labeler.tally import QueryBatch
 from labeler.task import Task
-from workers.audit.pool import Pool
+from workers.audit.run import Pool
 from workers.learning.linear import train_users
 
 NOBODY: Final = -1

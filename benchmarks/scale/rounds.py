@@ -40,7 +40,7 @@ from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
 from labeler.task import StatedLevel, Task, parse_task
-from workers.audit.pool import Pool, digits_pool
+from workers.audit.run import Pool, digits_pool
 from workers.progress import ProgressCallback, silent
 
 TRAINING: Final = {"regularisation": 1.0, "radius": 0.3, "iterations": 60}

@@ -19,8 +19,7 @@ from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.up.data import DIGITS_BACKBONE
-from workers.up.home import LocalFederation
+from workers.up.home import DIGITS_BACKBONE, LocalFederation
 
 AGENTS: Final = 5
 _STOP_S = 60.0

@@ -34,7 +34,7 @@ from benchmarks.service.well_behaved import WellBehaved, new_token
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from workers.digits import CLASSES
-from workers.homes.settings_file import COORDINATOR_FILE
+from workers.party.home import COORDINATOR_FILE
 from workers.progress import ProgressCallback, silent
 from workers.run.folder import open_job_folder
 from workers.run.labelling import label

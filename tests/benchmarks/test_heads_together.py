@@ -13,7 +13,7 @@ from labeler.errors import BadData
 from labeler.records import Records
 from labeler.tally import QueryBatch
 from labeler.task import parse_task
-from workers.audit.pool import digits_pool
+from workers.audit.run import digits_pool
 from workers.learning.heads import predict, train_head
 from workers.learning.linear import NO_RECORD
 

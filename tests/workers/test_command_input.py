@@ -22,7 +22,7 @@ from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from labeler.system.files import read_named
 from labeler.system.keys import PartyKeys
 from workers import cli
-from workers.audit.surroundings import _stored
+from workers.audit.adversaries import _stored
 from workers.commands.catalogue import worded
 from workers.homes.new import make_agent_home, make_tallier_home, read_public
 from workers.run.task_file import read_task_file
@@ -256,7 +256,7 @@ def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_ag
 
 
 @pytest.mark.parametrize(
-    "reached", ["contextlib", "labeler.errors", "typer", "workers.commands.prices", "workers.plan", "rich.console"]
+    "reached", ["contextlib", "labeler.errors", "typer", "workers.commands.jobs", "workers.plan", "rich.console"]
 )
 def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_python(reached: str) -> None:
     """The interrupt comes when a module is first looked for, so it hits the same line each time."""

@@ -19,8 +19,8 @@ from api.schema import BudgetView, JobView
 from labeler.errors import InvalidSetting
 from workers import cli
 from workers.commands import client as following
-from workers.commands.bench import _print_bench
 from workers.commands.catalogue import in_option_words
+from workers.commands.checks import _print_bench
 from workers.commands.client import jobs_table
 from workers.commands.console import budget_table
 

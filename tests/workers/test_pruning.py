@@ -23,9 +23,8 @@ from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
 from workers.cli import main
-from workers.homes.journals import verify_journal
-from workers.homes.pruning import parse_age, prune_home
-from workers.homes.settings_file import coordinator_toml
+from workers.homes.journals import parse_age, prune_home, verify_journal
+from workers.homes.new import coordinator_toml
 
 __all__ = ["clock", "house"]
 

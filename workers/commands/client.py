@@ -1,6 +1,6 @@
 """Commands of a requester: `submit` images, look at `status` and `budget`, `export` the labels.
 
-Beside `workers.commands.service`, through which other commands reach a service, this is the one module of commands
+Beside `workers.commands.console`, through which other commands reach a service, this is the one module of commands
 that may import the service's client.
 """
 
@@ -22,8 +22,22 @@ from rich.text import Text
 
 from feature_store.results.exports import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
-from workers.commands.console import Json, check_file, check_folder, escaped, one_of, print_json, tell, tell_warning
-from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
+from workers.commands.console import (
+    CaFile,
+    Json,
+    MaybeToken,
+    MaybeUrl,
+    Token,
+    Url,
+    check_file,
+    check_folder,
+    connect,
+    escaped,
+    one_of,
+    print_json,
+    tell,
+    tell_warning,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

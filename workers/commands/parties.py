@@ -195,8 +195,7 @@ def tallier_agents(
 
     Example: `labeler tallier agents hospital-a.public.json hospital-b.public.json --home tallier`
     """
-    from workers.homes.keys import name_agents
-    from workers.homes.new import read_public
+    from workers.homes.new import name_agents, read_public
 
     documents = [read_public(path) for path in files]
     named = name_agents(home, documents)

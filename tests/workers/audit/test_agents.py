@@ -16,9 +16,8 @@ from labeler.errors import InvalidSetting
 from labeler.methods import METHODS
 from tests.workers.audit.conftest import audited_task, planted
 from tests.workers.audit.test_audit import audit_of, findings
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 from workers.audit.run import ONE_RUN, default_adversaries
-from workers.audit.surroundings import Surroundings
 
 AGENTS = {
     "knn": audited_task(sigma_votes=8.0),

@@ -23,10 +23,9 @@ from labeler.methods import METHODS
 from labeler.noise import noise_share
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, natural_records, planted
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 from workers.audit.observers import KnownVotes, log_winner_probability
 from workers.audit.run import ONE_RUN, Audit, default_adversaries, run_audit
-from workers.audit.surroundings import Surroundings
 
 TRAINING = {"min_records": 50, "regularisation": 0.1}
 TASKS = {

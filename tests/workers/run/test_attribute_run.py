@@ -25,7 +25,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger
-from workers.audit.pool import shard_pool
+from workers.audit.run import shard_pool
 from workers.notebook.job import LabelledJob
 from workers.run.labelling import LabellingJob, run_job
 from workers.run.predicting import predict_images
