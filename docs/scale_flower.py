@@ -25,7 +25,7 @@ QUERIES, RECORDS = 100, 20
 
 def prepare(agents: int, path: str) -> None:
     """Deal the digits, and sum the ballots as the product casts them."""
-    from benchmarks.scale.ballots import Federation, ballots_of, group_size
+    from benchmarks.scale.rounds import Federation, ballots_of, group_size
     from labeler.tally import QueryBatch
     from labeler.task import parse_task
     from workers.audit.run import digits_pool

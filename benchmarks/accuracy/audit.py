@@ -72,12 +72,7 @@ MORE_RUNS: Final = {"aux-distill, records bounded": 2_000}
 
 
 def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Audit every method.
-
-    Args:
-        full: as many runs as in BENCHMARKS.md.
-        progress: told of every run.
-    """
+    """Audit every method."""
     pool = digits_pool(seed=0)
     rows = []
     for case, (fields, adversaries) in CASES.items():

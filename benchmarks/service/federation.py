@@ -47,11 +47,7 @@ class RunningService:
 
 @contextmanager
 def running_service(home: Path) -> Iterator[RunningService]:
-    """`labeler up` in a process of its own, ready, until the block ends.
-
-    Raises:
-        Unavailable: it did not become ready; the message holds the end of what it said.
-    """
+    """`labeler up` in a process of its own, ready, until the block ends."""
     said = home.parent / "up.log"
     # A session of its own, so that Ctrl-C stops the bench, which stops the federation in order.
     command = tied_command("up", "--home", home, "--port", 0, "--json")

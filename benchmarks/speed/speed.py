@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, seconds_of
 from benchmarks.machine import PeakMemory, memory_bytes, run_alone
 from benchmarks.speed.bare import bare_votes
 from feature_store.index.build import build_index, engine_of_processor, products_of
@@ -72,53 +73,60 @@ def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int
         writer.finish()
 
 
-def _job_against_bare(folder: Path, *, agents: int, records: int, queries: int, turns: int) -> list[BenchRow]:
-    dimension, k = 1280, 50
+def run_job(request: LabellingJob) -> None:
+    """A job as `labeler run` does it until the release; the student and the report are left out."""
+    with open_job_folder(request.out) as opened:
+        prepared = prepare(request, opened)
+        opened.begin(prepared.plan())
+        label(prepared, opened)
+
+
+def synthetic_job(
+    folder: Path, *, agents: int, records: int, queries: int, dimension: int, k: int = 50, **asked: Any
+) -> Callable[[str], LabellingJob]:
+    """Shards of agents and of public images in a folder; gives a job over them for each name of an output."""
     shards = tuple(folder / f"agent-{number}" for number in range(agents))
     for number, path in enumerate(shards):
-        write_synthetic_shard(path, records=records, dimension=dimension, seed=number + 1)
-    public = folder / "public"
+        if not path.exists():
+            write_synthetic_shard(path, records=records, dimension=dimension, seed=number + 1)
+    public = folder / f"public-{queries}"
     write_synthetic_shard(public, records=queries, dimension=dimension, seed=999, public=True)
     file = TaskFile(task=TaskTable(name="speed", k=k, sigma_votes=25.0, delta=1e-4), queries=QueriesTable())
+    return lambda name: LabellingJob(file=file, shards=shards, queries=public, out=folder / name, **asked)
 
-    def bare() -> NDArray[np.int64]:
-        questions = Shard.open(public, verify=False).features
-        votes = np.zeros((queries, len(CLASSES)), np.int64)
-        for path in shards:
+
+def beside_bare(
+    job: Callable[[str], LabellingJob], votes: Callable[..., NDArray[np.int64]], *, turns: int
+) -> list[tuple[float, float]]:
+    """Seconds of the bare twin and of the job, in turns; `votes` is the twin's search and count of one agent."""
+    twin = job("twin")
+
+    def bare() -> None:
+        questions = Shard.open(twin.queries, verify=False).features
+        for path in twin.shards:
             shard = Shard.open(path, verify=False)
-            votes += bare_votes(shard.features, np.asarray(shard.labels), questions, k, len(CLASSES))
-        return votes
-
-    def job(turn: int) -> None:
-        request = LabellingJob(file=file, shards=shards, queries=public, out=folder / f"job-{turn}")
-        with open_job_folder(request.out) as opened:
-            prepared = prepare(request, opened)
-            opened.begin(prepared.plan())
-            label(prepared, opened)
+            votes(shard.features, np.asarray(shard.labels), questions, twin.file.task.k, len(CLASSES))
 
     bare()
-    pairs = [(_seconds(bare), _seconds(lambda turn=turn: job(turn))) for turn in range(turns)]  # type: ignore[misc]
+    return [(seconds_of(bare), seconds_of(lambda turn=turn: run_job(job(f"job-{turn}")))) for turn in range(turns)]  # type: ignore[misc]
+
+
+def _job_against_bare(folder: Path, *, agents: int, records: int, queries: int, turns: int) -> list[BenchRow]:
+    settings = {"agents": agents, "records": records, "dimension": 1280, "queries": queries, "k": 50}
+    pairs = beside_bare(synthetic_job(folder, **settings), bare_votes, turns=turns)
     ratio = statistics.median(ours / theirs for theirs, ours in pairs)
     ours = statistics.median(pair[1] for pair in pairs)
-    settings = {
-        "agents": agents,
-        "records": records,
-        "dimension": dimension,
-        "queries": queries,
-        "k": k,
-        "turns": turns,
-    }
-    case = f"{agents} x {records} x {dimension}, {queries} queries"
+    case, told = f"{agents} x {records} x 1280, {queries} queries", settings | {"turns": turns}
     return [
-        BenchRow(case, "run / bare FAISS and numpy", "time ratio", ratio, reference="at most 0.8", settings=settings),
-        BenchRow(case, "run", "labels per second", queries / ours, seconds=ours, settings=settings),
+        BenchRow(case, "run / bare FAISS and numpy", "time ratio", ratio, reference="at most 0.8", settings=told),
+        BenchRow(case, "run", "labels per second", queries / ours, seconds=ours, settings=told),
     ]
 
 
 def _noise() -> BenchRow:
     noise, source, count = DiscreteGaussian(400.0), os_source(), 4_000_000
     noise.sample(source, 1000)
-    seconds = min(_seconds(lambda: noise.sample(source, count)) for _ in range(3))
+    seconds = min(seconds_of(lambda: noise.sample(source, count)) for _ in range(3))
     return BenchRow(
         "sigma 400 grid units", "discrete Gaussian sampler, one core", "million samples per second",
         count / seconds / 1e6, reference="at least 5", seconds=seconds, settings={"count": count},
@@ -131,7 +139,7 @@ def _price() -> BenchRow:
          "max_queries": 206, "agents": 3, "colluding_agents": 1}
     )  # fmt: skip
     price(task)
-    seconds = statistics.median(_seconds(lambda: price(task)) for _ in range(20))
+    seconds = statistics.median(seconds_of(lambda: price(task)) for _ in range(20))
     return BenchRow(
         "206 queries", "price, warm", "milliseconds", 1e3 * seconds, reference="at most 50", seconds=seconds
     )
@@ -147,12 +155,6 @@ def _memory(folder: Path, *, records: int) -> list[BenchRow]:
             settings=settings,
         )
     ]  # fmt: skip
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,6 @@ def measure_search_memory(
     Args:
         folder: where the features are written (records * dimension * 2 bytes) and removed again.
         limit_bytes: a quarter of the shard if None.
-
-    Raises:
-        InvalidSetting: not on Linux.
-        LabelerError: the process failed; its last line is in the message.
     """
     if memory_bytes("RssAnon") is None:
         raise InvalidSetting("measuring memory needs Linux's /proc")
