@@ -101,7 +101,7 @@ def usps(root: Path) -> DataSet:
 def cifar10_features(
     root: Path, *, backbone: Cifar10Backbone = "mobilenetv2", progress: ProgressCallback = silent
 ) -> DataSet:
-    """CIFAR-10 (Krizhevsky 2009) as features of a frozen network, computed once (ten to twenty minutes on two cores)."""
+    """CIFAR-10 (Krizhevsky 2009) as features of a frozen network, computed once (in ten to twenty minutes)."""
     folder = _cifar10_folder(root, ("train", "test"), progress, backbone)
     return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
 

@@ -47,7 +47,7 @@ from labeler.release import open_histogram
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.one_round import Tallier, agree_on_contributors
 from workers.agent.ledger import InMemoryLedger
 from workers.audit.run import digits_pool
 from workers.learning.learner import Trainer

@@ -324,9 +324,9 @@ def _agree(
     asked = read_invitation(path, role="tallier" if role == "tallier" else "agent", now=datetime.now(UTC))
     if not quiet:
         terms = terms_of(asked)
-        width = max(len(term.about) for term in terms) + 2
-        for term in terms:
-            typer.echo(f"{escaped(term.about).ljust(width)}{escaped(term.says)}")
+        width = max(len(about) for about, _ in terms) + 2
+        for about, says in terms:
+            typer.echo(f"{escaped(about).ljust(width)}{escaped(says)}")
         changes: Sequence[str] = more(asked)
         for change in changes:
             typer.echo(f"{'Changes'.ljust(width)}{escaped(change)}")

@@ -280,11 +280,6 @@ def _refuse_second(path: Path) -> None:
         raise InvalidSetting(f"{path} is there already; a home is made once")
 
 
-def _private(home: Path) -> None:
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home.chmod(0o700)
-
-
 def coordinator_toml(
     *,
     public_url: str,
@@ -371,8 +366,8 @@ def show_keys(home: Path) -> dict[str, Any]:
         InvalidSetting: there are none, or the folder is no home.
     """
     party_id, role, tallier = _who(home)
-    public = PartyKeys.load(home / KEYS_FILE).public
-    return write_public(home, public_document(public, party_id=party_id, role=role, tallier=tallier))
+    PartyKeys.load(home / KEYS_FILE)
+    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
 
 
 def rotate_keys(home: Path) -> dict[str, Any]:
@@ -388,9 +383,8 @@ def rotate_keys(home: Path) -> dict[str, Any]:
         if isinstance(journal := journal_of(home), Path) and journal.exists():
             # Holding the journal, nobody else runs in this home.
             held.enter_context(closing(open_database(journal, anchor=home / ANCHOR_FILE)))
-        _exchange(home)
-    public = PartyKeys.load(home / KEYS_FILE).public
-    return write_public(home, public_document(public, party_id=party_id, role=role, tallier=tallier))
+        exchange_keys(home, PartyKeys.generate())
+    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
 
 
 def make_token_offline(home: Path, *, name: str, role: Literal["admin", "requester", "viewer"]) -> dict[str, Any]:
@@ -433,10 +427,11 @@ def existing_journal(home: Path) -> str | Path:
     return target
 
 
-def _exchange(home: Path) -> None:
+def exchange_keys(home: Path, new: PartyKeys) -> None:
+    """Take new keys into use; the old ones are kept in a file named by the time."""
     moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)
-    PartyKeys.generate().save(home / KEYS_FILE)
+    new.save(home / KEYS_FILE)
 
 
 def _who(home: Path) -> tuple[str, str, int | None]:
@@ -479,3 +474,9 @@ def name_agents(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[str,
     changed = config.model_copy(update={"agents": dict(sorted(named.items()))})
     replace_file(home / TALLIER_FILE, settings_toml(changed), mode=0o600)
     return dict(sorted(named.items()))
+
+
+def _private(home: Path) -> None:
+    """Make a home's folder where there is none, and close it to others; a folder that was mounted may be open."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.chmod(0o700)

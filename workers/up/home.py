@@ -78,21 +78,6 @@ LIFE_JOB_SHARE: Final = 0.25
 """Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
 
 
-@dataclass(frozen=True)
-class Enrolment:
-    """What an administrator enrols.
-
-    Attributes:
-        keys: its public keys.
-        tallier: number of a tallier, from 0.
-    """
-
-    party_id: str
-    role: Literal["agent", "tallier"]
-    keys: PublicKeys
-    tallier: int | None = None
-
-
 class _State(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -145,15 +130,6 @@ class LocalFederation:
         for path in self.talliers.values():
             set_line(path / TALLIER_FILE, "coordinator_url", url)
         introduce_talliers(self.talliers)
-
-    def enrolments(self) -> list[Enrolment]:
-        """Everybody an administrator has to enrol."""
-        agents = [Enrolment(name, "agent", _public(path)) for name, path in self.agents.items()]
-        talliers = [
-            Enrolment(name, "tallier", _public(path), number)
-            for number, (name, path) in enumerate(self.talliers.items())
-        ]
-        return talliers + agents
 
     def write_processes(self, pids: dict[str, int]) -> None:
         """Write down which process is which, for people and tests."""
@@ -388,24 +364,14 @@ def _write_state(home: Path, state: _State) -> None:
 # Its coordinator's journal, before that coordinator starts.
 
 
-@dataclass(frozen=True, repr=False)
-class AdminToken:
-    """The administrator's token of a federation.
-
-    Attributes:
-        secret: what opens everything.
-        is_new: whether it was made now.
-    """
-
-    secret: str
-    is_new: bool
-
-
-def prepare_journal(federation: LocalFederation) -> AdminToken:
+def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
     """Enrol the federation's parties in its coordinator's journal, and find or make its administrator's token.
 
     The token is kept in a file of the home, so that a federation that is started again tells the same. The file opens
     nothing that the home's owner could not open: the keys of every party lie beside it.
+
+    Returns:
+        The token, and whether it was made now.
 
     Raises:
         BadData: a party's keys are not those that were enrolled.
@@ -416,33 +382,29 @@ def prepare_journal(federation: LocalFederation) -> AdminToken:
         store = TokenStore(database)
         kept = federation.read_token()
         if kept is not None and store.find(kept) is not None:
-            return AdminToken(kept, is_new=False)
+            return kept, False
         # One that was lost opens on; one that was revoked does not, and another file would tell it again.
         made = store.create(FIRST_TOKEN, "admin")[1]
         federation.keep_token(made)
-        return AdminToken(made, is_new=True)
+        return made, True
 
 
 def _enrol(federation: LocalFederation, parties: PartyStore, database: Database) -> None:
     """Enrol who is not enrolled. Somebody that an administrator has revoked stays revoked, and is turned away."""
     with database.write() as connection:
-        for party in federation.enrolments():
+        numbers = {name: number for number, name in enumerate(federation.talliers)}
+        for name, home in (federation.talliers | federation.agents).items():
+            keys, number = _public(home), numbers.get(name)
+            role: Literal["agent", "tallier"] = "agent" if number is None else "tallier"
             try:
-                if parties.get(party.party_id, connection=connection).state == "revoked":
+                if parties.get(name, connection=connection).state == "revoked":
                     continue
             except NotFound:
                 pass
             try:
-                parties.enrol(
-                    party.party_id,
-                    party.role,
-                    party.keys.verify_key,
-                    party.keys.seal_key,
-                    tallier=party.tallier,
-                    connection=connection,
-                )
+                parties.enrol(name, role, keys.verify_key, keys.seal_key, tallier=number, connection=connection)
             except ProtocolViolation as error:
-                raise BadData(f"{party.party_id} cannot be enrolled: {error}") from None
+                raise BadData(f"{name} cannot be enrolled: {error}") from None
 
 
 def _journal(home: Path) -> Database:

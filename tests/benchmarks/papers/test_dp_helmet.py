@@ -15,7 +15,6 @@ from pathlib import Path
 import dp_accounting
 import numpy as np
 import pytest
-from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,9 +104,9 @@ def test_the_quick_table_on_real_features(kept: bool, data_root: Path, fresh_wor
 def test_the_papers_conversion_is_its_theorem_8_and_corollary_12() -> None:
     """sqrt(2 ln 125000) = 4.8448; ten classes: ten times sqrt(2 ln 1250000) = 5.2988; by hand."""
     softmax, svm = dp_helmet.TERMS["softmax"], dp_helmet.TERMS["svm"]
-    assert dp_helmet.epsilon_as_in_paper(softmax, sensitivity_as_in_paper(softmax), "instance") == pytest.approx(
-        4.8448, abs=1e-4
-    )
+    assert dp_helmet.epsilon_as_in_paper(
+        softmax, dp_helmet.sensitivity_as_in_paper(softmax), "instance"
+    ) == pytest.approx(4.8448, abs=1e-4)
     of_one_class = 2 * (1 + 1.2) / (50 * 1.2)
     assert dp_helmet.epsilon_as_in_paper(svm, of_one_class, "instance") == pytest.approx(52.988, abs=1e-3)
     assert dp_helmet.epsilon_as_in_paper(svm, 2.0, "agent") == pytest.approx(52.988, abs=1e-3)
