@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("SECURITY.md", "docs/upgrades.md", "docs/dpia-template.md")
 
 
-@pytest.mark.parametrize("name", [*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", [*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/round.md", "docs/threat-model.md"])
 def test_what_a_page_names_exists(name: str) -> None:
     text = (ROOT / name).read_text()
     for path in re.findall(r"`((?:labeler|feature_store|workers|api|tests|docs)/[a-z][\w./-]*)`", text):
