@@ -1,4 +1,4 @@
-"""What measures the product and reproduces the papers: `labeler bench NAME`, and so every number in BENCHMARKS.md.
+"""Benchmarks: `labeler bench NAME` reproduces a paper's table or measures speed; BENCHMARKS.md is made of the results.
 
 Benches use the product, and nothing of the product uses a bench (an import contract), except that the command `bench`
 loads this module when it is run. Packages that only benches need are in the extra `benchmarks`.
