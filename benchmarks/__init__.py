@@ -38,6 +38,7 @@ BENCHES: Final = {
     "scale": "benchmarks.scale.bench:bench_scale",
     "service": "benchmarks.service.service:bench_service",
     "attacks": "benchmarks.service.attacks:bench_attacks",
+    "soak": "benchmarks.service.soak:bench_soak",
     "simulate": "tests.simulation.bench:bench_simulate",
 }
 """Every bench and its function, which is loaded when it is run: naming them loads no library."""
