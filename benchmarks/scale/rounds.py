@@ -427,9 +427,8 @@ def _reverse_knn(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
 
 def _ensemble(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
     rows, labels = agents.record_features().astype(np.float32) / FEATURE_ONE, agents.record_labels()
-    heads = np.stack(
-        [train_head(Rows.of(own, named), num_classes=task.num_classes) for own, named in zip(rows, labels, strict=True)]
-    )
+    held = [Rows.of(own[named != NOBODY], named[named != NOBODY]) for own, named in zip(rows, labels, strict=True)]
+    heads = np.stack([train_head(one, num_classes=task.num_classes) for one in held])
     votes = one_hot_ballots(predict(heads, batch.features).ravel(), num_classes=task.num_classes)
     return votes.reshape(len(labels), len(batch), -1)
 

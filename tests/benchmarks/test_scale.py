@@ -238,7 +238,7 @@ def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path
     assert np.array_equal(merged_ids(two), merged_ids(one))
     assert all(0 < part.peak_bytes < 2**30 and part.cpu_s > 0 for part in one + two)
     assert len(np.unique(record_ids(3000))) == 3000
-    with pytest.raises(LabelerError, match=r"process of benchmarks\.scale\.searching failed"):
+    with pytest.raises(LabelerError, match=r"process of benchmarks\.scale\.bench failed"):
         search_together(replace(stored, path=str(tmp_path / "none.npy")), processes=1, folder=tmp_path)
 
 

@@ -153,5 +153,3 @@ def test_a_plan_for_something_else_is_refused() -> None:
                 module, start, inputs, labels, sizes=[RECORDS] * AGENTS, plan=other, training=TRAINING,
                 source_of=_sources("wrong"),
             )  # fmt: skip
-    with pytest.raises(InvalidSetting):
-        ServerStep(momentum=1.0)

@@ -188,8 +188,6 @@ def test_what_the_plan_does_not_cover_is_refused() -> None:
         _train(plan, inputs[:2], labels[:2], "few")
     with pytest.raises(PrivacyRefusal, match="more than"):
         _train(replace(plan, most_records=RECORDS - 1), inputs, labels, "many")
-    with pytest.raises(InvalidSetting):
-        _train(plan, inputs, labels, "zero", server=ServerStep(-1.0))
 
 
 def test_batches_do_not_print() -> None:
