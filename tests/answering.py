@@ -24,7 +24,7 @@ from workers.agent.agent import NO_SPENDS, Agent, Seal, as_it_is, shares_of
 
 
 class RoundStore(Protocol):
-    """See the module. A round comes into it once its price is taken (workers.agent.ledger)."""
+    """See the module. A round comes into it once its price is taken (workers.agent.agent)."""
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
         """What was stored of a round, one body per recipient; None where nothing is stored yet.

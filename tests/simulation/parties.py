@@ -27,12 +27,12 @@ from labeler.messages import Message
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
 from tests.simulation.winners import MeetingRoom
-from workers.agent.admission import Admission
+from workers.agent.decisions import Admission
 from workers.agent.desk import AgentDesk
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 from workers.agent.service import _Records, account_of
-from workers.party.conversation import Handler, converse
+from workers.party.coordinator import CoordinatorDoor
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -40,8 +40,7 @@ from workers.party.home import (
     read_agent_config,
     read_tallier_config,
 )
-from workers.party.http import CoordinatorDoor
-from workers.party.link import Letter, PartyLink
+from workers.party.link import Handler, Letter, PartyLink, converse
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.tallier.peers import read_group

@@ -44,8 +44,7 @@ from tests.simulation.campaign import Stage
 from tests.simulation.case import Case
 from tests.simulation.seeds import Wanted, comes_late, comes_through, is_left_to_a_tallier, of, seeds_where
 from workers import voting
-from workers.agent import durable_ledger
-from workers.agent import ledger as agent_ledger
+from workers.agent import agent, ledger
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.desk_charges import DeskCharges
@@ -273,7 +272,7 @@ def _charge_no_step_in_full(patch: Patch) -> None:
     def least(task: Any, charges: Any, *, answered: int) -> Any:
         return due(task, charges, answered=max(1, answered))
 
-    for module in (batching, durable_ledger, agent_ledger):
+    for module in (batching, agent, ledger):
         patch.setattr(module, "due", least)
 
 
@@ -293,7 +292,7 @@ def _pay_for_a_step_by_its_number(patch: Patch) -> None:
     def by_number(self: Any, connection: Any, policy: Any, digest: str, ask: Any) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(
-                durable_ledger,
+                ledger,
                 "due",
                 lambda task, charges, **_: batching.due(task, charges, answered=ask.batch.first_query),
             )
@@ -303,7 +302,7 @@ def _pay_for_a_step_by_its_number(patch: Patch) -> None:
 
 
 def _pay_in_full_for_every_step(patch: Patch) -> None:
-    patch.setattr(durable_ledger, "due", lambda _, charges, **__: dict(charges))
+    patch.setattr(ledger, "due", lambda _, charges, **__: dict(charges))
 
 
 def _noise_of_no_key(patch: Patch) -> None:

@@ -11,7 +11,7 @@ from labeler.errors import PrivacyRefusal
 from labeler.ledger.agent_rounds import JournalRounds
 from labeler.ledger.database import Database
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import DurableLedger
 
 
 @dataclass(repr=False)
@@ -65,7 +65,7 @@ class JournalStore:
 
 @dataclass(repr=False)
 class ChargingLedger:
-    """A `workers.agent.ledger.AgentLedger` over a site's: a charge, and the beginning of its round, by themselves."""
+    """A `workers.agent.agent.AgentLedger` over a site's: a charge, and the beginning of its round, by themselves."""
 
     database: Database
     rounds: JournalRounds

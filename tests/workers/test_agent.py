@@ -34,9 +34,8 @@ from labeler.tally import InputShare, QueryBatch
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.journal_store import ChargingLedger
-from workers.agent.agent import Agent
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.agent import Agent, AgentLedger, InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 SECRET = seeded_source(b"agent under test").bytes(32)

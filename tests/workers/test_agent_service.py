@@ -42,8 +42,8 @@ from workers.agent.desk_charges import DeskCharges
 from workers.agent.policy import Policy, policy_toml
 from workers.agent.service import run_agent
 from workers.homes.journals import accept_restored_journal, backup_home
-from workers.party.conversation import converse
 from workers.party.home import KEYS_FILE, AgentConfig, create_agent_home
+from workers.party.link import converse
 
 AGENT = "hospital-1"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -647,7 +647,7 @@ def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordina
     site: Site, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr("workers.party.conversation._pause", lambda *_, **__: time.sleep(0.05))
+    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
     ask = site.ask(expires_at=NOW.timestamp() + 60)
     site.send(ask)
     running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: site.now, wait_s=0.1))

@@ -33,8 +33,8 @@ from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers import test_agent_service
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 site = test_agent_service.site

@@ -36,10 +36,8 @@ from labeler.messages import COORDINATOR
 from labeler.messages.envelope import Mail
 from labeler.messages.shares import holdings_to_bytes
 from labeler.system.keys import PartyKeys, verify
-from workers.party.conversation import converse
-from workers.party.http import check_url
-from workers.party.link import MAX_POST_BYTES, PartyLink, parcels
-from workers.party.mail import Draft
+from workers.party.coordinator import check_url
+from workers.party.link import MAX_POST_BYTES, Draft, PartyLink, converse, parcels
 from workers.service_process import tell_ready
 
 DIGEST = "a" * 64

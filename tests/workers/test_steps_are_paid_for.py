@@ -45,9 +45,8 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers.journal_store import ChargingLedger
-from workers.agent.agent import as_it_is, shares_of
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.agent import AgentLedger, InMemoryLedger, as_it_is, shares_of
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 ROWS, STEPS = 5, 4

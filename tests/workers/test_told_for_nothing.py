@@ -19,7 +19,7 @@ from labeler.planning import price
 from labeler.task import Task
 from tests.workers.test_agent import policy_with
 from tests.workers.test_requester_shares import KEYS, Site, task
-from workers.agent.durable_ledger import ShareUsedUp
+from workers.agent.ledger import ShareUsedUp
 
 
 class Searched(Site):

@@ -2,21 +2,30 @@
 
 Everything private stays in this object. What leaves it is one secret share per tallier, and only
 after the agent itself has checked the task and its own ledger has taken the price.
+
+Who says whether an agent may answer: its ledger, in memory for one `run`, or durable for a site's own process.
+
+Charging an answer is one step that either happens whole or not at all: the round was never charged for other
+recipients, every level the owner limits is priced and covered, and only then is the price taken. A round is charged
+once whatever becomes of the records; what is sent of it then says `labeler.rounds.agent`.
+The ledger here and its durable twin (workers.agent.ledger) keep the same rules and pass the same tests.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import goes_to_device, products_of
 from feature_store.shard import Shard
-from labeler.batching import round_charges
+from labeler.batching import due, round_charges
+from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
@@ -25,10 +34,9 @@ from labeler.methods.ensemble import head_of
 from labeler.methods.terms import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
-from labeler.rounds.agent import IN_PROCESS, Recipients
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
 from labeler.tally import InputShare, QueryBatch, Round, round_of
-from labeler.task import Task
-from workers.agent.ledger import AgentLedger
+from labeler.task import Level, Task
 from workers.learning.learner import Trainer
 from workers.voting import NO_PERSONS, NeighborIndexes, check_bound, check_labels_fit, lifetime_ballots, select_records
 
@@ -81,7 +89,7 @@ class Agent:
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        ledger: what the agent itself allows, and remembers (workers.agent.ledger); None where whoever carries out
+        ledger: what the agent itself allows, and remembers (workers.agent.agent); None where whoever carries out
             its machine charges for many rounds together (workers.agent.desk).
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
@@ -330,4 +338,107 @@ def shares_of(agent_id: str, round: Round, bodies: Sequence[bytes]) -> tuple[Inp
             share_from_bytes(body, max_entries=entries, terms=round.terms, most_bytes=len(body)),
         )
         for tallier, body in enumerate(bodies)
+    )
+
+
+class AgentLedger(Protocol):
+    """What an agent asks before it computes anything."""
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,
+        reservation_id: str,
+        charges: Mapping[Level, int],
+        task: Task,
+        num_queries: int,
+        recipients: Recipients,
+        expires_at: float | None = None,
+    ) -> None:
+        """Take the price of one answer, once: the same round again changes nothing.
+
+        Args:
+            shard_version: which records would answer, were it answered now.
+            charges: nano-units of mu^2 at every level at which the task has a finite price.
+            recipients: who gets the shares of the answer.
+            expires_at: unix time in seconds after which nobody waits for the answer; None where nobody said.
+
+        Raises:
+            PrivacyRefusal: the round was charged for other recipients, more queries of the task
+                than it has are asked, or a level that is limited has no finite price.
+            PolicyRefusal: the site's policy does not allow it now.
+            BudgetExceeded: an account has too little left. Nothing was charged.
+        """
+        ...
+
+
+class InMemoryLedger:
+    """The ledger of an agent that lives for one `run`.
+
+    Args:
+        accounts: what may be spent at each level; instance level always, agent level where it is limited.
+
+    Raises:
+        InvalidSetting: no instance-level account.
+    """
+
+    def __init__(self, accounts: Mapping[Level, Account]) -> None:
+        if "instance" not in accounts:
+            raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
+        self.accounts: dict[Level, Account] = dict(accounts)
+        self._answered: dict[str, Recipients] = {}
+        self._queries: Counter[str] = Counter()
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,  # noqa: ARG002  # see AgentLedger
+        reservation_id: str,
+        charges: Mapping[Level, int],
+        task: Task,
+        num_queries: int,
+        recipients: Recipients,
+        expires_at: float | None = None,  # noqa: ARG002  # as above
+    ) -> None:
+        """See AgentLedger."""
+        if self._answered.get(round_digest, recipients) != recipients:
+            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
+        if round_digest in self._answered:
+            return
+        asked = self._queries[task.digest] + num_queries
+        if asked > task.max_queries:
+            raise PrivacyRefusal(beyond_task(asked, task))
+        charged = dict(self.accounts)
+        charges = due(task, charges, answered=self._queries[task.digest])
+        for level, account in self.accounts.items():
+            charged[level] = account.reserve(reservation_id, priced(charges, level)).post(reservation_id)
+        self.accounts = charged
+        self._answered[round_digest] = recipients
+        self._queries[task.digest] = asked
+
+    def __repr__(self) -> str:
+        return f"InMemoryLedger(levels={sorted(self.accounts)})"
+
+
+def priced(charges: Mapping[Level, int], level: Level) -> int:
+    """The charge at a level that is limited.
+
+    Raises:
+        PrivacyRefusal: there is none, so no budget could pay it.
+    """
+    if level not in charges:
+        raise PrivacyRefusal(
+            f"this task has no finite {level}-level price, so no {level}-level budget can pay it; give the task "
+            "ballot_radius or max_agent_records, or raise sigma_votes"
+        )
+    return charges[level]
+
+
+def beyond_task(answered: int, task: Task) -> str:
+    """Why a round is refused that asks more of a task than a person approved, and than its price covers."""
+    return (
+        f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
+        "new task"
     )

@@ -40,16 +40,16 @@ from labeler.rounds.agent import NOT_KEPT, RoundEffect
 from labeler.system.clock import Clock
 from labeler.system.faults import fault_point
 from labeler.task import Task
-from workers.agent.admission import Admission
+from workers.agent.decisions import Admission
 from workers.agent.desk_charges import DeskCharges
 from workers.agent.desk_letters import DeskLetters, no_to_ask, not_willing
 from workers.agent.desk_mail import DeskMail
 from workers.agent.desk_memory import DeskMemory
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter, Records
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.public_clock import PublicClock
 from workers.agent.words import cause, said
-from workers.party.mail import Draft, PartyMail
+from workers.party.link import Draft, PartyMail
 
 log = logging.getLogger("labeler.agent")
 

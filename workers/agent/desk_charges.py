@@ -21,7 +21,7 @@ from labeler.rounds import agent_proposal as proposing
 from labeler.system.clock import Clock
 from workers.agent.desk_letters import no_to_ask, not_willing
 from workers.agent.desk_turn import Records
-from workers.agent.durable_ledger import DurableLedger, ShareUsedUp
+from workers.agent.ledger import DurableLedger, ShareUsedUp
 from workers.agent.policy import Policy
 
 log = logging.getLogger("labeler.agent")

@@ -16,7 +16,7 @@ from labeler.rounds.agent import NOT_KEPT
 from labeler.system.keys import seal_body
 from workers.agent.desk_turn import DeskTurn, OutgoingLetter
 from workers.agent.words import PUBLIC_ERRORS, cause, silent, told
-from workers.party.mail import Draft
+from workers.party.link import Draft
 
 log = logging.getLogger("labeler.agent")
 

@@ -16,7 +16,7 @@ from workers.agent.desk_letters import no_to
 from workers.agent.desk_memory import DeskMemory
 from workers.agent.desk_turn import DeskTurn
 from workers.agent.words import said
-from workers.party.mail import PartyMail
+from workers.party.link import PartyMail
 
 log = logging.getLogger("labeler.agent")
 

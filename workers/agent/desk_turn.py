@@ -12,7 +12,7 @@ from labeler.messages.rounds import Ask, Proposal
 from labeler.rounds.agent import RoundEffect
 from labeler.rounds.agent_proposal import AgentProposal, ProposalEffect
 from workers.agent.agent import Agent
-from workers.party.mail import Draft
+from workers.party.link import Draft
 
 
 class Records(Protocol):

@@ -31,14 +31,13 @@ from labeler.ledger.promises import PromiseStore
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
-from workers.agent.admission import Admission
 from workers.agent.agent import Agent
+from workers.agent.decisions import Admission
 from workers.agent.desk import AgentDesk
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import PolicyFile
 from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
 from workers.agent.words import cause, said
-from workers.party.conversation import converse
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -51,7 +50,7 @@ from workers.party.home import (
     retire_noise_secret,
     witness_of,
 )
-from workers.party.link import PartyLink
+from workers.party.link import PartyLink, converse
 
 LOOK_EVERY_S: Final = 1.0
 """Between two looks at whether the shard has changed."""

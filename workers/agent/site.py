@@ -2,20 +2,26 @@
 
 All of it is public, or the site's own accounting, and nothing of a record. It is read from the agent's journal without
 disturbing an agent that runs.
+
+What the desk's page shows and decides, for one home: the functions of the shell, for tasks that were asked for.
+
+What was answered as CSV: one line per round, safe to open in a spreadsheet.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
-from labeler.errors import InvalidSetting, LabelerError, NotReady
+from labeler.errors import InvalidSetting, LabelerError, NotFound, NotReady
 from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
@@ -25,9 +31,9 @@ from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.system.clock import now_utc
 from labeler.task import Task
+from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
-from workers.agent.policy import read_policy
-from workers.agent.policy_words import policy_in_words
+from workers.agent.policy import policy_in_words, read_policy
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
 
 _MARGIN = 1e-7
@@ -319,3 +325,109 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
         return AgentMemory(database, ledger)
     except InvalidSetting:
         raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
+
+
+class DeskSite:
+    """See the module. What is shown is read anew each time, since the agent and the shell write meanwhile; what was
+    answered, only where the ledger has moved.
+
+    Raises:
+        InvalidSetting: it is no agent's home.
+    """
+
+    def __init__(self, home: Path) -> None:
+        read_agent_config(home)
+        self._home = home
+        self._seen: tuple[tuple[int, str, str], list[dict[str, Any]]] | None = None
+
+    def overview(self) -> dict[str, Any]:
+        """See workers.agent.site."""
+        return overview(self._home, jobs=self._jobs)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Every round that was ever answered."""
+        return answered_rounds(self._home)
+
+    def rounds_csv(self) -> str:
+        """The same as CSV."""
+        return as_csv(self.rounds())
+
+    def approve(self, digest: str) -> None:
+        """Let the agent answer a task.
+
+        Raises:
+            NotFound: nobody asked for it; a person approves what was shown.
+        """
+        self._check_asked(digest)
+        decisions.approve(self._home, digest)
+
+    def refuse(self, digest: str, reason: str) -> None:
+        """Refuse a task, also one that was approved; what was charged is still answered.
+
+        Raises:
+            NotFound: nobody asked for it.
+            InvalidSetting: no reason, or one that is too long.
+        """
+        self._check_asked(digest)
+        decisions.refuse(self._home, digest, reason)
+
+    def stop(self, reason: str) -> None:
+        """Answer nothing new."""
+        decisions.stop(self._home, reason)
+
+    def resume(self) -> None:
+        """Answer again."""
+        decisions.resume(self._home)
+
+    def _jobs(self) -> list[dict[str, Any]]:
+        """What was answered; read again where the ledger has moved, or the policy, which says at which delta."""
+        delta = read_policy(self._home / POLICY_FILE).budget.delta
+        head = (*ledger_head(self._home), str(delta))
+        if self._seen is None or self._seen[0] != head:
+            self._seen = (head, answered_jobs(answered_rounds(self._home)))
+        return self._seen[1]
+
+    def _check_asked(self, digest: str) -> None:
+        asked = (*waiting_tasks(self._home), *decided_tasks(self._home))
+        if digest not in {one["task_id"] for one in asked}:
+            raise NotFound("nobody asked for this task, or it was withdrawn; look at the page again")
+
+
+COLUMNS: Final = (
+    "at",
+    "task_id",
+    "name",
+    "requesters",
+    "method",
+    "classes",
+    "job_id",
+    "round",
+    "queries",
+    "talliers",
+    "instance_epsilon",
+    "agent_epsilon",
+    "delta",
+    "instance_nano",
+    "agent_nano",
+)
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def as_csv(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """The lines with a heading. Lists are joined by semicolons; a price without a bound is an empty cell.
+
+    A text of others that a spreadsheet would take for a formula gets an apostrophe in front.
+    """
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for one in rounds:
+        lines.writerow([_cell(one[name]) for name in COLUMNS])
+    return written.getvalue()
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text

@@ -47,7 +47,7 @@ from labeler.system.clock import Clock
 from labeler.system.faults import fault_point
 from labeler.tally import add_shares, misfit_of
 from workers.agent.words import said
-from workers.party.mail import Draft, PartyMail
+from workers.party.link import Draft, PartyMail
 from workers.tallier.desk_memory import DeskMemory, Share
 from workers.tallier.journal import TallierJournal
 from workers.tallier.winners import WinnerDesk, refusal_of

@@ -23,9 +23,8 @@ from labeler.ledger.ledger import Ledger
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
-from workers.party.conversation import converse
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
-from workers.party.link import PartyLink
+from workers.party.link import PartyLink, converse
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
 from workers.tallier.peers import read_group
