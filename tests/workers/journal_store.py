@@ -1,4 +1,4 @@
-"""A site's journal of rounds, round by round: the steps of an agent's turn (workers.agent.desk), each by itself."""
+"""A site's journal of rounds, round by round: the steps of an agent's turn (workers.agent.driver), each by itself."""
 
 from __future__ import annotations
 

@@ -357,7 +357,6 @@ def charge(
     ledger.charge(
         round_digest=sha256(name.encode()).hexdigest(),
         shard_version=version,
-        reservation_id=sha256(name.encode()).hexdigest(),
         charges=charges,
         task=task,
         num_queries=queries,

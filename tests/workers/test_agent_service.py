@@ -37,8 +37,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
-from workers.agent.desk import AgentDesk
-from workers.agent.desk_charges import DeskCharges
+from workers.agent.driver import AgentDriver
 from workers.agent.policy import Policy, policy_toml
 from workers.agent.service import run_agent
 from workers.homes.journals import accept_restored_journal, backup_home
@@ -517,8 +516,8 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
     site.send(ask)
     folder, key = site.home / ERASABLE_FOLDER, ask.round.digest
 
-    def then_tidy(link: Any, desk: AgentDesk, stop: threading.Event, **_: Any) -> None:
-        converse(link, desk, first)
+    def then_tidy(link: Any, driver: AgentDriver, stop: threading.Event, **_: Any) -> None:
+        converse(link, driver, first)
         found.append(key in keys_in(folder))
         now[0] += timedelta(days=1)
         with monkeypatch.context() as full:
@@ -526,11 +525,11 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
             def refuse(*_: Any) -> None:
                 raise Unavailable("the disk is full")
 
-            full.setattr(DeskCharges, "given_back", refuse)
+            full.setattr(AgentDriver, "_give_back", refuse)
             with pytest.raises(Unavailable):
-                desk.tidy()
+                driver.tidy()
         found.append(key in keys_in(folder))
-        desk.tidy()
+        driver.tidy()
         found.append(key in keys_in(folder))
 
     monkeypatch.setattr("workers.agent.service.converse", then_tidy)

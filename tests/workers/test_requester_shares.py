@@ -75,7 +75,6 @@ class Site:
                 policy,
                 round_digest=digest,
                 shard_version="1",
-                reservation_id=digest,
                 charges=round_charges(asked, 4),
                 task=asked,
                 num_queries=4,

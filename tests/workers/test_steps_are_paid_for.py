@@ -94,7 +94,6 @@ class Paid:
         self.ledger.charge(
             round_digest=digest,
             shard_version="v",
-            reservation_id=digest,
             charges=round_charges(asked, ROWS),
             task=asked,
             num_queries=ROWS,
@@ -195,7 +194,7 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         def lost(connection: Connection, step: int) -> None:
             digest = round_of(asked, batch(step)).digest
             durable.charge_in(
-                connection, POLICY, round_digest=digest, shard_version="v", reservation_id=digest,
+                connection, POLICY, round_digest=digest, shard_version="v",
                 charges=round_charges(asked, ROWS), task=asked, num_queries=ROWS, recipients=(("t", "k"),),
             )  # fmt: skip
             raise StorageFull("no room")

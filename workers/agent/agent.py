@@ -1,14 +1,12 @@
-"""One organisation's agent: its records, its index, its rounds' keys, and the ledger that says what it may answer.
+"""One organisation's agent: its records, its index, its rounds' keys, and the ledger of a run.
 
-Everything private stays in this object. What leaves it is one secret share per tallier, and only
-after the agent itself has checked the task and its own ledger has taken the price.
+Everything private stays in this object. What leaves it is one secret share per tallier, and only after the agent itself
+has checked the task and a ledger has taken the price.
 
-Who says whether an agent may answer: its ledger, in memory for one `run`, or durable for a site's own process.
-
-Charging an answer is one step that either happens whole or not at all: the round was never charged for other
-recipients, every level the owner limits is priced and covered, and only then is the price taken. A round is charged
-once whatever becomes of the records; what is sent of it then says `labeler.rounds.agent`.
-The ledger here and its durable twin (workers.agent.ledger) keep the same rules and pass the same tests.
+A charge happens whole or not at all: the round was never charged for other recipients, every level the owner limits is
+priced and covered, and only then is the price taken. A round is charged once whatever becomes of the records; what is
+sent of it then says `labeler.rounds.agent`. The ledger here and its durable twin (workers.agent.ledger) keep the same
+rules and pass the same tests.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class Agent:
     then (labeler.rounds.agent): a retry tells nobody anything new, also not that a record came or went. Its noise comes
     from a key of the round, which is erased with the stored answer once no tallier can miss it. In which order that
     happens says the machine (labeler.rounds.agent); keys and answers are kept by whoever carries it out
-    (workers.agent.desk, workers.run.parties), which also knows that a round is answered once.
+    (workers.agent.driver, workers.run.parties), which also knows that a round is answered once.
 
     What `charge` raises was decided from public things and may be told to whoever asked; what `computed` raises may
     depend on the records and may not.
@@ -90,7 +88,7 @@ class Agent:
         agent_id: the name under which talliers count it.
         shard: its private records.
         ledger: what the agent itself allows, and remembers (workers.agent.agent); None where whoever carries out
-            its machine charges for many rounds together (workers.agent.desk).
+            its machine charges for many rounds together (workers.agent.driver).
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
@@ -189,7 +187,6 @@ class Agent:
             self._ledger.charge(
                 round_digest=round_digest,
                 shard_version=self._shard.version,
-                reservation_id=round_digest,
                 charges=round_charges(task, len(batch)),
                 task=task,
                 num_queries=len(batch),
@@ -349,7 +346,6 @@ class AgentLedger(Protocol):
         *,
         round_digest: str,
         shard_version: str,
-        reservation_id: str,
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
@@ -395,7 +391,6 @@ class InMemoryLedger:
         *,
         round_digest: str,
         shard_version: str,  # noqa: ARG002  # see AgentLedger
-        reservation_id: str,
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
@@ -413,7 +408,7 @@ class InMemoryLedger:
         charged = dict(self.accounts)
         charges = due(task, charges, answered=self._queries[task.digest])
         for level, account in self.accounts.items():
-            charged[level] = account.reserve(reservation_id, priced(charges, level)).post(reservation_id)
+            charged[level] = account.reserve(round_digest, priced(charges, level)).post(round_digest)
         self.accounts = charged
         self._answered[round_digest] = recipients
         self._queries[task.digest] = asked

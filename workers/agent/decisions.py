@@ -1,18 +1,14 @@
-"""What people at a site decide about their agent: approve a task, refuse it with a reason, stop answering, go on.
+"""Decisions of the people of a site about their agent, and the admission of a task by them and by the policy.
 
 Decisions are small files in the agent's home, because the agent owns its journal while it runs; it looks at them before
-every charge (workers.agent.decisions). What was charged before is answered all the same: after a charge an answer, or
-its absence, would tell something that nobody paid for.
+every charge. What was charged before is answered all the same: after a charge an answer, or its absence, would tell
+something that nobody paid for. Nothing of a record takes part, so a refusal says nothing of any.
 
     approved/DIGEST     empty: a person has approved this task
     refused/DIGEST      {"reason", "at"}: a person has refused it; told to whoever asks. Both: refused
     stopped             {"reason", "at"}: nothing new is answered
 
 A file that cannot be read decides as if it could: refused, stopped, in no words.
-
-Who may ask an agent for what: the site's policy and its people, for what is asked and for what is only proposed.
-
-Nothing of a record takes part, so a refusal says nothing of any.
 """
 
 from __future__ import annotations

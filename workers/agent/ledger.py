@@ -1,7 +1,7 @@
 """The ledger of a site's own agent process: its journal, under the policy its owner keeps beside it.
 
 The twin of workers.agent.agent.InMemoryLedger for what has to survive crashes, of many rounds in one transaction: what
-was charged, and the key and the deadline of the round, are durable before anything is computed (workers.agent.desk).
+was charged, and the key and the deadline of the round, are durable before anything is computed (workers.agent.driver).
 """
 
 from __future__ import annotations
@@ -139,7 +139,6 @@ class DurableLedger:
         *,
         round_digest: str,
         shard_version: str,
-        reservation_id: str,
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
@@ -169,7 +168,7 @@ class DurableLedger:
         is_new = self._memory.charge(
             round_digest=round_digest,
             shard_version=shard_version,
-            reservation_id=paid_by or promised or reservation_id,
+            reservation_id=paid_by or promised or round_digest,
             charges=[Charge(self._account, level, amount) for level, amount in amounts.items()],
             num_queries=num_queries,
             task_digest=task.digest,
@@ -179,7 +178,7 @@ class DurableLedger:
             connection=connection,
         )
         if is_new and promised is None:
-            self._shares.note("", [(reservation_id, amounts)], life_nano=_life_nano(task), connection=connection)
+            self._shares.note("", [(round_digest, amounts)], life_nano=_life_nano(task), connection=connection)
         if is_new:
             self._tasks.note(task, self._clock(), connection=connection)
         return is_new

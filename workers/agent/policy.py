@@ -1,20 +1,10 @@
-"""What a site allows its agent to do: a TOML file that belongs to the site, read again at every ask.
+"""The policy of a site, what it allows its agent to do: a TOML file of the site, read again at every ask.
 
 Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are refused,
 missing ones are (but those that `docs/policy.md` calls optional), and while the file cannot be read everything is.
 Every decision follows from the policy and the ask alone, never from a record, so a refusal tells nothing private.
 
 Every field is listed in `docs/policy.md`; a test holds the two together.
-
-A little over 400 lines: each field of one file, with what it refuses and how it is written back.
-
-A site's policy in plain words: what people read who decide about it, on the desk and in the shell.
-
-The policy of a site that joins by invitation: careful defaults that allow little, a person's approval, and the pins.
-
-Unlike `workers.homes.new.unfinished_policy` it can be answered with at once: every field is filled in, and none counts
-on anybody's word but the site's own. What a coordinator could widen stays narrow: it counts on no noise but its own,
-opens no winners (whose rounds show ballots to all talliers together), and a person sees every task before it answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent.desk` carries it
-out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
+What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent.driver` carries
+it out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
 
 Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
 a key of the round that no backup holds (labeler.ledger.agent_rounds), and its journal knows what was charged.
@@ -33,11 +33,10 @@ from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
 from workers.agent.agent import Agent
 from workers.agent.decisions import Admission
-from workers.agent.desk import AgentDesk
+from workers.agent.driver import AgentDriver
 from workers.agent.ledger import DurableLedger
 from workers.agent.policy import PolicyFile
 from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
-from workers.agent.words import cause, said
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -50,7 +49,7 @@ from workers.party.home import (
     retire_noise_secret,
     witness_of,
 )
-from workers.party.link import PartyLink, converse
+from workers.party.link import PartyLink, cause, converse, said
 
 LOOK_EVERY_S: Final = 1.0
 """Between two looks at whether the shard has changed."""
@@ -135,7 +134,7 @@ def run_agent(
             coordinator_key=link.coordinator_key,
             clock=clock,
         )
-        desk = AgentDesk(
+        driver = AgentDriver(
             link.mail,
             coordinator_key=link.coordinator_key,
             records=records,
@@ -153,7 +152,7 @@ def run_agent(
             ),
         )
         owned.enter_context(records.watched())
-        converse(link, desk, stop, held_s=desk.held_s)
+        converse(link, driver, stop, held_s=driver.held_s)
         link.mail.settle()
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -195,7 +194,7 @@ class _Records:
         return self._shard
 
     def agent(self) -> Agent:
-        """See desk_turn.Records.
+        """See driver.Records.
 
         Raises:
             LabelerError: the shard was changed to what cannot be opened.

@@ -1,11 +1,7 @@
-"""What the people of a site see of their agent: its own ledger, what waits for them, what was ever answered.
+"""A site's own view of its agent: its ledger, what waits for its people, what was ever answered, and what they may do.
 
 All of it is public, or the site's own accounting, and nothing of a record. It is read from the agent's journal without
-disturbing an agent that runs.
-
-What the desk's page shows and decides, for one home: the functions of the shell, for tasks that were asked for.
-
-What was answered as CSV: one line per round, safe to open in a spreadsheet.
+disturbing an agent that runs. The shell and the site's page show and decide by the same functions.
 """
 
 from __future__ import annotations

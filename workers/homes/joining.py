@@ -370,7 +370,7 @@ def _try_connection(
         wait_s=0.0,
     )
     try:
-        with link:
+        with closing(link):
             link.poll()
             link.mail.settle()
     except (Interrupted, NotEnrolled) as error:

@@ -1,6 +1,6 @@
-"""HTTP from a party to its coordinator: encrypted except on this machine, bounded, ended at once when told to stop.
+"""The coordinator as a party sees it: over HTTP, and how far its journal had come when it was seen last.
 
-What a party has seen of the coordinator's journal: how far it had come, and the coordinator's own word for it.
+Requests are encrypted except on this machine, bounded, and end at once when the party is told to stop.
 
 A coordinator whose journal was replaced by an older copy believes itself. What its own key has signed, it believes too:
 a party sends the signed answer that told it the furthest head along with every poll, and a head in it that the journal

@@ -20,6 +20,7 @@ import logging
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,6 @@ class PartyMail:
         self._sequences = sequences
         self._opened: _Numbers = {}
         self._noted: _Numbers = {}
-        self._keys_of: dict[Message, str] = {}
 
     def open(self, message: Message, verify_key: str) -> bytes:
         """Check who signed a message and that it is new, and open its body.
@@ -105,7 +105,6 @@ class PartyMail:
         if sequence <= max(self._opened.get(signed, 0), self._noted.get(signed, 0)):
             raise Replayed(f"message {sequence} of {message.header.sender!r} is not new: it or a later one was taken")
         self._sequences.check(message.header.sender, sequence, verify_key=verify_key)
-        self._keys_of[message] = verify_key
         body = self._keys.open(message)
         self._opened[signed] = sequence
         return body
@@ -123,7 +122,6 @@ class PartyMail:
     def drop(self) -> None:
         """What was opened since the last turn had no effect: it may come again."""
         self._opened.clear()
-        self._keys_of.clear()
 
     def note(self) -> None:
         """Everything opened had its effect, and its answers were taken."""
@@ -143,13 +141,6 @@ class PartyMail:
         if self._noted:
             with self._database.write() as connection:
                 self.write_noted(connection)
-
-    def taken(self, messages: Sequence[Message]) -> None:
-        """Never take these again; only of messages that `open` has opened. Durable when it returns."""
-        for message in messages:
-            signed = (message.header.sender, self._keys_of[message])
-            self._noted[signed] = max(message.header.sequence, self._noted.get(signed, 0))
-        self.settle()
 
     def sign(self, draft: Draft) -> Message:
         """A draft with the next number for its recipient, signed."""
@@ -187,13 +178,22 @@ _HELD_BEHIND_LETTERS_S = 0.5
 they are sent again."""
 
 
+def said(error: LabelerError) -> dict[str, str]:
+    """An error as fields of the party's own log."""
+    return {"problem": error.problem_type, "sentence": str(error)}
+
+
+def cause(error: Exception) -> dict[str, str]:
+    """For the party's own log: a sentence of ours, or where somebody else's error came from, without its words."""
+    if isinstance(error, LabelerError):
+        return said(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return {"problem": type(error).__name__, "where": where}
+
+
 class PartyLink:
     """See the module. Used by one thread.
-
-    Attributes:
-        mail: opens, signs and numbers this party's messages.
-        wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
-        polled_at: when the newest poll returned, in seconds of `ticks`.
 
     Args:
         url: of the coordinator; https, or http to this machine only.
@@ -208,6 +208,9 @@ class PartyLink:
         door: the way to the coordinator; HTTP to `url` where absent.
 
     Attributes:
+        mail: opens, signs and numbers this party's messages.
+        wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
+        polled_at: when the newest poll returned, in seconds of `ticks`.
         while_waiting: called before every pause in which nobody answers, which may last for days; it sends nothing.
 
     Raises:
@@ -249,15 +252,9 @@ class PartyLink:
         self._came = b""
         self._last_answer = 0
         self._failures = 0
-        self.while_waiting: Callable[[], None] = _nothing
+        self.while_waiting: Callable[[], None] = lambda: None
         self._is_known = False
         self._http = door or CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
-
-    def __enter__(self) -> PartyLink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every connection."""
@@ -297,10 +294,6 @@ class PartyLink:
             tell_ready()
         return [message for message in mail if self._is_ours(message)]
 
-    def handled(self) -> None:
-        """Everything of the last poll is done with; the next one asks for what comes after it."""
-        self._after = self._next_after
-
     def answer(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
         """Send what the mail of the last poll has come to, which is done with then; see `post_all`.
 
@@ -310,7 +303,8 @@ class PartyLink:
         errors = self._answered_with_poll(letters)
         if errors is None:
             errors = self.post_all(letters)
-        self.handled()
+        # Everything of the last poll is done with; the next one asks for what comes after it.
+        self._after = self._next_after
         return errors
 
     def _answered_with_poll(self, letters: Sequence[Letter]) -> list[LabelerError | None] | None:
@@ -380,14 +374,6 @@ class PartyLink:
             return error
         return None
 
-    def open(self, message: Message, verify_key: str) -> bytes:
-        """See PartyMail.open; `message` is as `poll` returned it."""
-        return self.mail.open(message, verify_key)
-
-    def taken(self, messages: Sequence[Message]) -> None:
-        """See PartyMail.taken."""
-        self.mail.taken(messages)
-
     def _is_ours(self, message: Message) -> bool:
         if message.header.recipient == self.party_id:
             return True
@@ -436,16 +422,12 @@ class PartyLink:
         if self._failures == 0:
             log.warning(
                 "coordinator cannot be reached; trying again",
-                extra={"party": self.party_id, "problem": error.problem_type, "sentence": str(error)},
+                extra={"party": self.party_id} | said(error),
             )
         self._failures += 1
         self.while_waiting()
         if self._stop.wait(pause):
             raise Interrupted("stopped while the coordinator could not be reached") from None
-
-
-def _nothing() -> None:
-    """There is nothing to see to."""
 
 
 def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
@@ -551,5 +533,5 @@ def _wait_s(handler: Handler, longest_s: float) -> float:
 def _pause(
     error: LabelerError, what: str, link: PartyLink, stop: threading.Event, *, pause_s: float = _REFUSED_PAUSE_S
 ) -> None:
-    log.error(what, extra={"party": link.party_id, "problem": error.problem_type, "sentence": str(error)})
+    log.error(what, extra={"party": link.party_id} | said(error))
     stop.wait(pause_s)

@@ -7,7 +7,7 @@
 A job owns its output folder (see workers.run.folder) and can be interrupted anywhere: the same command
 continues, replays the same noise, and charges nothing twice.
 
-The coordinator of a run: the service's own driver (labeler.driver), over its own stores in the job's folder.
+Its coordinator is the service's own driver (labeler.driver), over its own stores in the job's folder:
 
     turn of the driver: machine steps, one commit, what leaves  ->  parties answer  ->  the next turn takes it
 

@@ -1,10 +1,6 @@
-"""What a job gives back: pseudo-labels, a student, a report. All of it follows from what was released, at no price.
+"""Everything a job gives back: pseudo-labels, a student, a report; of attributes a head for each instead of a student.
 
-From a finished job to what its report shows: prices, questions with pictures, coverage. Public facts only.
-
-What a job about attributes gives back: `workers.run.publishing` for records with any number of labels.
-
-From the releases alone, at no price: a head per attribute, what it says of every public image, a report.
+All of it follows from what was released, at no price.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""`labeler student`: train a student on the answers of a finished job, and score it where truth is known.
+"""Models of a finished job: `labeler student` trains and scores one, `labeler predict` labels new images with one.
 
-`labeler predict`: new images labelled with a student, or with the model that a job released. Asks nobody.
-
-A model reads features of one backbone. Images are embedded with the backbone that its file names, and with no other:
-the fingerprint decides, before an image is read. It is post-processing of the release, and costs no privacy.
+Both are post-processing of what was released, ask nobody, and cost no privacy. A model reads features of one backbone.
+Images are embedded with the backbone that its file names, and with no other: the fingerprint decides, before an image
+is read.
 """
 
 from __future__ import annotations
