@@ -70,10 +70,11 @@ class ChargingLedger:
     database: Database
     rounds: JournalRounds
     ledger: DurableLedger
+    expires_at: float | None = None
 
-    def charge(self, *, round_digest: str, expires_at: float | None = None, **given: Any) -> None:
+    def charge(self, *, round_digest: str, **given: Any) -> None:
         """See AgentLedger."""
         policy = self.ledger.open_accounts()
         with self.database.write() as connection:
             if self.ledger.charge_in(connection, policy, round_digest=round_digest, **given):
-                self.rounds.open({round_digest: self.ledger.kept_until(expires_at)}, connection=connection)
+                self.rounds.open({round_digest: self.ledger.kept_until(self.expires_at)}, connection=connection)

@@ -248,7 +248,7 @@ def test_nothing_private_prints(make_shard, batch) -> None:
 
 def test_an_agent_without_a_ledger_charges_nothing_and_says_who_does(make_shard, batch) -> None:
     shard = make_shard("a", records=60)
-    with pytest.raises(InvalidSetting, match="its desk charges"):
+    with pytest.raises(InvalidSetting, match="its driver charges"):
         Agent("a", shard, engine="numpy").charge(task_for(shard), batch)
 
 

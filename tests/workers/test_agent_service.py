@@ -24,7 +24,7 @@ from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
 from labeler.messages.rounds import Ask, Refusal, Settled, TallierKey
 from labeler.messages.shares import share_from_bytes
@@ -756,37 +756,6 @@ def test_a_home_that_came_back_from_a_backup_serves_nothing_until_all_that_is_le
     site.send(site.ask(nonce="new"))
     assert "budget does not cover" in site.refusals(2)[1].sentence
     running.end()
-
-
-def test_the_noise_secret_of_an_older_version_is_erased_and_its_rounds_stay_refused(site: Site) -> None:
-    """A home as the version before left it: charged rounds, a secret for life, nothing kept of any round."""
-    ask = site.ask()
-    with open_database(site.home / "journal.db", anchor=site.home / "journal.head") as database:
-        ledger = Ledger(database, clock=lambda: NOW)
-        ledger.open_account(f"agent:{AGENT}", "instance", 10**12)
-        AgentMemory(database, ledger).charge(
-            round_digest=ask.round.digest,
-            shard_version=site.shard.version,
-            reservation_id=ask.round.digest,
-            charges=[Charge(f"agent:{AGENT}", "instance", 5)],
-            num_queries=9,
-            task_digest=ask.task.digest,
-            max_queries=9,
-            recipients=[(name, keys.public.seal_key) for name, keys in site.talliers.items()],
-        )
-    (site.home / "noise.secret").write_bytes(b"s" * 32)
-    (site.home / "noise.secret").chmod(0o600)
-    running = site.run()
-    for turn in (1, 2):
-        site.send(ask)
-        assert site.refusals(turn)[-1].sentence == NOT_KEPT
-        other = Shard.open(site.shard.path)
-        other.delete(other.record_ids[:1])
-    new = site.ask(nonce="new")
-    site.send(new)
-    site.shares(new, 1)
-    running.end()
-    assert not (site.home / "noise.secret").exists()
 
 
 def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:

@@ -122,7 +122,11 @@ class World:
             site.open_accounts()
             rounds.sweep()
             self.agent = AnsweringAgent(
-                "a", self.shard, ledger=ChargingLedger(self.database, rounds, site), rounds=self.rounds, engine="numpy"
+                "a",
+                self.shard,
+                ledger=ChargingLedger(self.database, rounds, site, self.later),
+                rounds=self.rounds,
+                engine="numpy",
             )
             return
         self.rounds = self.in_memory
@@ -138,9 +142,7 @@ class World:
         elif name == "ask rotated":
             self.show(name, lambda: self.answer(ROTATED))
         elif name == "charge only":
-            self.show(
-                name, lambda: self.agent.charge(self.task, self.batch, recipients=TALLIERS, expires_at=self.later)
-            )
+            self.show(name, lambda: self.agent.charge(self.task, self.batch, recipients=TALLIERS))
         elif name == "settle":
             self.rounds.erase(self.digest)
         elif name == "restart":
@@ -157,7 +159,7 @@ class World:
         return (NOW + timedelta(hours=24)).timestamp()
 
     def charge(self) -> None:
-        self.agent.charge(self.task, self.batch, recipients=TALLIERS, expires_at=self.later)
+        self.agent.charge(self.task, self.batch, recipients=TALLIERS)
 
     def answer(self, recipients: Recipients) -> tuple[bytes, ...]:
         def seal(number: int, body: bytes) -> bytes:
@@ -169,7 +171,7 @@ class World:
 
         stored = self.rounds.stored(self.digest, recipients)
         if stored is None:
-            self.agent.charge(self.task, self.batch, recipients=recipients, expires_at=self.later)
+            self.agent.charge(self.task, self.batch, recipients=recipients)
             stored = self.agent.bodies(self.task, self.batch, recipients=recipients, seal=seal)
         return tuple(stored)
 

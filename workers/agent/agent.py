@@ -94,7 +94,6 @@ class Agent:
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
         spends: what its images have spent on votes for life; without it no such task is answered.
-
         padding: is called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
 
     Raises:
@@ -159,19 +158,11 @@ class Agent:
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"
 
-    def charge(
-        self,
-        task: Task,
-        batch: QueryBatch,
-        *,
-        recipients: Recipients = IN_PROCESS,
-        expires_at: float | None = None,
-    ) -> None:
+    def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> None:
         """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Args:
             recipients: who gets the shares, in this order; the same at every answer to one round.
-            expires_at: unix time in seconds after which nobody waits for the answer.
 
         Raises:
             MixedShards: see `check`.
@@ -180,7 +171,7 @@ class Agent:
             InvalidSetting: it has no ledger.
         """
         if self._ledger is None:
-            raise InvalidSetting(f"agent {self.agent_id} has no ledger of its own; its desk charges what it answers")
+            raise InvalidSetting(f"agent {self.agent_id} has no ledger of its own; its driver charges what it answers")
         with self._answering:
             self.check(task, batch)
             round_digest = round_of(task, batch).digest
@@ -191,7 +182,6 @@ class Agent:
                 task=task,
                 num_queries=len(batch),
                 recipients=recipients,
-                expires_at=expires_at,
             )
 
     @property
@@ -350,7 +340,6 @@ class AgentLedger(Protocol):
         task: Task,
         num_queries: int,
         recipients: Recipients,
-        expires_at: float | None = None,
     ) -> None:
         """Take the price of one answer, once: the same round again changes nothing.
 
@@ -358,7 +347,6 @@ class AgentLedger(Protocol):
             shard_version: which records would answer, were it answered now.
             charges: nano-units of mu^2 at every level at which the task has a finite price.
             recipients: who gets the shares of the answer.
-            expires_at: unix time in seconds after which nobody waits for the answer; None where nobody said.
 
         Raises:
             PrivacyRefusal: the round was charged for other recipients, more queries of the task
@@ -395,7 +383,6 @@ class InMemoryLedger:
         task: Task,
         num_queries: int,
         recipients: Recipients,
-        expires_at: float | None = None,  # noqa: ARG002  # as above
     ) -> None:
         """See AgentLedger."""
         if self._answered.get(round_digest, recipients) != recipients:

@@ -158,10 +158,6 @@ def _checked(digest: str) -> str:
     return digest
 
 
-_MOST_FOLLOWED = 10_000
-"""Tasks of which it is remembered that the journal says what the folder says; this process alone writes it."""
-
-
 class Admission:
     """What the site's policy and its people say to a task, asked or only proposed.
 
@@ -186,7 +182,6 @@ class Admission:
         self._read_policy = read_policy
         self._coordinator_key = coordinator_key
         self._clock = clock
-        self._followed: dict[str, bool] = {}
 
     def check(self, asked: Ask | Proposal, *, is_charged: bool = False) -> None:
         """Refuse what the policy does not allow, what people have refused, and what nobody has approved who has to.
@@ -205,13 +200,9 @@ class Admission:
         if asked.expires_at < self._clock().timestamp():
             raise ProtocolViolation(f"the {'ask' if isinstance(asked, Ask) else 'proposal'} has expired")
         approved = is_approved(self._home, task.digest)
-        if self._followed.get(task.digest) != approved:
-            if approved != self._memory.is_approved(task.digest):
-                # The journal follows the folder, so that whoever lists what waits sees what was decided.
-                self._memory.follow(task, self._clock(), is_approved=approved)
-            if len(self._followed) >= _MOST_FOLLOWED:
-                self._followed.clear()
-            self._followed[task.digest] = approved
+        if approved != self._memory.is_approved(task.digest):
+            # The journal follows the folder, so that whoever lists what waits sees what was decided.
+            self._memory.follow(task, self._clock(), is_approved=approved)
         no = None if is_charged else objection(self._home, task.digest)
         if isinstance(no, PolicyRefusal):
             self._memory.decide_against(task, self._clock())

@@ -43,10 +43,8 @@ from workers.party.home import (
     KEYS_FILE,
     POLICY_FILE,
     AgentConfig,
-    check_journal_kept,
     path_in_home,
     read_agent_config,
-    retire_noise_secret,
     witness_of,
 )
 from workers.party.link import PartyLink, cause, converse, said
@@ -87,7 +85,6 @@ def run_agent(
         has_entries = ledger.verify().seq > 0
         spends = LifetimeSpends(database)
         spends.verify()
-        check_journal_kept(home, has_entries=has_entries)
         check_home(database, keys, has_entries=has_entries)
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
         rounds = JournalRounds(database, keys)
@@ -105,7 +102,6 @@ def run_agent(
         except (BudgetExceeded, PolicyRefusal) as error:
             log.warning("the policy promises less than what was spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
-        retire_noise_secret(home)
         rounds.sweep()
         records = _Records(home, config, spends, journal=ledger.journal_id())
         link = PartyLink(

@@ -145,17 +145,6 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
     return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 
 
-def ledger_head(home: Path) -> tuple[int, str]:
-    """How far the agent's ledger is: who has seen this head knows everything that was answered.
-
-    Raises:
-        NotReady: the agent has not run yet.
-    """
-    with closing(_look(home)) as database:
-        head = Ledger(database, clock=now_utc).head()
-    return head.seq, head.hash
-
-
 def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same by job, the newest first; rounds that were asked without a job stand for themselves by task."""
     jobs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -182,13 +171,10 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
 
 
-def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = None) -> dict[str, Any]:
+def overview(home: Path) -> dict[str, Any]:
     """What the desk shows: who we are, whether we answer, what waits, what was decided, what is left.
 
     What cannot be read is said in `problems`, and the rest is shown.
-
-    Args:
-        jobs: gives what was answered, for whoever remembers it; read from the journal where absent.
     """
     config = read_agent_config(home)
     no = stopped(home)
@@ -208,7 +194,7 @@ def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = No
         "waiting": lambda: waiting_tasks(home),
         "decided": lambda: decided_tasks(home),
         "budget": lambda: site_budget(home),
-        "jobs": jobs or (lambda: answered_jobs(answered_rounds(home))),
+        "jobs": lambda: answered_jobs(answered_rounds(home)),
     }
     for name, read in parts.items():
         try:
@@ -324,8 +310,7 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
 
 
 class DeskSite:
-    """See the module. What is shown is read anew each time, since the agent and the shell write meanwhile; what was
-    answered, only where the ledger has moved.
+    """One home, for the page of its site. What is shown is read anew each time: agent and shell write meanwhile.
 
     Raises:
         InvalidSetting: it is no agent's home.
@@ -334,11 +319,10 @@ class DeskSite:
     def __init__(self, home: Path) -> None:
         read_agent_config(home)
         self._home = home
-        self._seen: tuple[tuple[int, str, str], list[dict[str, Any]]] | None = None
 
     def overview(self) -> dict[str, Any]:
         """See workers.agent.site."""
-        return overview(self._home, jobs=self._jobs)
+        return overview(self._home)
 
     def rounds(self) -> list[dict[str, Any]]:
         """Every round that was ever answered."""
@@ -374,14 +358,6 @@ class DeskSite:
     def resume(self) -> None:
         """Answer again."""
         decisions.resume(self._home)
-
-    def _jobs(self) -> list[dict[str, Any]]:
-        """What was answered; read again where the ledger has moved, or the policy, which says at which delta."""
-        delta = read_policy(self._home / POLICY_FILE).budget.delta
-        head = (*ledger_head(self._home), str(delta))
-        if self._seen is None or self._seen[0] != head:
-            self._seen = (head, answered_jobs(answered_rounds(self._home)))
-        return self._seen[1]
 
     def _check_asked(self, digest: str) -> None:
         asked = (*waiting_tasks(self._home), *decided_tasks(self._home))
