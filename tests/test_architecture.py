@@ -26,18 +26,18 @@ PLANTED = {
         "the report is built upwards",
     ),
     "labeler imports torch": ("labeler/noise.py", "import torch", "labeler is pure"),
-    "faiss outside its door": ("workers/agent/desk.py", "import faiss", "faiss has one door"),
+    "faiss outside its door": ("workers/agent/driver.py", "import faiss", "faiss has one door"),
     "llvmlite beside its door": ("feature_store/index/engine_int16.py", "import llvmlite", "llvmlite has one door"),
     "timm outside its door": ("feature_store/shard.py", "import timm", "timm and torchvision have one door"),
     "torchvision outside its door": (
-        "workers/agent/desk.py",
+        "workers/agent/driver.py",
         "import torchvision",
         "timm and torchvision have one door",
     ),
-    "sql outside its door": ("workers/agent/desk.py", "import sqlalchemy", "SQL has one door"),
-    "postgresql outside its door": ("workers/agent/desk.py", "import psycopg", "SQL has one door"),
+    "sql outside its door": ("workers/agent/driver.py", "import sqlalchemy", "SQL has one door"),
+    "postgresql outside its door": ("workers/agent/driver.py", "import psycopg", "SQL has one door"),
     "sql in the coordinator's decisions": ("api/coordinator/service.py", "import sqlalchemy", "SQL has one door"),
-    "fastapi outside its door": ("workers/agent/desk.py", "import fastapi", "fastapi and uvicorn have one door"),
+    "fastapi outside its door": ("workers/agent/driver.py", "import fastapi", "fastapi and uvicorn have one door"),
     "redis outside its door": ("feature_store/shard.py", "import redis", "redis has one door"),
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
     "nacl beside its door": ("labeler/driver/mail_redis.py", "import nacl", "PyNaCl has one door"),
@@ -47,13 +47,13 @@ PLANTED = {
     "redis at a party": ("workers/party/link.py", "import redis", "redis has one door"),
     "sqlite outside its door": ("labeler/driver/mail_redis.py", "import sqlite3", "SQL has one door"),
     "postgresql in a route": ("api/routes/parties.py", "import psycopg", "SQL has one door"),
-    "nacl outside its door": ("workers/agent/desk.py", "import nacl", "PyNaCl has one door"),
-    "a benchmark in the product": ("workers/agent/desk.py", "import benchmarks.speed.speed", "uses no benchmark"),
+    "nacl outside its door": ("workers/agent/driver.py", "import nacl", "PyNaCl has one door"),
+    "a benchmark in the product": ("workers/agent/driver.py", "import benchmarks.speed.speed", "uses no benchmark"),
     "a benchmark behind a command": ("workers/commands/jobs.py", "from benchmarks import speed", "uses no benchmark"),
     "dp-accounting in a price": ("labeler/planning.py", "import dp_accounting", "dp-accounting has one door"),
     "mpyc in the product": ("workers/winner/session.py", "import mpyc.runtime", "MPyC is no part of the product"),
     "an agent imports the coordinator": (
-        "workers/agent/desk.py",
+        "workers/agent/driver.py",
         "import api.coordinator.service",
         "parties know no coordinator",
     ),
@@ -187,7 +187,7 @@ def test_a_module_of_more_than_600_lines_says_why_in_its_docstring(tmp_path: Pat
 
 
 def test_every_row_of_the_threat_tables_names_a_test_that_exists() -> None:
-    rows = [line for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines() if line.startswith("|")]
+    rows = [line for line in (ROOT / "docs" / "threat-model.md").read_text().splitlines() if line.startswith("|")]
     named = {name for row in rows for name in re.findall(r"`((?:[\w/]+/)?test_\w+\.py)`", row)}
     assert len(named) > 30
     there = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
