@@ -22,8 +22,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.one_round import run_round
-from workers.agent.agent import Agent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent, InMemoryLedger
 
 SPEC = VectorSum(dimension=400, largest_norm=1.0, sensitivity=2.0, sigma=3.0, agents=20)
 

@@ -48,7 +48,7 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.one_round import Tallier, agree_on_contributors
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 from workers.audit.run import digits_pool
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
