@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select
 
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
@@ -26,7 +26,7 @@ from labeler.errors import (
     PrivacyRefusal,
 )
 from labeler.ledger.chain import time_of, time_text
-from labeler.ledger.database import Database, now_utc
+from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.schema import (
     agent_rounds,
@@ -126,9 +126,8 @@ class AgentMemory:
             raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
         sent_to = json_text([list(recipient) for recipient in recipients])
         with self._database.writing(connection) as joined:
-            this = answered_rounds.c.round_digest == round_digest
-            known = joined.execute(select(answered_rounds.c.recipients).where(this)).scalar()
-            if known is not None and known != sent_to:
+            known = select_rows(joined, answered_rounds, round_digest=round_digest).first()
+            if known is not None and known.recipients != sent_to:
                 raise PrivacyRefusal(ANSWERED_TO_OTHERS)
             if known is not None:
                 return False
@@ -154,7 +153,7 @@ class AgentMemory:
                 "task_digest": task_digest,
                 "recipients": sent_to,
             }
-            joined.execute(insert(answered_rounds), row)
+            insert_rows(joined, answered_rounds, row)
         return True
 
     def is_charged(self, round_digest: str) -> bool:
@@ -163,14 +162,14 @@ class AgentMemory:
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """The reservation that paid for a round that was answered, or None."""
-        query = select(answered_rounds.c.reservation_id).where(answered_rounds.c.round_digest == round_digest)
         with self._database.reading(connection) as joined:
-            return joined.execute(query).scalar()
+            found = select_rows(joined, answered_rounds, round_digest=round_digest).first()
+        return None if found is None else str(found.reservation_id)
 
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """How many queries of a task were answered."""
         with self._database.reading(connection) as joined:
-            return int(joined.execute(_total().where(answered_rounds.c.task_digest == task_digest)).scalar_one())
+            return int(joined.execute(_OF_TASK, {"digest": task_digest}).scalar_one())
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
@@ -178,11 +177,8 @@ class AgentMemory:
         A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
         """
         with self._database.reading(connection) as joined:
-            # Times only rise with the numbers of entries, so the last entry before the moment is found from the end.
-            entry = ledger_entries.c
-            before = select(entry.seq).where(entry.at < time_text(moment)).order_by(entry.seq.desc()).limit(1)
-            last = joined.execute(before).scalar() or 0
-            return int(joined.execute(_total().where(answered_rounds.c.ledger_seq > last)).scalar_one())
+            last = joined.execute(_LAST_BEFORE, {"moment": time_text(moment)}).scalar() or 0
+            return int(joined.execute(_AFTER, {"last": last}).scalar_one())
 
     # What a person at the site has to say.
 
@@ -263,18 +259,13 @@ class AgentMemory:
         return found
 
     def _write_request(self, task: Task, at: datetime, connection: Connection) -> None:
-        connection.execute(
-            insert(task_approvals),
-            {
-                "digest": task.digest,
-                "body": json_text(task.model_dump(mode="json")),
-                "state": "waiting",
-                "requested_at": at,
-            },
-        )
+        body = json_text(task.model_dump(mode="json"))
+        row = {"digest": task.digest, "body": body, "state": "waiting", "requested_at": at}
+        insert_rows(connection, task_approvals, row)
 
     def _approval(self, digest: str, connection: Connection) -> str | None:
-        return connection.execute(select(task_approvals.c.state).where(task_approvals.c.digest == digest)).scalar()
+        found = select_rows(connection, task_approvals, digest=digest).first()
+        return None if found is None else str(found.state)
 
     def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
         with self._database.writing(connection) as joined:
@@ -282,15 +273,19 @@ class AgentMemory:
             if known is None:
                 raise NotFound(f"no task {digest[:64]!r} waits for approval; look at the list of those that do")
             if known != state:
-                joined.execute(
-                    update(task_approvals)
-                    .where(task_approvals.c.digest == digest)
-                    .values(state=state, decided_at=self._clock())
-                )
+                update_rows(joined, task_approvals, {"state": state, "decided_at": self._clock()}, digest=digest)
 
 
-def _total() -> Select[int]:
-    return select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+_TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+_OF_TASK = _TOTAL.where(answered_rounds.c.task_digest == bindparam("digest"))
+_AFTER = _TOTAL.where(answered_rounds.c.ledger_seq > bindparam("last"))
+# Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
+_LAST_BEFORE = (
+    select(ledger_entries.c.seq)
+    .where(ledger_entries.c.at < bindparam("moment"))
+    .order_by(ledger_entries.c.seq.desc())
+    .limit(1)
+)
 
 
 class AskedBy:
@@ -307,16 +302,12 @@ class AskedBy:
         """Remember a name, unless it is known, empty, or one too many."""
         if not requester:
             return
-        mine = asked_by.c.task_digest == task_digest
         with self._database.reading(connection) as joined:
-            known = joined.execute(select(asked_by.c.requester).where(mine, asked_by.c.requester == requester)).first()
-        if known is not None:
+            known = {row.requester for row in select_rows(joined, asked_by, task_digest=task_digest)}
+        if requester in known or len(known) >= MAX_NAMES:
             return
         with self._database.writing(connection) as joined:
-            count = joined.execute(select(func.count()).select_from(asked_by).where(mine)).scalar_one()
-            if count < MAX_NAMES:
-                row = {"task_digest": task_digest, "requester": requester, "first_at": at}
-                joined.execute(insert(asked_by), row)
+            insert_rows(joined, asked_by, {"task_digest": task_digest, "requester": requester, "first_at": at})
 
 
 def requesters(database: Database) -> dict[str, list[str]]:
@@ -342,10 +333,9 @@ class AnsweredTasks:
     def note(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
         """Write a task down with the first of its rounds that is charged, in the same transaction."""
         with self._database.writing(connection) as joined:
-            known = select(answered_tasks.c.digest).where(answered_tasks.c.digest == task.digest)
-            if joined.execute(known).first() is None:
+            if select_rows(joined, answered_tasks, digest=task.digest).first() is None:
                 body = json_text(task.model_dump(mode="json"))
-                joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
+                insert_rows(joined, answered_tasks, {"digest": task.digest, "body": body, "first_at": at})
 
     def unanswered_for_life(self, *, connection: Connection) -> list[str]:
         """Rounds of votes for life that are charged and have no stored answer yet, by digest."""

@@ -19,10 +19,10 @@ from datetime import datetime
 from functools import partial
 from typing import Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from labeler.errors import PrivacyRefusal
-from labeler.ledger.database import Database
+from labeler.ledger.database import Database, insert_rows, update_rows
 from labeler.ledger.erasable_home import UnusedKeys
 from labeler.ledger.schema import agent_rounds, answered_rounds
 from labeler.rounds.agent import NOT_KEPT, Recipients
@@ -55,6 +55,18 @@ _LEAVES = b"leaves at "
 _IS_KEPT = agent_rounds.c.state != "erased"
 
 
+_KEPT = (
+    select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
+    .outerjoin_from(answered_rounds, agent_rounds, answered_rounds.c.round_digest == agent_rounds.c.round_digest)
+    .where(answered_rounds.c.round_digest == bindparam("round_digest"))
+)
+_OVER = (
+    select(agent_rounds.c.round_digest)
+    .where(_IS_KEPT, agent_rounds.c.kept_until < bindparam("now", type_=agent_rounds.c.kept_until.type))
+    .order_by(agent_rounds.c.round_digest)
+)
+
+
 def _kept_rounds(connection: Connection) -> set[str]:
     return set(connection.execute(select(agent_rounds.c.round_digest).where(_IS_KEPT)).scalars())
 
@@ -77,19 +89,12 @@ class JournalRounds:
         """
         self._keys.draw_all(rounds)
         rows = [{"round_digest": digest, "state": "charged", "kept_until": until} for digest, until in rounds.items()]
-        if rows:
-            connection.execute(insert(agent_rounds), rows)
+        insert_rows(connection, agent_rounds, *rows)
 
     def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
         """What is kept of a round; None where it was never charged."""
-        paid = answered_rounds.c
-        query = (
-            select(paid.recipients, agent_rounds.c.state, agent_rounds.c.answer)
-            .outerjoin_from(answered_rounds, agent_rounds, paid.round_digest == agent_rounds.c.round_digest)
-            .where(paid.round_digest == round_digest)
-        )
         with self._database.reading(connection) as joined:
-            row = joined.execute(query).first()
+            row = joined.execute(_KEPT, {"round_digest": round_digest}).first()
         if row is None:
             return None
         recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row.recipients))
@@ -144,9 +149,8 @@ class JournalRounds:
             raise PrivacyRefusal(NOT_KEPT)
         moment = (_LEAVES + f"{leaves_at!r} {held_s!r}".encode(),) if leaves_at else ()
         locked = lock_away(key, round_digest, (*moment, *bodies))
-        this = (agent_rounds.c.round_digest == round_digest, agent_rounds.c.state == "charged")
-        stored = update(agent_rounds).where(*this).values(state="stored", answer=locked)
-        return connection.execute(stored).rowcount == 1
+        stored = {"state": "stored", "answer": locked}
+        return update_rows(connection, agent_rounds, stored, round_digest=round_digest, state="charged") == 1
 
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
         """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
@@ -161,9 +165,8 @@ class JournalRounds:
 
     def over(self, now: datetime) -> list[str]:
         """Every round that is kept although nobody may ask for it any more."""
-        query = select(agent_rounds.c.round_digest).where(_IS_KEPT, agent_rounds.c.kept_until < now)
         with self._database.read() as connection:
-            return list(connection.execute(query.order_by(agent_rounds.c.round_digest)).scalars())
+            return list(connection.execute(_OVER, {"now": now}).scalars())
 
     def sweep(self) -> None:
         """Erase every key that opens nothing, and close every round whose key is gone; done at the start of a process.

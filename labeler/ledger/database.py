@@ -18,14 +18,33 @@ import base64
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Column, ColumnElement, Engine, and_, create_engine, event, insert, or_, text, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    CursorResult,
+    Engine,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    create_engine,
+    event,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy import Connection as Connection
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -551,6 +570,52 @@ def _postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: 
         connection.rollback()
 
     return engine
+
+
+# Statements of one table. Each is built once: building one costs several times what running it does.
+
+
+def select_rows(
+    connection: Connection, table: Table, in_order: tuple[str, ...] = (), /, **by: Any
+) -> CursorResult[Any]:
+    """The rows in which these columns hold these values; a list stands for any value of it.
+
+    Args:
+        in_order: columns that they are ordered by.
+    """
+    is_list = tuple((name, isinstance(value, list)) for name, value in by.items())
+    return connection.execute(_rows_query(table, is_list, in_order), by)
+
+
+def insert_rows(connection: Connection, table: Table, /, *new: Mapping[str, Any]) -> None:
+    """Insert rows; none changes nothing."""
+    if new:
+        connection.execute(_insert_statement(table), new)
+
+
+def update_rows(connection: Connection, table: Table, values: Mapping[str, Any], /, **by: Any) -> int:
+    """Set columns in the rows in which others hold these values; how many rows there were."""
+    which = {f"of_{name}": value for name, value in by.items()}
+    return connection.execute(_update_statement(table, tuple(by)), {**which, **values}).rowcount
+
+
+@cache
+def _rows_query(table: Table, is_list: tuple[tuple[str, bool], ...], in_order: tuple[str, ...]) -> Select[Any]:
+    found = [
+        table.c[name].in_(bindparam(name, expanding=True)) if listed else table.c[name] == bindparam(name)
+        for name, listed in is_list
+    ]
+    return select(table).where(*found).order_by(*(table.c[name] for name in in_order))
+
+
+@cache
+def _insert_statement(table: Table) -> Insert:
+    return insert(table)
+
+
+@cache
+def _update_statement(table: Table, by: tuple[str, ...]) -> Update:
+    return update(table).where(*(table.c[name] == bindparam(f"of_{name}") for name in by))
 
 
 # Lists that are read page by page, newest first.

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection
 
 from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
 from labeler.ledger.chain import EMPTY, Head
-from labeler.ledger.database import Database, now_utc
+from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.schema import json_text, parties, party_heads, party_keys
 from labeler.messages import COORDINATOR
 from labeler.system.clock import Clock
@@ -143,7 +143,7 @@ class PartyStore:
             self._check_unused((verify_key, seal_key), joined)
             record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", self._clock())
             self._changed()
-            joined.execute(insert(parties), {column.name: getattr(record, column.name) for column in parties.columns})
+            insert_rows(joined, parties, {column.name: getattr(record, column.name) for column in parties.columns})
             self._keep_keys(party_id, (verify_key, seal_key), joined)
             return record
 
@@ -162,8 +162,8 @@ class PartyStore:
     def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
         """All parties, or those of one role, by id; revoked ones among them."""
         with self._database.reading(connection) as joined:
-            rows = joined.execute(select(parties).order_by(parties.c.party_id)).all()
-        return [PartyRecord(**row._mapping) for row in rows if role in (None, row.role)]
+            found = select_rows(joined, parties, ("party_id",)).all()
+        return [PartyRecord(**row._mapping) for row in found if role in (None, row.role)]
 
     def rotate(
         self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
@@ -186,11 +186,8 @@ class PartyStore:
             self._check_unused((verify_key, seal_key), joined)
             self._changed()
             self._keep_keys(party_id, (verify_key, seal_key), joined)
-            joined.execute(
-                update(parties)
-                .where(parties.c.party_id == party_id)
-                .values(verify_key=verify_key, seal_key=seal_key, state="active")
-            )
+            new = {"verify_key": verify_key, "seal_key": seal_key, "state": "active"}
+            update_rows(joined, parties, new, party_id=party_id)
             return self.get(party_id, connection=joined)
 
     def revoke(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
@@ -201,7 +198,7 @@ class PartyStore:
         """
         with self._database.writing(connection) as joined:
             self._changed()
-            joined.execute(update(parties).where(parties.c.party_id == party_id).values(state="revoked"))
+            update_rows(joined, parties, {"state": "revoked"}, party_id=party_id)
             return self.get(party_id, connection=joined)
 
     def contact(
@@ -235,7 +232,7 @@ class PartyStore:
             self._changed()
             heard = {"last_contact": max(at, known.last_contact or at), "facts": dict(facts)}
             heard |= {"journal_seq": head.seq, "journal_hash": head.hash if head.seq else ""}
-            joined.execute(update(parties).where(parties.c.party_id == party_id).values(**heard))
+            update_rows(joined, parties, heard, party_id=party_id)
 
     def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
         """Keep how far journals were that parties' answers came from; one that is not further changes nothing."""
@@ -243,9 +240,9 @@ class PartyStore:
             before = self._answered_at(party_id, connection)
             values = {"seq": head.seq, "hash": head.hash}
             if before == EMPTY and head.seq:
-                connection.execute(insert(party_heads), {"party_id": party_id} | values)
+                insert_rows(connection, party_heads, {"party_id": party_id} | values)
             elif head.seq > before.seq:
-                connection.execute(update(party_heads).where(party_heads.c.party_id == party_id).values(**values))
+                update_rows(connection, party_heads, values, party_id=party_id)
 
     def last_answer(self, party_id: str) -> Head:
         """How far a party's journal was when it answered last.
@@ -261,35 +258,33 @@ class PartyStore:
         return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
 
     def _answered_at(self, party_id: str, connection: Connection) -> Head:
-        query = select(party_heads.c.seq, party_heads.c.hash).where(party_heads.c.party_id == party_id)
-        found = connection.execute(query).first()
-        return EMPTY if found is None else Head(*found)
+        found = select_rows(connection, party_heads, party_id=party_id).first()
+        return EMPTY if found is None else Head(found.seq, found.hash)
 
     def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
-        row = connection.execute(select(parties).where(parties.c.party_id == party_id)).first()
+        row = select_rows(connection, parties, party_id=party_id).first()
         return None if row is None else PartyRecord(**row._mapping)
 
     def _check_number(self, tallier: int | None, connection: Connection) -> None:
         if tallier is None:
             return
-        query = select(parties.c.party_id).where(parties.c.tallier == tallier, parties.c.state == "active")
-        other = connection.execute(query).scalar()
+        other = select_rows(connection, parties, tallier=tallier, state="active").first()
         if other is not None:
             raise ProtocolViolation(
-                f"tallier {tallier} is {other!r}; two parties of one number would each hold a share meant for one. "
-                "Revoke the other first"
+                f"tallier {tallier} is {other.party_id!r}; two parties of one number would each hold a share meant for "
+                "one. Revoke the other first"
             )
 
     def _check_unused(self, keys: tuple[str, str], connection: Connection) -> None:
-        used = connection.execute(select(party_keys.c.party_id).where(party_keys.c.key.in_(keys))).scalar()
+        used = select_rows(connection, party_keys, key=list(keys)).first()
         if used is not None:
             raise ProtocolViolation(
-                f"one of these keys was enrolled before, for {used!r}; a key belongs to one party and is not taken "
-                "twice. Make new ones with `labeler keys`"
+                f"one of these keys was enrolled before, for {used.party_id!r}; a key belongs to one party and is not "
+                "taken twice. Make new ones with `labeler keys`"
             )
 
     def _keep_keys(self, party_id: str, keys: tuple[str, str], connection: Connection) -> None:
-        connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
+        insert_rows(connection, party_keys, *({"key": key, "party_id": party_id} for key in keys))
 
 
 def _is_as_far(head: Head, seen: Head) -> bool:
