@@ -492,18 +492,9 @@ class WillingnessStore:
         Args:
             now: when the next one is submitted.
         """
-        was_answered = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
-        was_asked = (
-            select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
-        )
-        query = (
-            select(func.count())
-            .select_from(jobs)
-            .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNPAID))
-            .where(was_answered, ~was_asked)
-        )
+        lately = {"token_id": token_id, "since": now - _DAY}
         with self._database.reading(connection) as joined:
-            return int(joined.execute(query).scalar_one())
+            return int(joined.execute(_UNASKED, lately).scalar_one())
 
 
 class ForgottenJobs:
@@ -564,6 +555,19 @@ class ForgottenJobs:
             return list(connection.execute(query).scalars())
 
 
+_UNASKED = (
+    select(func.count())
+    .select_from(jobs)
+    .where(
+        jobs.c.created_by == bindparam("token_id"),
+        jobs.c.created_at >= bindparam("since", type_=jobs.c.created_at.type),
+        jobs.c.state.in_(_UNPAID),
+    )
+    .where(
+        select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists(),
+        ~select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists(),
+    )
+)
 _NOW = bindparam("now", type_=jobs.c.updated_at.type)
 _STAMP = (
     update(jobs)
