@@ -6,7 +6,7 @@ changes again. The steps of a round stand in `rounds`; whoever takes them calls 
 Beside a job stands what agents say of it before anybody is asked (`WillingnessStore`), and, once it has ended, that it
 was forgotten (`ForgottenJobs`).
 
-More than 400 lines: a job, its rounds and what was said of them are read together and change together.
+More than 600 lines: a job, its rounds and what was said of them are read together and change together.
 """
 
 from __future__ import annotations

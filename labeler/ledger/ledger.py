@@ -8,7 +8,7 @@ nothing left. Each step may run twice and twice equals once. Entries are never c
 before it (`chain`), and a file beside the journal remembers it (`anchor`), so that a journal that was cut, edited or
 replaced by an older copy is refused. Time never runs backwards in it: an entry is at least as late as the one before.
 
-More than 400 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
+More than 600 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from labeler.errors import (
     PrivacyRefusal,
     ProtocolViolation,
 )
-from labeler.ledger.anchor import WHAT_TO_DO, Anchor, check_not_behind
 from labeler.ledger.chain import (
     EMPTY,
     SALT_BYTES,
     SALTED,
+    WHAT_TO_DO,
+    Anchor,
     Entry,
     Head,
     Kind,
+    check_not_behind,
     detail_text,
     entry_hash,
     entry_of,

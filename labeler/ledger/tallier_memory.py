@@ -24,8 +24,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
+from labeler.ledger.backup import UnusedKeys
 from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
-from labeler.ledger.erasable_home import UnusedKeys
 from labeler.ledger.schema import tallier_rounds, tallier_shares
 from labeler.messages.rounds import OpenRound
 from labeler.system.erasable import ErasableKeys, lock_away, take_out

@@ -28,7 +28,7 @@ from labeler.errors import (
     LabelerError,
     PrivacyRefusal,
 )
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore

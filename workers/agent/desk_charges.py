@@ -12,7 +12,7 @@ from typing import Any
 
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, JournalBehind, JournalBroken, LabelerError
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.promises import PromiseStore
 from labeler.messages.rounds import Ask, Proposal

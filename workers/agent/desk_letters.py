@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from labeler.errors import PrivacyRefusal
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR
 from labeler.messages.rounds import AnswerSent, Ask, Declined, Proposal, Refusal, Willing

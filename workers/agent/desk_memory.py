@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.database import Connection
 from labeler.ledger.promises import PromiseStore
 from labeler.messages.rounds import Proposal

@@ -192,7 +192,7 @@ def check_journal_kept(home: Path, *, has_entries: bool) -> None:
     """Refuse to start where an older version's journal was lost: a new one would give all budget back.
 
     Accounts were opened in the journal before the noise secret was made, so where there is a secret there are entries.
-    For homes of this version see `labeler.ledger.erasable_home.check_home`.
+    For homes of this version see `labeler.ledger.backup.check_home`.
 
     Args:
         home: of the agent.
