@@ -4,9 +4,9 @@ A key is used by one party, once: a key that was replaced or revoked is never ta
 The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
 charges, and is refused.
 
-The token of an invitation is shown once, in the file; here lies its hash. An invitation is used by one pair of keys for ever, so
-a request that is sent again is answered the same, and other keys are refused. Rows are kept: who was let in, when and
-by whose word is what an auditor asks for.
+The token of an invitation is shown once, in the file; here lies its hash. An invitation is used by one pair of keys
+for ever, so a request that is sent again is answered the same, and other keys are refused. Rows are kept: who was let
+in, when and by whose word is what an auditor asks for.
 """
 
 from __future__ import annotations
