@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -159,27 +158,6 @@ def test_naming_the_calls_loads_no_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'faiss', 'timm', 'scipy', 'sklearn', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
-
-
-def test_the_readme_s_ten_lines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the default backbone, on a few real digits under the README's names."""
-    pytest.importorskip("pandas")
-    digits = load_digits(n_class=2)
-    for name, rows in (("hospital-a", range(8)), ("hospital-b", range(8, 16)), ("scans", range(16, 36))):
-        for row in rows:
-            label = ("healthy", "ill")[digits.target[row]]
-            folder = tmp_path / name / ("" if name == "scans" else label)
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray((digits.images[row] * 15).astype(np.uint8)).save(folder / f"{row}.png")
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    (block,) = re.findall(r"```python\n(import labeler\n.*?)```", readme, re.DOTALL)
-    assert len([line for line in block.splitlines() if line.strip()]) <= 11
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(block, names)
-    assert len(names["data"]) == 20
-    assert len(repr(names["student"])) < 200, "a notebook shows it"
-    assert sum(len(list(folder.iterdir())) for folder in (tmp_path / "labelled").iterdir()) == 20
 
 
 def _columns(table: Any) -> tuple[list[str], list[str]]:
