@@ -29,7 +29,7 @@ BENCHES: Final = {
     "rivals": "benchmarks.accuracy.rivals.bench:bench_rivals",
     "curves": "benchmarks.accuracy.rivals.bench:bench_curves",
     "life": "benchmarks.accuracy.life:bench_life",
-    "audit": "benchmarks.accuracy.audit:bench_audit",
+    "audit": "benchmarks.accuracy.digits:bench_audit",
     "speed": "benchmarks.speed.speed:bench_speed",
     "device": "benchmarks.speed.device:bench_device",
     "embed": "benchmarks.speed.embed:bench_embed",

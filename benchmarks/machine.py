@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from labeler.errors import LabelerError
+from labeler.errors import InvalidSetting, LabelerError
 
 ONE_CORE: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -42,23 +42,24 @@ def run_alone(module: str, *orders: Mapping[str, Any], one_core: bool = True) ->
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """CPU seconds of a process and all its threads, in user and system mode; None where nobody tells."""
-    try:
-        # The name stands in parentheses and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and all its threads, in user and system mode."""
+    # The name stands in parentheses and may hold anything.
+    fields = _told(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes(kind: str, pid: int | str = "self") -> int | None:
-    """Memory of a process by one line of Linux's status, as VmRSS, VmHWM or RssAnon; None where nobody tells."""
+def memory_bytes(kind: str, pid: int | str = "self") -> int:
+    """Memory of a process by one line of Linux's status, as VmRSS, VmHWM or RssAnon."""
+    lines = _told(f"/proc/{pid}/status").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
+
+
+def _told(path: str) -> str:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return Path(path).read_text()
     except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), None)
+        raise InvalidSetting("this bench reads /proc, which Linux alone has") from None
 
 
 class PeakMemory:
@@ -72,7 +73,7 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        self.before_bytes = self.bytes = memory_bytes("RssAnon") or 0
+        self.before_bytes = self.bytes = memory_bytes("RssAnon")
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -86,4 +87,4 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._done.wait(0.0005):
-            self.bytes = max(self.bytes, memory_bytes("RssAnon") or 0)
+            self.bytes = max(self.bytes, memory_bytes("RssAnon"))

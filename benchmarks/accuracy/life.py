@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks import BenchRow, in_turn
+from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import data_folder, embed_domains
 from benchmarks.data import (
     CIFAR10_BACKBONE,
@@ -166,12 +166,11 @@ def measured(
     }  # fmt: skip
     promise = price(_task(found, "promise", budget / JOBS_EACH, Life(budget_nano=budget, least_similarity=0.5)))
     rows = [
-        BenchRow(
-            case=server,
-            method=name,
-            metric="student accuracy on unseen images, mean of fifty jobs, %",
-            value=100 * float(np.concatenate(accuracies).mean()),
-            sd=100 * float(np.concatenate(accuracies).std(ddof=1)),
+        mean_row(
+            server,
+            name,
+            "student accuracy on unseen images, mean of fifty jobs, %",
+            100 * np.concatenate(accuracies),
             epsilon=promise.instance.epsilon,
             delta=DELTA,
             level="instance",

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, mean_row
 from benchmarks.data import cache_folder, data_root, embedded
 from benchmarks.sums import run_round
 from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
@@ -197,12 +197,11 @@ class Arena:
         started = time.perf_counter()
         accuracies, tasks = self.runs(server, setting, splits=splits, draws=draws, epsilon=epsilon, sigma=sigma)
         instance = [price(task).instance for task in (tasks[0], tasks[-1])]
-        return BenchRow(
-            case=server,
-            method=setting.name,
-            metric="student accuracy on unseen images, %",
-            value=100 * float(np.mean(accuracies)),
-            sd=100 * float(np.std(accuracies, ddof=1)),
+        return mean_row(
+            server,
+            setting.name,
+            "student accuracy on unseen images, %",
+            [100 * one for one in accuracies],
             epsilon=max(statement.epsilon for statement in instance),
             delta=DELTA,
             level="instance",

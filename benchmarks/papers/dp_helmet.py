@@ -41,13 +41,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, mean_row
 from benchmarks.data import DataSet, cifar10_features
 from benchmarks.papers import Cell
 from benchmarks.sums import private_sum
@@ -259,12 +258,11 @@ def _row(
     if plan is not None:
         wanted |= {"sigma": plan.sigma, "seeded_noise": True} | _prices(setting, plan)
     same_users = setting.dropouts == 0 and setting.users in (1, USERS) and setting.level == "instance"
-    return BenchRow(
-        case=setting.case,
-        method=setting.method if plan is not None else f"{setting.method}, without noise",
-        metric="accuracy of the released model, %",
-        value=mean(accuracies),
-        sd=stdev(accuracies) if len(accuracies) > 1 else None,
+    return mean_row(
+        setting.case,
+        setting.method if plan is not None else f"{setting.method}, without noise",
+        "accuracy of the released model, %",
+        accuracies,
         epsilon=None if plan is None else epsilon_bound(plan.event(setting.level), DELTA),
         delta=None if plan is None else DELTA,
         level=None if plan is None else setting.level,

@@ -61,7 +61,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.data import DataSet, cifar10_features
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import dirichlet_partition
@@ -189,12 +189,10 @@ def _measure_all(
     progress: ProgressCallback,
 ) -> list[BenchRow]:
     found: dict[Wanted, list[Measured]] = {}
-    for done, seed in enumerate(seeds):
-        progress(f"{view.name}, alpha {alpha}", done, len(seeds))
+    for seed in in_turn(progress, f"{view.name}, alpha {alpha}", seeds):
         world = make_world(data, view, alpha, seed)
         for one in wanted:
             found.setdefault(one, []).append(measure(world, one.method, one.epsilon, is_kept=one.is_kept))
-    progress(f"{view.name}, alpha {alpha}", len(seeds), len(seeds))
     return [_row(view, alpha, seeds, one, measured) for one, measured in found.items()]
 
 
@@ -308,12 +306,11 @@ def _row(view: View, alpha: float, seeds: Sequence[int], wanted: Wanted, measure
             "scores_share_of_paper": round(paper_scores_share(), 4),
             "as_in_paper_epsilon": terms.as_in_paper_epsilon(DELTA),
         }
-    return BenchRow(
-        case=f"CIFAR-10, 20 clients, Dirichlet {alpha}",
-        method=f"{method}, {view.name}" + f", {KEPT}" * wanted.is_kept,
-        metric="test accuracy, %",
-        value=float(np.mean(accuracies)),
-        sd=float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,
+    return mean_row(
+        f"CIFAR-10, 20 clients, Dirichlet {alpha}",
+        f"{method}, {view.name}" + f", {KEPT}" * wanted.is_kept,
+        "test accuracy, %",
+        accuracies,
         epsilon=None if terms is None else terms.epsilon(DELTA),
         delta=None if terms is None else DELTA,
         level=None if terms is None else "instance",

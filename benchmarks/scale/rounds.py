@@ -164,7 +164,7 @@ def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = sil
         "seconds": took,
         "cpu_seconds": seconds,
         "bytes": traffic_of(task, batch).of(task.agents),
-        "peak_mib": (memory_bytes("VmHWM") or 0) / 2**20,
+        "peak_mib": memory_bytes("VmHWM") / 2**20,
         "epsilon": {level: cost.to_json()[level]["epsilon"] for level in ("instance", "agent")},
         "sums_sha256": hashlib.sha256(b"".join(one.words.tobytes() for one in sums)).hexdigest(),
         "labels_right": score(task, release),

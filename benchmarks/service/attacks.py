@@ -30,13 +30,11 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-from benchmarks import BenchRow
-from benchmarks.service.federation import embed_public, running_service
+from benchmarks import BenchRow, in_turn
+from benchmarks.service.federation import embed_public, new_federation, running_service
 from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
-from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, wanted_of
+from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
 from workers.progress import ProgressCallback, silent
-from workers.up import Plan
-from workers.up.home import make_federation
 
 MOST_TIMES: Final = 3.0
 """How much longer than in quiet a job may take."""
@@ -96,11 +94,7 @@ def bench_attacks(
     rows = []
     with tempfile.TemporaryDirectory(dir=data) as name:
         folder = Path(name)
-        home = folder / "federation"
-        home.mkdir(mode=0o700)
-        federation = make_federation(
-            home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
-        )
+        federation = new_federation(folder / "federation", AGENTS)
         public = embed_public(folder)
         wanted = wanted_of(public)
         with ExitStack() as running:
@@ -108,12 +102,10 @@ def bench_attacks(
             token = new_token(service.url, service.token, "well-behaved")
             good = running.enter_context(WellBehaved(service.url, token, wanted))
             good.job_seconds()
-            for done, (case, attack) in enumerate(ATTACKS.items()):
-                progress("Attacks", done, len(ATTACKS))
+            for case, attack in in_turn(progress, "Attacks", ATTACKS.items()):
                 scene = _scene(service.url, service.token, good, wanted, case)
                 quiet = [good.job_seconds() for _ in range(jobs)]
                 rows += _rows(case, quiet, *_under(attack, scene, good, jobs))
-            progress("Attacks", len(ATTACKS), len(ATTACKS))
     return rows
 
 
@@ -141,13 +133,16 @@ def _rows(
         "cores": os.cpu_count(),
         "answers": {str(status): count for status, count in sorted(answers.items())},
     }
-    ratio = float(np.median(attacked) / np.median(quiet))
+    usual, now = float(np.median(quiet)), float(np.median(attacked))
     return [
-        BenchRow(case, "in quiet", "seconds, median", float(np.median(quiet)), settings=settings),
-        BenchRow(case, "under attack", "seconds, median", float(np.median(attacked)), settings=settings),
-        BenchRow(case, "under attack", "seconds, longest", max(attacked), settings=settings),
-        BenchRow(case, "under attack", "seconds of a new price, longest", max(priced), settings=settings),
-        BenchRow(case, "attack / quiet", "time ratio", ratio, reference=f"at most {MOST_TIMES:g}", settings=settings),
+        BenchRow(case, method, metric, value, reference=reference, settings=settings)
+        for method, metric, value, reference in (
+            ("in quiet", "seconds, median", usual, None),
+            ("under attack", "seconds, median", now, None),
+            ("under attack", "seconds, longest", max(attacked), None),
+            ("under attack", "seconds of a new price, longest", max(priced), None),
+            ("attack / quiet", "time ratio", now / usual, f"at most {MOST_TIMES:g}"),
+        )
     ]
 
 

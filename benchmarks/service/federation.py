@@ -19,7 +19,8 @@ from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.up.home import DIGITS_BACKBONE, LocalFederation
+from workers.up import Plan
+from workers.up.home import DIGITS_BACKBONE, LocalFederation, make_federation
 
 AGENTS: Final = 5
 _STOP_S = 60.0
@@ -66,6 +67,16 @@ def running_service(home: Path) -> Iterator[RunningService]:
                 process.wait(timeout=_STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+BUDGET_EPSILON: Final = 100.0
+"""Finite, so that every charge passes the check of its cap, and more than the jobs of a minute cost."""
+
+
+def new_federation(home: Path, agents: int) -> LocalFederation:
+    """A federation of digits in a folder of its own."""
+    home.mkdir(mode=0o700)
+    return make_federation(home, Plan(agents=agents, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
 
 
 def embed_public(folder: Path) -> Shard:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import BenchRow, seconds_of
 from benchmarks.machine import cpu_seconds, memory_bytes
@@ -31,6 +32,7 @@ from benchmarks.service.federation import (
     RunningService,
     complaints,
     embed_public,
+    new_federation,
     running_service,
     seconds_inside,
 )
@@ -45,8 +47,7 @@ from workers.party.home import ANCHOR_FILE, COORDINATOR_FILE, JOURNAL_FILE
 from workers.progress import ProgressCallback, silent
 from workers.run.preparation import LabellingJob
 from workers.run.task_file import TaskFile, TaskTable
-from workers.up import Plan
-from workers.up.home import LocalFederation, make_federation
+from workers.up.home import LocalFederation
 
 REQUESTERS: Final = 50
 QUERIES: Final = 8
@@ -61,9 +62,6 @@ TASK: Final[dict[str, Any]] = {
 """The same for the service and for `run`."""
 
 MAX_QUERIES: Final = 10_000
-BUDGET_EPSILON: Final = 100.0
-"""Finite, so that every charge passes the check of its cap, and more than the jobs of a minute cost."""
-
 MANY_JOBS: Final = 1000
 """After so many the coordinator's memory is compared with what it was."""
 
@@ -84,11 +82,7 @@ def bench_service(
     with tempfile.TemporaryDirectory(dir=data) as name:
         folder = Path(name)
         progress("Service", 0, 3)
-        home = folder / "federation"
-        home.mkdir(mode=0o700)
-        federation = make_federation(
-            home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
-        )
+        federation = new_federation(folder / "federation", AGENTS)
         public = embed_public(folder)
         with running_service(federation.home) as service:
             progress("Service", 1, 3)
@@ -96,14 +90,14 @@ def bench_service(
             wanted = wanted_of(public)
             # A first job of each, after which threads and caches are what they stay.
             warm = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S)
-            at_first = _Cost.of(service)
+            at_first = _cost(service)
             load = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds)
-            spent = _Cost.of(service).since(at_first)
+            spent = _cost(service) - at_first
             inside = seconds_inside(federation.logs, load.began_at)
             loads = [warm, load]
             if full:
                 loads += _on_to(MANY_JOBS, service, wanted, done=len(load.jobs))
-            grown = _Cost.of(service).since(at_first)
+            grown = _cost(service) - at_first
             errors = [sentence for one in loads for sentence in one.errors] + complaints(federation)
             died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
             errors += [f"{name} died and was started again" for name in died]
@@ -124,35 +118,12 @@ def bench_service(
     return rows + _quiet_rows(quiet, large_s) + _cost_rows(spent, len(load.jobs), grown, grown_over)
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What the service has cost; None where this system does not tell.
-
-    Attributes:
-        cpu_s: CPU seconds of the coordinator.
-        resident_mib: MiB of it in RAM.
-        parties_cpu_s: CPU seconds of all agents and talliers together.
-    """
-
-    cpu_s: float | None
-    resident_mib: float | None
-    parties_cpu_s: float | None
-
-    @classmethod
-    def of(cls, service: RunningService) -> _Cost:
-        pids = service.process_ids()
-        parties = [cpu_seconds(pid) for name, pid in pids.items() if name.startswith(("agent", "tallier"))]
-        told = [seconds for seconds in parties if seconds is not None]
-        coordinator = pids["coordinator"]
-        together = sum(told) if len(told) == len(parties) else None
-        return cls(cpu_seconds(coordinator), _mib(memory_bytes("VmRSS", coordinator)), together)
-
-    def since(self, before: _Cost) -> _Cost:
-        return _Cost(
-            _less(self.cpu_s, before.cpu_s),
-            _less(self.resident_mib, before.resident_mib),
-            _less(self.parties_cpu_s, before.parties_cpu_s),
-        )
+def _cost(service: RunningService) -> NDArray[np.float64]:
+    """What a service has cost: CPU seconds and resident MiB of its coordinator, CPU seconds of all its parties."""
+    pids = service.process_ids()
+    parties = sum(cpu_seconds(pid) for name, pid in pids.items() if name.startswith(("agent", "tallier")))
+    coordinator = pids["coordinator"]
+    return np.array([cpu_seconds(coordinator), memory_bytes("VmRSS", coordinator) / 2**20, parties])
 
 
 def _on_to(jobs: int, service: RunningService, wanted: Wanted, *, done: int) -> list[Load]:
@@ -166,19 +137,9 @@ def _on_to(jobs: int, service: RunningService, wanted: Wanted, *, done: int) -> 
     return loads
 
 
-def _mib(count: int | None) -> float | None:
-    return None if count is None else count / 2**20
-
-
-def _less(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else after - before
-
-
 def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) -> dict[int, list[float]]:
     """Seconds from submission to labels of jobs that have a service to themselves, by their queries."""
-    home, labels = folder / "quiet", folder / "alone.parquet"
-    home.mkdir(mode=0o700)
-    federation = make_federation(home, Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
+    federation, labels = new_federation(folder / "quiet", AGENTS), folder / "alone.parquet"
     settings = federation.home / "coordinator" / COORDINATOR_FILE
     # More vectors than one job may bring by default.
     settings.write_text(f"{settings.read_text()}\n[limits]\nmax_images = {max(20_000, *sizes)}\n")
@@ -205,34 +166,30 @@ def _quiet_rows(quiet: dict[int, list[float]], in_process: dict[int, list[float]
         case, settings = f"one job of {size} queries alone, {AGENTS} agents", {"jobs": len(found), "task": TASK}
         seconds = float(np.median(found))
         reference = "at most 0.6" if size == QUERIES else None
-        row = BenchRow(case, "submit to labels", "seconds, median", seconds, reference=reference, settings=settings)
-        rows.append(row)
+        found_rows = [("submit to labels", "seconds, median", seconds, reference)]
         if size in in_process:
             alone = float(np.median(in_process[size]))
-            rows.append(BenchRow(case, "run, in one process", "seconds, median", alone, settings=settings))
-            ratio = seconds / alone
-            reference = RATIOS.get(size)
-            rows.append(
-                BenchRow(case, "the service / run", "time ratio", ratio, reference=reference, settings=settings)
-            )
+            found_rows.append(("run, in one process", "seconds, median", alone, None))
+            found_rows.append(("the service / run", "time ratio", seconds / alone, RATIOS.get(size)))
+        rows += [
+            BenchRow(case, method, metric, value, reference=wanted, settings=settings)
+            for method, metric, value, wanted in found_rows
+        ]
     return rows
 
 
-def _cost_rows(spent: _Cost, jobs: int, grown: _Cost, grown_over: int) -> list[BenchRow]:
-    case, settings = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents", {"jobs": jobs}
-    rows = []
-    if spent.cpu_s is not None and jobs:
-        cpu_ms = 1e3 * spent.cpu_s / jobs
-        rows.append(BenchRow(case, "coordinator", "CPU ms per job", cpu_ms, reference="at most 50", settings=settings))
-    if spent.parties_cpu_s is not None and jobs:
-        cpu_ms, who = 1e3 * spent.parties_cpu_s / jobs, f"{AGENTS} agents and 3 talliers, together"
-        rows.append(BenchRow(case, who, "CPU ms per job", cpu_ms, reference="at most 70", settings=settings))
-    if grown.resident_mib is not None:
-        reference, over = f"at most 20 over {MANY_JOBS:,} jobs", {"jobs": grown_over}
-        mib = grown.resident_mib
-        metric = f"MiB grown over {grown_over:,} jobs"
-        rows.append(BenchRow(case, "coordinator", metric, mib, reference=reference, settings=over))
-    return rows
+def _cost_rows(spent: NDArray[np.float64], jobs: int, grown: NDArray[np.float64], grown_over: int) -> list[BenchRow]:
+    case = f"{REQUESTERS} requesters, jobs of {QUERIES} queries, {AGENTS} agents"
+    found = [
+        ("coordinator", "CPU ms per job", 1e3 * spent[0] / jobs, "at most 50", jobs),
+        (f"{AGENTS} agents and 3 talliers, together", "CPU ms per job", 1e3 * spent[2] / jobs, "at most 70", jobs),
+    ]
+    metric, reference = f"MiB grown over {grown_over:,} jobs", f"at most 20 over {MANY_JOBS:,} jobs"
+    found.append(("coordinator", metric, grown[1], reference, grown_over))
+    return [
+        BenchRow(case, method, metric, float(value), reference=reference, settings={"jobs": over})
+        for method, metric, value, reference, over in found
+    ]
 
 
 def wanted_of(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:

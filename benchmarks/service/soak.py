@@ -25,13 +25,11 @@ from typing import Final
 import numpy as np
 
 from benchmarks import BenchRow
-from benchmarks.service.federation import AGENTS, RunningService, embed_public, running_service
+from benchmarks.service.federation import AGENTS, RunningService, embed_public, new_federation, running_service
 from benchmarks.service.requesters import Answer, PlainConnection, put_under_load
-from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, discrepancies, wanted_of
+from benchmarks.service.service import MAX_QUERIES, discrepancies, wanted_of
 from labeler.errors import Unavailable
 from workers.progress import ProgressCallback, silent
-from workers.up import Plan
-from workers.up.home import make_federation
 
 REQUESTERS: Final = 8
 AWAY: Final = frozenset({429, 502, 503})
@@ -122,9 +120,7 @@ def bench_soak(*, data: Path | None = None, full: bool = False, progress: Progre
         folder = Path(name)
         progress("Soak", 0, 2)
         home = folder / "federation"
-        home.mkdir(mode=0o700)
-        plan = Plan(agents=AGENTS, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited")
-        federation = make_federation(home, plan)
+        federation = new_federation(home, AGENTS)
         public = embed_public(folder)
         with running_service(federation.home) as service:
             killer = Killer(service, SEED)

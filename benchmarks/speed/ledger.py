@@ -14,7 +14,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import BenchRow, seconds_of
+from benchmarks import BenchRow, in_turn, seconds_of
 from labeler.ledger.database import CHECKPOINT_PAGES, open_database
 from labeler.ledger.ledger import Charge, Ledger
 from workers.progress import ProgressCallback, silent
@@ -41,12 +41,10 @@ def bench_ledger(
                     ledger.reserve(f"{label}-{number}", charges)
 
             bare, one, many = [], [], []
-            for turn in range(turns):
-                progress("Ledger", turn, turns)
+            for turn in in_turn(progress, "Ledger", range(turns)):
                 bare.append(seconds_of(lambda: bare_inserts(folder / "bare.db", commits=commits)))
                 one.append(seconds_of(lambda turn=turn: reserve(1, f"one-{turn}")))  # type: ignore[misc]
                 many.append(seconds_of(lambda turn=turn: reserve(11, f"many-{turn}")))  # type: ignore[misc]
-            progress("Ledger", turns, turns)
             check = seconds_of(ledger.verify)
             entries = ledger.head().seq
     settings = {"turns": turns, "commits_per_turn": commits, "journal_mode": "wal", "synchronous": "full"}

@@ -30,11 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow, seconds_of
-from benchmarks.machine import PeakMemory, memory_bytes, run_alone
+from benchmarks.machine import PeakMemory, run_alone
 from feature_store.index.build import build_index, engine_of_processor, products_of
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
-from labeler.errors import InvalidSetting
 from labeler.noise import DiscreteGaussian
 from labeler.planning import price
 from labeler.randomness import os_source
@@ -195,8 +194,6 @@ def measure_search_memory(
         folder: where the features are written (records * dimension * 2 bytes) and removed again.
         limit_bytes: a quarter of the shard if None.
     """
-    if memory_bytes("RssAnon") is None:
-        raise InvalidSetting("measuring memory needs Linux's /proc")
     path = folder / "memory_probe_features.npy"
     generator = np.random.default_rng(0)
     shard = np.lib.format.open_memmap(path, mode="w+", dtype=np.int16, shape=(records, dimension))

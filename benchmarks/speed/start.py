@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.service.federation import tied_command
 from labeler.errors import InvalidSetting, Unavailable
 from workers.progress import ProgressCallback, silent
@@ -61,15 +60,13 @@ def bench_start(*, full: bool = False, progress: ProgressCallback = silent) -> l
     runs: dict[str, list[Run]] = {"first start": [], "second start": [], "stopped with a job under way": []}
     commands: dict[str, list[float]] = {"--help": [], "status": [], "plan": []}
     with tempfile.TemporaryDirectory() as name:
-        for number in range(times):
-            progress("Starts", number, times)
+        for number in in_turn(progress, "Starts", range(times)):
             home = Path(name) / f"federation-{number}"
             runs["first start"].append(_run(home))
             runs["second start"].append(_run(home, status_cpu=commands["status"]))
             runs["stopped with a job under way"].append(_run(home, with_a_job=True))
             commands["--help"].append(_cpu_of(["--help"]))
             commands["plan"].append(_cpu_of(PLAN))
-        progress("Starts", times, times)
     return _rows(runs, commands)
 
 
@@ -142,9 +139,8 @@ def _rows(runs: dict[str, list[Run]], commands: dict[str, list[float]]) -> list[
     rows = []
 
     def row(case: str, method: str, metric: str, values: Sequence[float], reference: str | None = None) -> None:
-        sd = statistics.stdev(values) if len(values) > 1 else None
-        found = settings | {"repetitions": len(values)}
-        rows.append(BenchRow(case, method, metric, statistics.mean(values), sd, reference=reference, settings=found))
+        told = settings | {"repetitions": len(values)}
+        rows.append(mean_row(case, method, metric, values, reference=reference, settings=told))
 
     up = f"labeler up, {AGENTS} agents"
     for method, done in runs.items():

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, mean_row
 from benchmarks.speed.winner_party import Took, measure, write_trio
 from benchmarks.sums import run_round
 from feature_store.shard import Shard
@@ -81,15 +81,8 @@ def bench_winner(*, full: bool = False, progress: ProgressCallback = silent) -> 
     for step, size in enumerate(SIZES, start=len(sizes)):
         progress("Winners", step, steps)
         bare = min(_bare(_shares(*size)) for _ in range(turns))
-        rows.append(
-            BenchRow(
-                case=_case(size),
-                method="three talliers / bare np_argmax, same shares and field",
-                metric="time ratio, starts included",
-                value=measured[size] / bare,
-                seconds=bare,
-            )
-        )
+        method, ratio = "three talliers / bare np_argmax, same shares and field", measured[size] / bare
+        rows.append(BenchRow(_case(size), method, "time ratio, starts included", ratio, seconds=bare))
     progress("Winners", steps - 1, steps)
     rows += _quality(repetitions=5 if full else 2)
     progress("Winners", steps, steps)
@@ -97,21 +90,12 @@ def bench_winner(*, full: bool = False, progress: ProgressCallback = silent) -> 
 
 
 def _rows_of_ours(size: tuple[int, int], took: Took) -> list[BenchRow]:
-    method = "three processes, TLS, equal jobs checked"
+    method, case = "three processes, TLS, equal jobs checked", _case(size)
     return [
-        BenchRow(
-            case=_case(size),
-            method=method,
-            metric="seconds",
-            value=took.seconds,
-            reference=TARGETS.get(size),
-            seconds=took.seconds,
-        ),
-        BenchRow(case=_case(size), method=method, metric="milliseconds per label", value=1000 * took.seconds / size[0]),
-        BenchRow(case=_case(size), method=method, metric="seconds to start the processes", value=took.start_s),
-        BenchRow(
-            case=_case(size), method=method, metric="peak memory of a tallier's process, MB", value=took.memory_mb
-        ),
+        BenchRow(case, method, "seconds", took.seconds, reference=TARGETS.get(size), seconds=took.seconds),
+        BenchRow(case, method, "milliseconds per label", 1000 * took.seconds / size[0]),
+        BenchRow(case, method, "seconds to start the processes", took.start_s),
+        BenchRow(case, method, "peak memory of a tallier's process, MB", took.memory_mb),
     ]
 
 
@@ -122,15 +106,10 @@ def _many_jobs(turns: int) -> list[BenchRow]:
     together = min(_ours(shares, jobs=MANY_JOBS).seconds for _ in range(turns))
     alone = min(_ours([share[:10] for share in shares]).seconds for _ in range(turns))
     case = f"{MANY_JOBS} jobs of 10 queries x {size[1]} classes"
+    ratio = together / (MANY_JOBS * alone)
     return [
-        BenchRow(case=case, method="one computation", metric="seconds", value=together, seconds=together),
-        BenchRow(
-            case=case,
-            method="one computation / a computation each",
-            metric="time ratio",
-            value=together / (MANY_JOBS * alone),
-            seconds=alone,
-        ),
+        BenchRow(case, "one computation", "seconds", together, seconds=together),
+        BenchRow(case, "one computation / a computation each", "time ratio", ratio, seconds=alone),
     ]
 
 
@@ -246,12 +225,9 @@ def _quality_of(
         right.append(100 * float((labels == truth)[is_answered].mean()))
     case = f"handwritten digits, {len(shards)} agents, k {K}, sigma {SIGMA_VOTES:g}"
     method = "winner, never abstains" if threshold is None else f"winner, abstains below {threshold} votes"
-    spread = float(np.std(right, ddof=1)) if len(right) > 1 else None
     return [
-        BenchRow(
-            case=case, method=method, metric="accuracy of answered labels, %", value=float(np.mean(right)), sd=spread
-        ),
-        BenchRow(case=case, method=method, metric="answered, %", value=float(np.mean(answered))),
+        mean_row(case, method, "accuracy of answered labels, %", right),
+        BenchRow(case, method, "answered, %", float(np.mean(answered))),
     ]
 
 

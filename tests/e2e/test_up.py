@@ -265,22 +265,21 @@ def test_a_token_that_was_revoked_or_lost_is_made_anew_and_the_one_shown_before_
     home = tmp_path / "federation"
     home.mkdir(mode=0o700)
     federation = make_federation(home, Plan(agents=1))
-    first = prepare_journal(federation)
-    assert first.is_new
-    again = prepare_journal(federation)
-    assert (again.secret, again.is_new) == (first.secret, False)
+    first, is_new = prepare_journal(federation)
+    assert is_new
+    assert prepare_journal(federation) == (first, False)
     (home / TOKEN_FILE).unlink()
-    second = prepare_journal(federation)
-    assert second.is_new
+    second, is_new = prepare_journal(federation)
+    assert is_new
     with closing(open_database(home / "coordinator" / "journal.db")) as database:
         store = TokenStore(database)
-        assert store.find(first.secret) is not None
-        found = store.find(second.secret)
+        assert store.find(first) is not None
+        found = store.find(second)
         assert found is not None
         store.revoke(found.token_id)
-    third = prepare_journal(federation)
-    assert third.is_new
-    assert len({first.secret, second.secret, third.secret}) == 3
+    third, is_new = prepare_journal(federation)
+    assert is_new
+    assert len({first, second, third}) == 3
 
 
 @pytest.mark.long

@@ -292,7 +292,7 @@ def test_new_keys_come_by_invitation_and_bring_the_talliers_as_they_are_now(
     command = ("agent", "join", "hospital-a.invitation.json", "--home", "a")
     assert labeler(*command, "--shard", "a.shard", "--phrase", phrase).code == 0
     policy_file = tmp_path / "a" / "policy.toml"
-    policy_file.write_text("# our own words\n" + policy_file.read_text().replace("1000", "77"))
+    policy_file.write_text("# our own words\n" + policy_file.read_text().replace("day = 1000", "day = 77"))
     before = PartyKeys.load(tmp_path / "a" / "keys.json").public
 
     # A tallier is replaced by another one.
