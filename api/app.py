@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from api import refusals
+from api import problems
 from api.access import PARSED_AT_ONCE, Gate
 from api.documentation import document
 from api.in_turn import Pricing
@@ -19,10 +19,9 @@ from api.metrics import Metrics
 from api.request_context import RequestContext, Shutdown
 from api.routes.administration import invitation_routes, party_routes, token_routes
 from api.routes.budget import budget_routes, evidence_routes
-from api.routes.jobs import job_routes, label_routes
+from api.routes.jobs import job_routes, label_routes, task_routes
 from api.routes.messages import message_routes
 from api.routes.operations import operation_routes
-from api.routes.tasks import task_routes
 from api.schema import JobRequest, Problem
 
 if TYPE_CHECKING:
@@ -83,11 +82,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
-    refusals.install(app)
+    problems.install(app)
     app.add_middleware(
         Limits,
         limits=coordinator.config.limits,
-        refuse=lambda error, path: refusals.refusal(error, instance=path),
+        refuse=lambda error, path: problems.refusal(error, instance=path),
     )
     app.add_middleware(RequestContext, metrics=metrics)
 

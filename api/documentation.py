@@ -21,8 +21,7 @@ from pydantic import BaseModel
 from api import examples
 from api.access import ACCESS, VERSIONED, Need, caller, reader
 from api.coordinator.ownership import Reader
-from api.problems import TYPE_PREFIX
-from api.refusals import MEDIA_TYPE
+from api.problems import MEDIA_TYPE, TYPE_PREFIX
 from api.schema import KEY
 
 if TYPE_CHECKING:

@@ -26,25 +26,20 @@ import pyarrow as pa
 from anyio import to_thread
 
 from api.coordinator import labels, submission
-from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
-from api.coordinator.conductor import Conductor
+from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts, signed_evidence
+from api.coordinator.conductor import Bounds, Conductor, Preparation
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Estimates
-from api.coordinator.evidence import signed_evidence
-from api.coordinator.health import Health
-from api.coordinator.home import RoomProbe, clear_incoming, own_keys, owning_home
-from api.coordinator.image_labels import ImageLabeller
 from api.coordinator.invitations import Invitations
-from api.coordinator.keeping import Keeper
+from api.coordinator.labels import thumbnails
 from api.coordinator.long_prices import LongPrices
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
-from api.coordinator.preparation import Bounds, Preparation
-from api.coordinator.roster import Roster
-from api.coordinator.stores import Stores
+from api.coordinator.retention import ImageLabeller, Keeper
+from api.coordinator.roster import Health, Roster
+from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
 from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
-from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
 from api.coordinator.views import read_views
 from api.schema import (
@@ -344,7 +339,7 @@ class Coordinator:
         return view
 
     def forget(self, job_id: str, *, reader: Reader) -> JobView:
-        """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.keeping.
+        """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.retention.
 
         Raises:
             NotReady: it has not ended.
@@ -372,7 +367,7 @@ class Coordinator:
         return self._keeper.labels_file(job_id)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.
+        """The label of every image of a completed job, asked about or not; see api.coordinator.retention.
 
         Raises:
             NotReady: it is not completed.
@@ -402,7 +397,7 @@ class Coordinator:
         return labels.job_model(job_id, stores=self.stores, config=self.config)
 
     def thumbnails(self, job_id: str, sources: Sequence[str], *, reader: Reader) -> ThumbnailsView:
-        """Small pictures of images that a job was sent; see api.coordinator.thumbnails.
+        """Small pictures of images that a job was sent; see api.coordinator.labels.
 
         Raises:
             NotFound: there is no such job, it is another requester's, or it was sent as vectors.
@@ -506,7 +501,7 @@ class Coordinator:
         )
 
     def evidence(self, wanted: Wanted) -> SignedEvidence:
-        """What was asked and what it cost, from the verified journal, signed; see api.coordinator.evidence."""
+        """What was asked and what it cost, from the verified journal, signed; see api.coordinator.budgets."""
         return signed_evidence(
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock
         )

@@ -21,13 +21,11 @@ from functools import partial
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.facts import facts_of
-from api.coordinator.home import INCOMING
 from api.coordinator.long_prices import LongPrices
 from api.coordinator.ownership import Owners, Reader, own_spenders
-from api.coordinator.pricing import accounts_of, first_shortage
-from api.coordinator.settlement import proposed_id, worst_case
-from api.coordinator.stores import Stores
+from api.coordinator.pricing import accounts_of, first_shortage, proposed_id, worst_case
+from api.coordinator.roster import facts_of
+from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
 from api.problems import problem_of, refusal_of

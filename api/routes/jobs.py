@@ -1,4 +1,4 @@
-"""Jobs: price, submit, watch, cancel, download the labels; and a few labels at once."""
+"""Tasks, which are immutable; jobs: price, submit, watch, cancel, download; and a few labels at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from api import examples, refusals
+from api import examples, problems
 from api.access import Route
+from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
-from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, After, IdempotencyKey, JobId, Limit, Who, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
 from api.in_turn import Pricing
@@ -44,7 +44,11 @@ from api.schema import (
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
+from typing import TYPE_CHECKING
 
+from api.coordinator.long_prices import takes_long
+from api.documentation import Caller, TaskId, TokenId
+from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 
 RETRY_AFTER_S = "1"
 MODEL_MEDIA_TYPE = "application/octet-stream"
@@ -383,7 +387,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             response.headers["Retry-After"] = "1"
             return LabelsView(job_id=view.job_id, state=view.state, price=view.price)
         if view.problem is not None:
-            return refusals.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
+            return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
         rows: tuple[LabelRow, ...] = ()
         if view.state == "completed":
             # The token may have been revoked while its holder waited.
@@ -406,3 +410,67 @@ async def _finished(coordinator: Coordinator, request: Request, view: JobView, w
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(unless_stopping(request, watch()), wait_s)
     return latest
+
+
+def task_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
+    """Routes under /v1/tasks."""
+    router = APIRouter(tags=["tasks"], route_class=Route)
+
+    @router.post(
+        "/v1/tasks",
+        status_code=201,
+        summary="Make a task",
+        description="Fix what all parties shall agree on: classes, method, noise, who takes part. Costs nothing. "
+        "Every task is new: it has a nonce, so that its noise is its own.",
+        responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422, 429, 503)),
+    )
+    async def create_task(
+        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
+    ) -> TaskView:
+        is_long = takes_long(request.method, request.release)
+        view = await pricing.run(by, partial(coordinator.create_task, request, by=by), is_long=is_long)
+        response.headers["Location"] = f"/v1/tasks/{view.task_id}"
+        return view
+
+    @router.get(
+        "/v1/tasks",
+        summary="List tasks",
+        description="Newest first. A requester reads the tasks that its token made or that are shared with it.",
+        responses=answers("One page of tasks", examples.TASK_PAGE, problems=(422,)),
+    )
+    def list_tasks(who: Who, after: After = None, limit: Limit = 50) -> TaskPage:
+        return coordinator.tasks(after, limit, reader=who)
+
+    @router.get(
+        "/v1/tasks/{task_id}",
+        summary="Read a task",
+        description="The task itself, what all its queries cost, and how many are left.",
+        responses=answers("The task", examples.TASK, problems=(404, 422)),
+    )
+    def read_task(task_id: TaskId, who: Who) -> TaskView:
+        return coordinator.task(task_id, reader=who)
+
+    @router.post(
+        "/v1/tasks/{task_id}/shares",
+        status_code=201,
+        summary="Share a task",
+        description="Let another requester's token submit jobs into it. Only with the token that made the task, or an "
+        "administrator's. Each sees its own jobs; the queries are everybody's. Again: no change.",
+        responses=answers("The task", examples.TASK_SHARED, status=201, problems=(404, 413, 415, 422)),
+    )
+    def share_task(
+        task_id: TaskId, request: Annotated[ShareRequest, Body(examples=[examples.SHARE_REQUEST])], who: Who
+    ) -> TaskView:
+        return coordinator.share_task(task_id, request.token_id, reader=who)
+
+    @router.delete(
+        "/v1/tasks/{task_id}/shares/{token_id}",
+        summary="Stop sharing a task",
+        description="The token submits no more into it, and no longer sees it; its jobs stay its own. "
+        "Again: no change.",
+        responses=answers("The task", examples.TASK, problems=(404, 422)),
+    )
+    def unshare_task(task_id: TaskId, token_id: TokenId, who: Who) -> TaskView:
+        return coordinator.unshare_task(task_id, token_id, reader=who)
+
+    return router

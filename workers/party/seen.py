@@ -2,7 +2,7 @@
 
 A coordinator whose journal was replaced by an older copy believes itself. What its own key has signed, it believes too:
 a party sends the signed answer that told it the furthest head along with every poll, and a head in it that the journal
-does not hold stops the service until the newest journal is back (api.coordinator.witnesses). The word is public to
+does not hold stops the service until the newest journal is back (api.coordinator.mailroom). The word is public to
 whoever may poll, and holds nothing of any record.
 
     coordinator.head    the head (labeler.ledger.anchor)

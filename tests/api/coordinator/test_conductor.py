@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from api.coordinator.conductor import Conductor, PreparedQuestions
-from api.coordinator.preparation import Preparation
+from api.coordinator.conductor import Conductor, Preparation, PreparedQuestions
 from api.coordinator.views import job_view
 from api.schema import JobView
 from feature_store.quantize import quantize

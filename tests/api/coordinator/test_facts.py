@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.coordinator.facts import MAX_CLASS_CHARACTERS, Facts, check_facts, facts_of
+from api.coordinator.roster import MAX_CLASS_CHARACTERS, Facts, check_facts, facts_of
 from labeler.errors import ProtocolViolation
 from labeler.task import MOST_CLASSES
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.home import LOCK_FILE, owning_home
 from api.coordinator.service import Coordinator
+from api.coordinator.stores import LOCK_FILE, owning_home
 from labeler.errors import InvalidSetting, JournalInUse
 from labeler.ledger import ownership
 from tests.api.conftest import config_fields

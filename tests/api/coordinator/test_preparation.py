@@ -12,9 +12,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from api.coordinator import preparation
+from api.coordinator import conductor
+from api.coordinator.conductor import Preparation, _Chooser
 from api.coordinator.ownership import Reader
-from api.coordinator.preparation import Preparation, _Chooser
 from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
@@ -109,7 +109,7 @@ def test_many_vectors_are_left_to_the_thread_that_took_them_until_it_has_tried(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver may find a job in the journal before its submission has chosen; a process for it costs a second."""
-    monkeypatch.setattr(preparation, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
     wanted: list[str] = []
 
     def want(_: _Chooser, *of: object) -> None:
@@ -128,7 +128,7 @@ def test_many_vectors_are_left_to_the_thread_that_took_them_until_it_has_tried(
     made.ask(gone, house.tasks.get(gone.task_digest).task)
     assert wanted[1:] == [gone.job_id]
     with monkeypatch.context() as full:
-        full.setattr(preparation, "write_questions", _no_room)
+        full.setattr(conductor, "write_questions", _no_room)
         tried = submit(house)
         record = house.jobs.get(tried.job_id)
         made.begin(record, house.tasks.get(record.task_digest).task)
@@ -158,7 +158,7 @@ def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound is the system's, on the computing time of a real process that would work for much longer."""
-    monkeypatch.setattr(preparation, "_MODULE", "tests.api.coordinator.endless")
+    monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.endless")
     told = threading.Event()
     job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5))
     assert told.wait(60)
@@ -189,7 +189,7 @@ def test_choosers_take_turns_among_requesters_and_stop_for_jobs_that_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     """Three jobs of one and one of another, one process: the other is second, and a job that ended is not begun."""
-    monkeypatch.setattr(preparation, "PROCESSES", 1)
+    monkeypatch.setattr(conductor, "PROCESSES", 1)
     order: list[str] = []
     gate, taken = threading.Event(), threading.Event()
     ended = {"a-2"}
@@ -227,7 +227,7 @@ def test_choosers_take_turns_among_requesters_and_stop_for_jobs_that_ended(
 def test_a_process_that_chooses_is_ended_when_its_job_is(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_MODULE", "tests.api.coordinator.sleeping")
+    monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.sleeping")
     told = threading.Event()
     view = submit(house, strategy="clustered", count=5)
     job = ask(prepare(lambda _: told.set()), house, view)

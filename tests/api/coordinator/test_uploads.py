@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from api.coordinator.config import LimitsTable
-from api.coordinator.parquet_rows import FEATURE_ROWS, MOST_FEATURE_ROWS, RowLimits, feature_rows, read_rows
+from api.coordinator.parquet_reader import FEATURE_ROWS, MOST_FEATURE_ROWS, RowLimits, feature_rows, read_rows
 from api.coordinator.uploads import Upload, UploadWriter, _tidied, tidy_name
 from feature_store.quantize import on_grid, quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage

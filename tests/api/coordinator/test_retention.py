@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.coordinator import keeping, submission
+from api.coordinator import retention as keeping
+from api.coordinator import submission
 from api.coordinator.config import KeepingTable
-from api.coordinator.image_labels import ImageLabeller
-from api.coordinator.keeping import ORPHAN_S, Keeper
+from api.coordinator.retention import ORPHAN_S, ImageLabeller, Keeper
 from feature_store.embed_board import EmbedBoard, EmbedRequest
 from feature_store.results.image_labelling import LabellingOrder
 from feature_store.results.questions import IMAGE_LABELS, LABELS
