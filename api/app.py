@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from api import problems
 from api.access import PARSED_AT_ONCE, Gate
 from api.documentation import document
-from api.in_turn import Pricing
 from api.limits import Limits, RateLimits
 from api.metrics import Metrics
 from api.request_context import RequestContext, Shutdown
@@ -67,10 +66,9 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.state.parsing = asyncio.Semaphore(PARSED_AT_ONCE)
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
-    pricing = Pricing(coordinator.long_prices)
     routers = (
-        task_routes(coordinator, pricing),
-        job_routes(coordinator, pricing),
+        task_routes(coordinator),
+        job_routes(coordinator),
         label_routes(coordinator),
         budget_routes(coordinator),
         evidence_routes(coordinator),

@@ -24,6 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,9 @@ from numpy.typing import NDArray
 
 from api.coordinator.labels import release_to_bytes
 from api.coordinator.stores import Stores
+from api.fair_pool import FairPool
 from feature_store.backbones import read_spec
-from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
+from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest
 from feature_store.results.choosing import DISK_IS_FULL, QuestionRequest, write_questions
 from feature_store.results.questions import (
     FAILURE,
@@ -282,7 +284,10 @@ class Preparation:
         self._backbone_of = backbone_of
         self._bounds = bounds or Bounds()
         self._choosing = threading.BoundedSemaphore(PROCESSES)
-        self._chooser = _Chooser(home, is_wanted=is_wanted, on_end=on_end)
+        self._is_wanted = is_wanted
+        self._on_end = on_end
+        self._choosers = FairPool("choosing", threads=PROCESSES)
+        self._stopping = threading.Event()
         self._tried: OrderedDict[str, None] = OrderedDict()
 
     def begin(self, job: JobRecord, task: Task) -> None:
@@ -336,7 +341,7 @@ class Preparation:
         if _is_chosen_from_by_its_taker(job, size) and job.job_id not in self._tried:
             self._note_tried(job.job_id)
             return
-        self._chooser.want(lane_of(job.created_by), job.job_id, wanted, size)
+        self._choosers.submit(job.created_by, partial(self._choose, job.job_id, wanted, size), key=job.job_id)
 
     def _note_tried(self, job_id: str) -> None:
         self._tried[job_id] = None
@@ -355,7 +360,35 @@ class Preparation:
 
     def stop(self) -> None:
         """End every process that chooses."""
-        self._chooser.stop()
+        self._stopping.set()
+        self._choosers.stop()
+
+    def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
+        """Have a process choose, and say that it has ended; one that meets a defect is asked for again."""
+        try:
+            self._run_chooser(job_id, request, size)
+        except Exception:
+            log.exception("questions could not be chosen", extra={"job_id": job_id})
+        self._on_end(job_id)
+
+    def _run_chooser(self, job_id: str, request: QuestionRequest, size: int) -> None:
+        folder = self._home / "jobs" / job_id
+        if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
+            return
+        process = start_process(_MODULE, str(folder), request.model_dump_json(), str(size))
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+                if self._stopping.is_set() or not self._is_wanted(job_id):
+                    return
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode == DISK_IS_FULL:
+            log.warning("questions wait for room on the disk", extra={"job_id": job_id})
+        elif process.returncode:
+            write_failure(folder, BadData(_TOO_MUCH))
 
     def _wanted(self, job: JobRecord, task: Task) -> QuestionRequest:
         return QuestionRequest.model_validate(
@@ -377,91 +410,6 @@ class Preparation:
                 spec = read_spec(loads)
                 return spec.architecture or spec.kind
         return ""
-
-
-class _Chooser:
-    """Processes that choose, a few at a time; requesters take turns, and have one each."""
-
-    def __init__(self, home: Path, *, is_wanted: Callable[[str], bool], on_end: Callable[[str], None]) -> None:
-        self._home = home
-        self._is_wanted = is_wanted
-        self._on_end = on_end
-        self._bell = threading.Condition()
-        self._lanes: OrderedDict[str, OrderedDict[str, tuple[QuestionRequest, int]]] = OrderedDict()
-        self._busy: dict[str, str] = {}
-        self._threads: list[threading.Thread] = []
-        self._stopping = False
-
-    def want(self, lane: str, job_id: str, request: QuestionRequest, size: int) -> None:
-        """Put a job into its lane, unless it is there or at work."""
-        with self._bell:
-            if self._busy.get(lane) == job_id or self._stopping:
-                return
-            self._lanes.setdefault(lane, OrderedDict())[job_id] = (request, size)
-            if len(self._threads) < PROCESSES:
-                thread = threading.Thread(target=self._work, name="choosing", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._bell.notify()
-
-    def stop(self) -> None:
-        with self._bell:
-            self._stopping = True
-            self._lanes.clear()
-            self._bell.notify_all()
-        for thread in self._threads:
-            thread.join(timeout=5.0)
-
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            lane, job_id, request, size = taken
-            try:
-                self._choose(job_id, request, size)
-            except Exception:
-                # One job that meets a defect must not stop the others; the conductor asks for it again.
-                log.exception("questions could not be chosen", extra={"job_id": job_id})
-            finally:
-                with self._bell:
-                    self._busy.pop(lane, None)
-                    if lane in self._lanes:
-                        self._lanes.move_to_end(lane)  # what it sent meanwhile comes behind everybody else
-                    self._bell.notify()
-            self._on_end(job_id)
-
-    def _take(self) -> tuple[str, str, QuestionRequest, int] | None:
-        """The next job of the lane whose turn it is; None at the end."""
-        with self._bell:
-            while not self._stopping:
-                for lane, jobs in self._lanes.items():
-                    if lane in self._busy:
-                        continue
-                    job_id, (request, size) = jobs.popitem(last=False)
-                    del self._lanes[lane]
-                    if jobs:
-                        self._lanes[lane] = jobs  # behind everybody else
-                    self._busy[lane] = job_id
-                    return lane, job_id, request, size
-                self._bell.wait()
-        return None
-
-    def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
-        folder = self._home / "jobs" / job_id
-        if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
-            return
-        process = start_process(_MODULE, str(folder), request.model_dump_json(), str(size))
-        try:
-            while process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_S)
-                if self._stopping or not self._is_wanted(job_id):
-                    return
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode == DISK_IS_FULL:
-            log.warning("questions wait for room on the disk", extra={"job_id": job_id})
-        elif process.returncode:
-            write_failure(folder, BadData(_TOO_MUCH))
 
 
 def _is_chosen_from_by_its_taker(job: JobRecord, size: int) -> bool:

@@ -25,11 +25,11 @@ import select
 import shutil
 import subprocess
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -39,6 +39,7 @@ import pyarrow.parquet as pq
 
 from api.coordinator.conductor import feature_bytes
 from api.coordinator.config import KeepingTable
+from api.fair_pool import FairPool
 from feature_store.embed_board import EmbedBoard
 from feature_store.parquet_file import read_parquet
 from feature_store.results.choosing import DISK_IS_FULL
@@ -89,7 +90,7 @@ class Keeper:
         keeping: KeepingTable,
         *,
         table_of: Callable[[str], pa.Table],
-        labeller: ImageLabeller,
+        labeller: ImageLabeler,
         clock: Clock,
     ) -> None:
         self._folder = home / "jobs"
@@ -220,7 +221,6 @@ class Keeper:
                     "answers are there (of=questions)"
                 )
             self._write_labels(job)
-            self._labeller.want(job, first=True)
         self._labeller.wait(job)
         return read(folder / name)
 
@@ -350,9 +350,6 @@ def _chunks(names: Iterator[str]) -> Iterator[list[str]]:
 SMALL_BYTES = 8 * 2**20
 """Features up to this many bytes make a job a small one."""
 
-TOGETHER = 50
-"""Small jobs that are taken at once, those of each requester in turn."""
-
 WAIT_S = 10.0
 """How long a request waits; then it is told to come again."""
 
@@ -369,16 +366,10 @@ def is_labelled(folder: Path) -> bool:
     return (folder / IMAGE_LABELS).exists() or (folder / IMAGE_FAILURE).exists()
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """A job to label, and how many bytes of features it has."""
+class ImageLabeler:
+    """Has the images of completed jobs labeled, by one process for small jobs and one for large ones.
 
-    job: JobRecord
-    size: int
-
-
-class ImageLabeller:
-    """See the module. Its threads begin with the first job, and wait for processes.
+    Requesters take turns (api.fair_pool); its threads and processes begin with the first job.
 
     Args:
         order_of: what is to be made of a job.
@@ -387,36 +378,28 @@ class ImageLabeller:
     def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabellingOrder]) -> None:
         self._home = home
         self._order_of = order_of
-        self._bell = threading.Condition()
-        self._waiting: dict[bool, OrderedDict[str, _Wanted]] = {True: OrderedDict(), False: OrderedDict()}
-        self._busy: set[str] = set()
-        self._threads: dict[bool, threading.Thread] = {}
-        self._stopping = False
+        self._stopping = threading.Event()
+        self._workers = {is_small: (FairPool("labeling", threads=1), _Process()) for is_small in (True, False)}
 
-    def want(self, job: JobRecord, *, first: bool = False) -> None:
-        """See that a completed job is labelled, whose questions and answers are in its folder.
+    def want(self, job: JobRecord, *, first: bool = False) -> Future[None] | None:
+        """See that a completed job is labeled, whose questions and answers are in its folder.
 
         Args:
             job: of which it is not known whether it is.
             first: before those that nobody waits for.
 
+        Returns:
+            Its labeling; None where there is nothing to do.
+
         Raises:
             BadData: what was sent with it cannot be read.
         """
-        with self._bell:
-            if self._stopping or job.job_id in self._busy or is_labelled(self._folder(job)):
-                return
-            wanted = _Wanted(job, feature_bytes(self._folder(job), job))
-            is_small = wanted.size <= SMALL_BYTES
-            self._waiting[is_small].setdefault(job.job_id, wanted)
-            if first:
-                self._waiting[is_small].move_to_end(job.job_id, last=False)
-            if is_small not in self._threads:
-                self._threads[is_small] = threading.Thread(
-                    target=self._work, args=(is_small,), name="labelling", daemon=True
-                )
-                self._threads[is_small].start()
-            self._bell.notify_all()
+        folder = self._home / "jobs" / job.job_id
+        if is_labelled(folder):
+            return None
+        size = feature_bytes(folder, job)
+        pool, process = self._workers[size <= SMALL_BYTES]
+        return pool.submit(job.created_by, partial(self._label, job, size, process), key=job.job_id, first=first)
 
     def wait(self, job: JobRecord) -> Path:
         """The file of a job's image labels, once it is there.
@@ -425,9 +408,11 @@ class ImageLabeller:
             Unavailable: it takes longer than a request waits.
             LabelerError: there are none, and why.
         """
-        folder = self._folder(job)
-        with self._bell:
-            self._bell.wait_for(lambda: self._stopping or is_labelled(folder), WAIT_S)
+        folder = self._home / "jobs" / job.job_id
+        labeling = self.want(job, first=True)
+        if labeling is not None:
+            with suppress(TimeoutError, CancelledError):
+                labeling.result(WAIT_S)
         with suppress(FileNotFoundError):
             if (folder / IMAGE_FAILURE).stat().st_size:
                 raise read_failure(folder / IMAGE_FAILURE)
@@ -437,60 +422,32 @@ class ImageLabeller:
 
     def stop(self) -> None:
         """End every process that labels; what is missing is made when it is next asked for."""
-        with self._bell:
-            self._stopping = True
-            for waiting in self._waiting.values():
-                waiting.clear()
-            self._bell.notify_all()
-        for thread in self._threads.values():
-            thread.join(timeout=5.0)
-
-    def _folder(self, job: JobRecord) -> Path:
-        return self._home / "jobs" / job.job_id
-
-    def _work(self, is_small: bool) -> None:
-        process = _Process()
-        try:
-            while taken := self._take(is_small):
-                for one in taken:
-                    try:
-                        self._label(one, process)
-                    except Exception:
-                        # A defect that one job meets must not stop the others.
-                        log.exception("the images of a job could not be labelled", extra={"job_id": one.job.job_id})
-                    finally:
-                        with self._bell:
-                            self._busy.discard(one.job.job_id)
-                            self._bell.notify_all()  # whoever waits for it looks again
-        finally:
+        self._stopping.set()
+        for pool, process in self._workers.values():
+            pool.stop()
             process.end()
 
-    def _take(self, is_small: bool) -> list[_Wanted]:
-        """The next jobs: one of each requester in turn; none at the end."""
-        with self._bell:
-            waiting = self._waiting[is_small]
-            while not self._stopping and not waiting:
-                self._bell.wait()
-            if self._stopping:
-                return []
-            taken = _in_turns(list(waiting.values()))[: TOGETHER if is_small else 1]
-            for one in taken:
-                del waiting[one.job.job_id]
-            self._busy.update(one.job.job_id for one in taken)
-            return taken
+    def _label(self, job: JobRecord, size: int, process: _Process) -> None:
+        try:
+            self._have_labeled(job, size, process)
+        except Exception:
+            # A defect that one job meets must not stop the others.
+            log.exception("the images of a job could not be labelled", extra={"job_id": job.job_id})
 
-    def _label(self, wanted: _Wanted, process: _Process) -> None:
-        job, folder = wanted.job, self._folder(wanted.job)
+    def _have_labeled(self, job: JobRecord, size: int, process: _Process) -> None:
+        folder = self._home / "jobs" / job.job_id
+        if is_labelled(folder):
+            return
         try:
             order = self._order_of(job).model_dump(mode="json")
         except LabelerError as error:
             write_failure(folder, error, name=IMAGE_FAILURE)
             return
-        line = json.dumps({"order": order, "feature_bytes": wanted.size, "images": job.images}).encode()
+        line = json.dumps({"order": order, "feature_bytes": size, "images": job.images}).encode()
         for _ in range(2):
             # The process may have had its day: it ends when it has waited long, or has spent what it was given.
-            code = process.carry_out(line, is_over=lambda: self._stopping)
-            if self._stopping or is_labelled(folder) or not folder.exists():
+            code = process.carry_out(line, is_over=self._stopping.is_set)
+            if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
                 return
             if code == DISK_IS_FULL:
                 log.warning("labels of images wait for room on the disk", extra={"job_id": job.job_id})
@@ -532,14 +489,3 @@ class _Process:
             with suppress(BrokenPipeError):
                 self._process.communicate()
         self._process = None
-
-
-def _in_turns(waiting: list[_Wanted]) -> list[_Wanted]:
-    """The jobs in their order, but the second of a requester after the first of everybody, and so on."""
-    seen: dict[str, int] = {}
-    ranked = []
-    for place, one in enumerate(waiting):
-        rank = seen.get(one.job.created_by, 0)
-        seen[one.job.created_by] = rank + 1
-        ranked.append((rank, place, one))
-    return [one for _, _, one in sorted(ranked, key=lambda ranks: ranks[:2])]

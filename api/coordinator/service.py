@@ -29,13 +29,12 @@ from api.coordinator import labels, submission
 from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts, signed_evidence
 from api.coordinator.conductor import Bounds, Conductor, Preparation
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.estimates import Estimates
+from api.coordinator.estimates import Estimates, Prices
 from api.coordinator.invitations import Invitations
 from api.coordinator.labels import thumbnails
-from api.coordinator.long_prices import LongPrices
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
-from api.coordinator.retention import ImageLabeller, Keeper
+from api.coordinator.retention import ImageLabeler, Keeper
 from api.coordinator.roster import Health, Roster
 from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
 from api.coordinator.tasks import create_task, task_view
@@ -103,7 +102,7 @@ class Coordinator:
         self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
         self._owned = ExitStack()
-        self._labeller = ImageLabeller(
+        self._labeller = ImageLabeler(
             config.home, order_of=lambda job: labels.labelling_order(job, stores=stores, config=config)
         )
         self._keeper = Keeper(
@@ -144,8 +143,8 @@ class Coordinator:
             relays=self.conductor.driver.relays,
         )
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
-        self.long_prices = LongPrices()
-        self.estimates = Estimates(config, stores, self._owners, self.long_prices)
+        self.prices = Prices()
+        self.estimates = Estimates(config, stores, self._owners, self.prices)
         self.invitations = Invitations(
             config,
             stores.database,
@@ -211,7 +210,7 @@ class Coordinator:
         if self._keeping.ident is not None:
             self._keeping.join(timeout=10.0)
         self._preparation.stop()
-        self.long_prices.stop()
+        self.prices.stop()
         self._labeller.stop()
         self._mailbox.close()
         self.stores.database.close()
@@ -294,7 +293,7 @@ class Coordinator:
             idempotency_key=idempotency_key,
             config=self.config,
             stores=self.stores,
-            long_prices=self.long_prices,
+            prices=self.prices,
             on_taken=self._taken,
         )
 

@@ -20,7 +20,6 @@ from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
 from api.documentation import BUDGET_REFUSAL, After, IdempotencyKey, JobId, Limit, Who, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
-from api.in_turn import Pricing
 from api.job_intake import JobIntake, Received
 from api.limits import Slots, TooManyRequests
 from api.request_context import unless_stopping, until_stopping
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
 from typing import TYPE_CHECKING
 
-from api.coordinator.long_prices import takes_long
+from api.coordinator.estimates import takes_long
 from api.documentation import Caller, TaskId, TokenId
 from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 
@@ -85,7 +84,7 @@ _LINKS = {
 }
 
 
-def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
+def job_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=Route)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
@@ -97,11 +96,6 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     @cache
     def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
-
-    async def price(asked: EstimateRequest, who: Reader) -> EstimateView:
-        estimates = coordinator.estimates
-        is_long = await pricing.run(who.token_id, partial(estimates.takes_long, asked, reader=who))
-        return await pricing.run(who.token_id, partial(estimates.estimate, asked, reader=who), is_long=is_long)
 
     async def take(received: Received, who: Reader, key: str | None) -> JobView:
         step = partial(coordinator.submit, received.request, received.upload, reader=who, idempotency_key=key)
@@ -116,7 +110,7 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     async def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
-        return await price(request, who)
+        return await coordinator.estimates.price(request, reader=who)
 
     accepted = answers(
         "The job is queued",
@@ -412,7 +406,7 @@ async def _finished(coordinator: Coordinator, request: Request, view: JobView, w
     return latest
 
 
-def task_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
+def task_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/tasks."""
     router = APIRouter(tags=["tasks"], route_class=Route)
 
@@ -428,7 +422,7 @@ def task_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
         request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
     ) -> TaskView:
         is_long = takes_long(request.method, request.release)
-        view = await pricing.run(by, partial(coordinator.create_task, request, by=by), is_long=is_long)
+        view = await coordinator.prices.run(by, partial(coordinator.create_task, request, by=by), is_long=is_long)
         response.headers["Location"] = f"/v1/tasks/{view.task_id}"
         return view
 

@@ -6,7 +6,7 @@ import labeler.errors
 from labeler.errors import LabelerError
 
 ADORNED = {
-    "api.coordinator.long_prices",
+    "api.coordinator.estimates",
     "api.client_http",
     "api.limits",
     "feature_store.decode_process",

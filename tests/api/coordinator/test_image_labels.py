@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from api.coordinator import retention
 from api.coordinator.config import KeepingTable
-from api.coordinator.retention import ImageLabeller, Keeper, is_labelled
+from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
 from feature_store.quantize import quantize
 from feature_store.results.choosing import QuestionRequest, write_questions
 from feature_store.results.image_labelling import LabellingOrder
@@ -99,7 +99,7 @@ class Desk:
 
     def __init__(self, house: House, *jobs: Job, questions_s: float = 600.0) -> None:
         known = {job.record.job_id: job for job in jobs}
-        self.labeller = ImageLabeller(house.config.home, order_of=lambda job: known[job.job_id].order())
+        self.labeller = ImageLabeler(house.config.home, order_of=lambda job: known[job.job_id].order())
         self.keeper = Keeper(
             house.config.home,
             house.jobs,
@@ -221,12 +221,3 @@ def test_where_features_went_with_an_earlier_version_the_questions_are_still_the
     with pytest.raises(Gone, match="of=questions"):
         desk.keeper.image_labels(job.record.job_id)
     assert desk.keeper.labels(job.record.job_id).num_rows == CLUSTERS
-
-
-def test_requesters_take_turns(house: House) -> None:
-    records = [Job(house, start=start).record for start in (0, 30, 60)]
-    waiting = [
-        retention._Wanted(record.__class__(**{**vars(record), "created_by": who}), 1)
-        for record, who in zip(records, ("a", "a", "b"), strict=True)
-    ]
-    assert [one.job.created_by for one in retention._in_turns(waiting)] == ["a", "b", "a"]

@@ -13,14 +13,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from api.coordinator import conductor
-from api.coordinator.conductor import Preparation, _Chooser
+from api.coordinator.conductor import Preparation
 from api.coordinator.ownership import Reader
 from api.coordinator.uploads import upload_of_features
+from api.fair_pool import FairPool
 from api.schema import JobView
 from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
 from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.results.choosing import QuestionRequest
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import AskedStrategy
@@ -112,10 +112,10 @@ def test_many_vectors_are_left_to_the_thread_that_took_them_until_it_has_tried(
     monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
     wanted: list[str] = []
 
-    def want(_: _Chooser, *of: object) -> None:
-        wanted.append(str(of[1]))
+    def submit_piece(_: FairPool, owner: str, piece: object, *, key: str) -> None:
+        wanted.append(key)
 
-    monkeypatch.setattr(_Chooser, "want", want)
+    monkeypatch.setattr(FairPool, "submit", submit_piece)
     made = prepare()
     job = ask(made, house, submit(house))
     made.begin(job, house.tasks.get(job.task_digest).task)
@@ -182,46 +182,6 @@ def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_fo
         mailbox._redis.flushall()
     made.withdraw(job.job_id)
     assert board.all_jobs() == []
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["the first has begun", "all lie there at once"])
-def test_choosers_take_turns_among_requesters_and_stop_for_jobs_that_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
-    """Three jobs of one and one of another, one process: the other is second, and a job that ended is not begun."""
-    monkeypatch.setattr(conductor, "PROCESSES", 1)
-    order: list[str] = []
-    gate, taken = threading.Event(), threading.Event()
-    ended = {"a-2"}
-    done = threading.Semaphore(0)
-
-    class Noting(_Chooser):
-        def _choose(self, job_id: str, *_: object) -> None:
-            taken.set()
-            gate.wait(30)
-            if self._is_wanted(job_id):
-                order.append(job_id)
-
-    chooser = Noting(tmp_path, is_wanted=lambda job_id: job_id not in ended, on_end=lambda _: done.release())
-    request = QuestionRequest(strategy="clustered", count=2, seed=0, fingerprint="f", source="features")
-    if begun:
-        chooser.want("a", "a-0", request, 0)
-        assert taken.wait(30)
-        others = ["a-1", "a-2"]
-    else:
-        chooser._bell.acquire()  # nobody takes one before all are there
-        others = ["a-0", "a-1", "a-2"]
-    for job_id in others:
-        chooser.want("a", job_id, request, 0)
-    chooser.want("b", "b-0", request, 0)
-    if not begun:
-        chooser._bell.release()
-    chooser.want("a", "a-1", request, 0)  # asked again: no second place in the line
-    gate.set()
-    for _ in range(4):
-        assert done.acquire(timeout=30)
-    chooser.stop()
-    assert order == ["a-0", "b-0", "a-1"]
 
 
 def test_a_process_that_chooses_is_ended_when_its_job_is(

@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from api.coordinator import retention as keeping
 from api.coordinator import submission
 from api.coordinator.config import KeepingTable
-from api.coordinator.retention import ORPHAN_S, ImageLabeller, Keeper
+from api.coordinator.retention import ORPHAN_S, ImageLabeler, Keeper
 from feature_store.embed_board import EmbedBoard, EmbedRequest
 from feature_store.results.image_labelling import LabellingOrder
 from feature_store.results.questions import IMAGE_LABELS, LABELS
@@ -51,7 +51,7 @@ def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE,
         ForgottenJobs(house.database, clock=house.clock),
         KeepingTable(**times),
         table_of=table_of,
-        labeller=ImageLabeller(house.config.home, order_of=never),
+        labeller=ImageLabeler(house.config.home, order_of=never),
         clock=house.clock,
     )
 
