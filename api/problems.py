@@ -76,11 +76,28 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
 """Status and title by class; a class that is not listed has those of its parent."""
 
 
-class KeptRefusal(Exception):
-    """The cause of a refusal that is told again: the problem document as it was kept with the refused job."""
+BY_STATUS: dict[int, tuple[str, str, str]] = {
+    401: ("not-authenticated", "No token, or one that is not known", "this needs a bearer token"),
+    403: ("not-allowed", "The token's role does not reach this far", "this needs a token of role admin or higher"),
+    404: ("not-found", "There is nothing of that name", "there is no job of that id"),
+    405: ("method-not-allowed", "The route does not know this method", "Method Not Allowed"),
+    409: ("not-ready", "It is not in the state for this", "the job is collecting; labels follow once completed"),
+    410: ("gone", "It was deleted for good", "what the job asked and got was deleted; its charge stays in the ledger"),
+    413: ("too-large", "The body is larger than is taken", "the body has 70000000 bytes; at most 67108864 are taken"),
+    415: ("unsupported-media-type", "The body has a type that is not taken", "send the body as application/json"),
+    422: ("invalid-request", "The request does not fit the schema", "body.k: Input should be at least 1"),
+    429: ("rate-limited", "Too many requests", "one token may send 600 requests a minute; send the next in 3 s"),
+    503: ("unavailable", "A part of the service cannot be reached now", "the mailbox does not answer; try again"),
+    507: ("storage-full", "There is no room left to keep it", "the upload cannot be kept: the disk is full"),
+}
+"""Type, title and an example of a sentence: of the router's refusals, and of every documented one."""
+
+
+class KeptRefusal(BudgetExceeded):
+    """A refusal for budget that is told again: the problem document as it was kept with the refused job."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
-        super().__init__("kept with the refused job")
+        super().__init__(str(problem["detail"]))
         self.problem = dict(problem)
 
 
@@ -96,8 +113,8 @@ def problem_of(error: LabelerError, *, delta: float | None = None, job_id: str =
         delta: at which a refusal for budget states its epsilons; left out where none is known.
         job_id: the job that was refused, where there is one.
     """
-    if isinstance(error.__cause__, KeptRefusal):
-        return error.__cause__.problem
+    if isinstance(error, KeptRefusal):
+        return error.problem
     status, title = _row(error)
     problem: dict[str, Any] = {
         "type": TYPE_PREFIX + error.problem_type,
@@ -110,23 +127,6 @@ def problem_of(error: LabelerError, *, delta: float | None = None, job_id: str =
     if isinstance(error, BudgetExceeded) and error.account:
         problem |= _budget_members(error, delta)
     return problem
-
-
-def refusal_of(problem: Mapping[str, Any]) -> BudgetExceeded:
-    """The refusal for budget that a kept problem document tells of; `problem_of` gives that document back."""
-    error = BudgetExceeded(
-        str(problem["detail"]),
-        account=str(problem.get("account", "")),
-        level=str(problem.get("level", "")),
-        asked=int(problem.get("asked_nano") or 0),
-        left=int(problem.get("left_nano") or 0),
-        cap=int(problem.get("cap_nano") or 0),
-        last_spenders=tuple(
-            (str(entry["reservation_id"]), int(entry["amount_nano"])) for entry in problem.get("last_spenders", ())
-        ),
-    )
-    error.__cause__ = KeptRefusal(problem)
-    return error
 
 
 def _row(error: LabelerError) -> tuple[int, str]:
@@ -158,13 +158,6 @@ log = logging.getLogger("labeler.api")
 MEDIA_TYPE = "application/problem+json"
 INVALID_REQUEST = TYPE_PREFIX + "invalid-request"
 INTERNAL = TYPE_PREFIX + "internal"
-_BY_STATUS = {
-    404: ("not-found", "There is nothing of that name"),
-    405: ("method-not-allowed", "The route does not know this method"),
-    413: ("too-large", "The body is larger than is taken"),
-    415: ("unsupported-media-type", "The body has a type that is not taken"),
-    422: ("invalid-request", "The request does not fit the schema"),
-}
 MAX_FIELDS = 20
 TO_A_STRANGER = "the service cannot answer this now; its operator finds the reason in its log"
 """Instead of what is out of order, for whoever shows neither a token nor the signature of a party."""
@@ -229,7 +222,7 @@ def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str) -> Response:
     more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
     problem = {
         "type": INVALID_REQUEST,
-        "title": _BY_STATUS[422][1],
+        "title": BY_STATUS[422][1],
         "status": 422,
         "detail": first + more,
         "instance": instance,
@@ -270,7 +263,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _of_the_router(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - installed for this type only
-    slug, title = _BY_STATUS.get(error.status_code, ("refused", HTTPStatus(error.status_code).phrase))
+    slug, title, _ = BY_STATUS.get(error.status_code, ("refused", HTTPStatus(error.status_code).phrase, ""))
     problem = {
         "type": TYPE_PREFIX + slug,
         "title": title,

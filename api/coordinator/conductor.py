@@ -20,7 +20,6 @@ import logging
 import subprocess
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,8 +62,6 @@ log = logging.getLogger("labeler.conductor")
 
 _AFTER_DEFECT_S = 1.0
 _MOST_ASKED = 10_000
-_KEPT_BYTES, _KEPT_JOBS = 4 * 2**20, 64
-"""Of questions in memory, at most; of more, those read first are read again."""
 
 
 class PreparedQuestions:
@@ -83,8 +80,6 @@ class PreparedQuestions:
         self._ask_again_s = ask_again_s
         self._steady = steady
         self._asked: dict[str, tuple[str, float]] = {}
-        self._known: OrderedDict[str, NDArray[np.int16]] = OrderedDict()
-        self._known_bytes = 0
 
     def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
         """The questions of a job; None while there are none.
@@ -135,22 +130,7 @@ class PreparedQuestions:
         Raises:
             BadData: they cannot be read.
         """
-        known = self._known.get(job_id)
-        if known is None:
-            known = read_questions(self._home / "jobs" / job_id / QUESTIONS)
-            self._remember(job_id, known)
-        return known
-
-    def _remember(self, job_id: str, features: NDArray[np.int16]) -> None:
-        """For the moment between their making and their asking: they never change."""
-        if features.nbytes > _KEPT_BYTES:
-            return
-        features.flags.writeable = False
-        self._known[job_id] = features
-        self._known_bytes += features.nbytes
-        while self._known_bytes > _KEPT_BYTES or len(self._known) > _KEPT_JOBS:
-            _, dropped = self._known.popitem(last=False)
-            self._known_bytes -= dropped.nbytes
+        return read_questions(self._home / "jobs" / job_id / QUESTIONS)
 
 
 class Conductor:
@@ -243,7 +223,6 @@ PROCESSES = 2
 
 _MODULE = "feature_store.results.choosing"
 _LOOK_S = 0.25
-_MOST_TRIED = 1000
 _TOO_MUCH = (
     "choosing the questions takes more memory or time than one job is given; ask about fewer clusters "
     "(selection.count), or send fewer vectors"
@@ -288,25 +267,21 @@ class Preparation:
         self._on_end = on_end
         self._choosers = FairPool("choosing", threads=PROCESSES)
         self._stopping = threading.Event()
-        self._tried: OrderedDict[str, None] = OrderedDict()
 
     def begin(self, job: JobRecord, task: Task) -> None:
         """Choose from vectors that came with a submission, in the thread that took them: nobody has to wait for a look.
 
         Where that is not possible now, nothing happens: the conductor asks, as for everything that is missing.
         """
+        if job.source != "features" or job.strategy not in ("all", "random"):
+            return
         folder = self._home / "jobs" / job.job_id
-        try:
-            with suppress(LabelerError, OSError):
-                if _is_chosen_from_by_its_taker(job, feature_bytes(folder, job)) and self._choosing.acquire(
-                    blocking=False
-                ):
-                    try:
-                        write_questions(folder, self._wanted(job, task))
-                    finally:
-                        self._choosing.release()
-        finally:
-            self._note_tried(job.job_id)
+        with suppress(LabelerError, OSError):
+            if feature_bytes(folder, job) <= AT_SUBMISSION_BYTES and self._choosing.acquire(blocking=False):
+                try:
+                    write_questions(folder, self._wanted(job, task))
+                finally:
+                    self._choosing.release()
 
     def step(self, job: JobRecord) -> str:
         """What a job waits for: "features" or "questions"."""
@@ -315,9 +290,6 @@ class Preparation:
 
     def ask(self, job: JobRecord, task: Task) -> None:
         """Ask for what is missing, again where it was asked before; a few vectors are chosen from before this returns.
-
-        A job is in the journal, and asked for, before the thread that took it has chosen: many vectors are left to that
-        thread until it has tried, or is asked for again because it is gone.
 
         Raises:
             LabelerError: there are no questions to be had; TryAgain where there may be later.
@@ -338,15 +310,7 @@ class Preparation:
             with making_room("the questions of a job"):
                 write_questions(folder, wanted)
             return
-        if _is_chosen_from_by_its_taker(job, size) and job.job_id not in self._tried:
-            self._note_tried(job.job_id)
-            return
         self._choosers.submit(job.created_by, partial(self._choose, job.job_id, wanted, size), key=job.job_id)
-
-    def _note_tried(self, job_id: str) -> None:
-        self._tried[job_id] = None
-        while len(self._tried) > _MOST_TRIED:
-            self._tried.popitem(last=False)
 
     @property
     def waiting_for_embedder(self) -> int:
@@ -410,11 +374,6 @@ class Preparation:
                 spec = read_spec(loads)
                 return spec.architecture or spec.kind
         return ""
-
-
-def _is_chosen_from_by_its_taker(job: JobRecord, size: int) -> bool:
-    """Whether the thread that takes a submission chooses from it; `size` is `feature_bytes`."""
-    return job.source == "features" and job.strategy in ("all", "random") and size <= AT_SUBMISSION_BYTES
 
 
 def feature_bytes(folder: Path, job: JobRecord) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from PIL import Image
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
+from api.coordinator.stores import Stores
 from api.schema import LabelRow, Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
@@ -36,9 +37,7 @@ from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_t
 from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
 from feature_store.shard import Shard
 from labeler.errors import BadData, Gone, NotFound, NotReady, TooLarge
-from labeler.ledger.database import Database
-from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
-from labeler.ledger.tasks import TaskStore
+from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
@@ -46,18 +45,7 @@ from labeler.rounds.releases import release_from_bytes
 from labeler.rounds.releases import release_to_bytes as release_to_bytes
 
 
-class _Stores(Protocol):
-    @property
-    def database(self) -> Database: ...
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-    @property
-    def jobs(self) -> JobStore: ...
-
-
-def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> pa.Table:
+def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
     """The pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
 
     Raises:
@@ -101,7 +89,7 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
     return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
 
 
-def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfig) -> LabellingOrder:
+def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabellingOrder:
     """What is to be known of a completed job to label all its images.
 
     Raises:
@@ -139,7 +127,7 @@ def _contributors(kept: Sequence[RoundRecord], releases: Sequence[Release | None
     )
 
 
-def job_model(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> bytes:
+def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> bytes:
     """The model that a completed job released, as a safetensors file with its privacy card.
 
     Raises:

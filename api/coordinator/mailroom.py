@@ -286,24 +286,24 @@ class Mailroom:
 
     def _is_known(self, party: PartyRecord, poll: Poll) -> bool:
         """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
+        return self._is_written(party, poll) and self.witnesses.is_held(party.party_id, poll)
+
+    def _is_written(self, party: PartyRecord, poll: Poll) -> bool:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
         is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if is_news or self._steady() - written_at >= CONTACT_S or not self._parties.is_as_far(party, _own_head(poll)):
-            return False
-        return self.witnesses.is_held(party.party_id, poll)
+        is_recent = self._steady() - written_at < CONTACT_S
+        return not is_news and is_recent and self._parties.is_as_far(party, _own_head(poll))
 
     def _compare(self, message: Message, poll: Poll, party: PartyRecord, proof: Message | None) -> None:
         self.witnesses.compare(party.party_id, poll, proof)
         self._write_contact(party, message, poll)
 
     def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
-        written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
-        news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
-        if not news and self._steady() - written_at < CONTACT_S and self._parties.is_as_far(party, _own_head(poll)):
+        if self._is_written(party, poll):
             return
         numbered, sequence = f"poll:{party.party_id}", message.header.sequence
         with self._database.write() as connection:
-            if before is None:
+            if party.party_id not in self._written:
                 # The first poll since this process started: an old one, recorded and sent again, ends here.
                 self._sequences.check(numbered, sequence, verify_key=party.verify_key, connection=connection)
             facts = dict(poll.facts) | {"version": poll.version}

@@ -45,14 +45,12 @@ MAX_GROUP_BYTES = 512 * 2**20
 
 IMAGE_ROWS = 8
 FEATURE_ROWS = 256
-MOST_FEATURE_ROWS = 2048
-FEATURE_BYTES = 2**20
-"""Of short vectors more than `FEATURE_ROWS` are passed on at once: as many as have so many bytes together."""
+"""So many are passed on at once."""
 
 MAX_NAME_CHARACTERS = 1000
 """Of a name that is passed on; more than any name may have, so that a long one is refused where names are."""
 
-_SMALL_BYTES = 2**20
+SMALL_BYTES = 2**20
 _DAMAGE = (
     struct.error, pa.ArrowException, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError, OverflowError,
 )  # fmt: skip
@@ -112,7 +110,7 @@ def read_rows(
             column = _column(schema)
             named = next((one for one in ("name", "id") if one in schema.names), None)
             columns = [column] if named is None else [column, named]
-            step = IMAGE_ROWS if column == "image" else _step(schema.field(column).type)
+            step = IMAGE_ROWS if column == "image" else FEATURE_ROWS
             row = 0
             for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
                 numbered = [f"{name}#{number}" for number in range(row, row + len(batch))]
@@ -139,7 +137,7 @@ def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     if sum(sizes) > limits.max_upload_bytes:
         raise TooLarge(f"the file unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
-    if sum(sizes) > max(_SMALL_BYTES, MAX_RATIO * size):
+    if sum(sizes) > max(SMALL_BYTES, MAX_RATIO * size):
         raise BadData(f"the file unpacks to more than {MAX_RATIO} times its size, as decompression bombs do")
     largest = max(sizes, default=0)
     if largest > MAX_GROUP_BYTES:
@@ -191,17 +189,6 @@ def _texts(cells: pa.Array, column: str) -> list[str]:
     return [str(value)[:MAX_NAME_CHARACTERS] for value in cells.to_pylist()]
 
 
-def feature_rows(row_bytes: int) -> int:
-    """How many vectors are passed on at once, by the bytes of one."""
-    return max(FEATURE_ROWS, min(MOST_FEATURE_ROWS, FEATURE_BYTES // max(1, row_bytes)))
-
-
-def _step(kind: pa.DataType) -> int:
-    # What a list that may have any length will have, nothing says before it is read.
-    is_known = pa.types.is_fixed_size_list(kind)
-    return feature_rows(kind.list_size * kind.value_type.bit_width // 8) if is_known else FEATURE_ROWS
-
-
 def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int16]:
     entries = cells.flatten()
     lengths = set(cells.value_lengths().to_pylist()) if not pa.types.is_fixed_size_list(cells.type) else set()
@@ -224,7 +211,7 @@ WAIT_S = 30.0
 SILENCE_S = 150.0
 """How long a reader may say nothing; more than `CPU_S`, so that this meets only one that hangs."""
 
-_MAX_HEAD_BYTES = 2**24  # the longest names of `MOST_FEATURE_ROWS`, each letter spelt as six
+_MAX_HEAD_BYTES = 2**24  # the longest names of `FEATURE_ROWS`, each letter spelt as six
 _DTYPES = ("<i2", "<f2", "<f4", "<f8")
 _REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, TooLarge, InvalidSetting)}
 _GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
@@ -289,7 +276,7 @@ def _taken(frames: Frames, limits: RowLimits) -> Iterator[Rows]:
                 kind in _DTYPES and 0 <= dimension <= limits.max_feature_dimension
             ):
                 dtype = np.dtype(kind)
-                _checked_texts(names, feature_rows(dimension * dtype.itemsize))
+                _checked_texts(names, FEATURE_ROWS)
                 data = frames.exactly(len(names) * dimension * dtype.itemsize)
                 yield FeatureRows(names, np.frombuffer(data, dtype=dtype).reshape(len(names), dimension))
             case _:

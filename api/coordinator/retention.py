@@ -27,7 +27,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -69,7 +69,7 @@ KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT})
 """What stays of a completed job when its upload, features and questions go."""
 
 LARGE_ROWS = 4096
-"""With more rows than this a table of labels takes longer than a sync: it is made once, for whoever wants it first."""
+"""With more rows than this a table of labels takes longer than a sync: it is kept for whoever wants it next."""
 
 _AT_ONCE = 200
 _Made = TypeVar("_Made")
@@ -104,8 +104,6 @@ class Keeper:
         self._bell = threading.Event()
         # One at a time: a label file must not appear in a folder that is being removed.
         self._pen = threading.Lock()
-        self._making: dict[str, threading.Lock] = {}
-        """Large jobs whose labels are being made: of each once, and none waits for another's."""
         self._settled: set[str] = set()
         self._unreadable: set[str] = set()
         self._rests: dict[str, datetime] = {}
@@ -302,25 +300,15 @@ class Keeper:
             LabelerError: as `table_of`; StorageFull.
         """
         path = self._folder / job.job_id / LABELS
-        with self._alone(job) if job.images > LARGE_ROWS else nullcontext():
-            if path.exists():
-                return True
-            table = self._table_of(job.job_id)
-            with self._pen:
-                if self._forgotten.at([job.job_id]):
-                    return False
-                with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
-                    pq.write_table(table, temporary)
+        if path.exists():
+            return True
+        table = self._table_of(job.job_id)
+        with self._pen:
+            if self._forgotten.at([job.job_id]):
+                return False
+            with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
+                pq.write_table(table, temporary)
         return True
-
-    @contextmanager
-    def _alone(self, job: JobRecord) -> Iterator[None]:
-        try:
-            with self._making.setdefault(job.job_id, threading.Lock()):
-                yield
-        finally:
-            # Who waits for it, or comes later with another one, finds the file where it was made.
-            self._making.pop(job.job_id, None)
 
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)

@@ -28,7 +28,7 @@ from api.coordinator.roster import facts_of
 from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
-from api.problems import problem_of, refusal_of
+from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
@@ -291,7 +291,7 @@ def _again(known: Idempotency, stores: Stores) -> JobView:
     job = stores.jobs.get(known.job_id)
     if job.state == "refused" and job.problem is not None and not stores.jobs.rounds(job.job_id):
         # Refused at the door. A job that was taken and refused later is shown: the first answer was the job.
-        raise refusal_of(job.problem)
+        raise KeptRefusal(job.problem)
     return read_view(known.job_id, stores)
 
 
@@ -451,4 +451,4 @@ def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, 
     known = stores.write(step)
     if known is not None:
         return known
-    raise refusal_of(problem)
+    raise KeptRefusal(problem)

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.config import LimitsTable
-from api.coordinator.parquet_reader import FeatureRows, parquet_rows
+from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
 from feature_store.embed_board import job_pixels_refusal
 from feature_store.quantize import on_grid, quantize
 from feature_store.shard import check_features
@@ -74,7 +74,6 @@ def matrix_of(features: NDArray[np.floating | np.int16] | Sequence[Sequence[floa
 
 
 MAX_NAME_LENGTH = 500
-_APART = frozenset("/\\")
 _NOWHERE = ("", ".", "..")
 
 
@@ -84,20 +83,14 @@ def tidy_name(name: str) -> str:
     Raises:
         InvalidSetting: nothing is left of it, or it is too long.
     """
-    # Fifty thousand vectors come with names that are tidy already.
-    is_tidy = name.isascii() and name.isprintable() and not _APART.intersection(name)
-    tidied = name if is_tidy and name.strip() not in _NOWHERE else _tidied(name)
+    written = unicodedata.normalize("NFC", name).replace("\\", "/")
+    parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
+    tidied = "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
     if not tidied or len(tidied) > MAX_NAME_LENGTH:
         raise InvalidSetting(
             f"every image or vector needs a name of 1 to {MAX_NAME_LENGTH} characters, found {name[:100]!r}"
         )
     return tidied
-
-
-def _tidied(name: str) -> str:
-    written = unicodedata.normalize("NFC", name).replace("\\", "/")
-    parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
-    return "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
 
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
@@ -162,7 +155,6 @@ class UploadWriter:
         self._dimension: int | None = None
         self._names: set[str] = set()
         self._pending: list[tuple[str, bytes]] = []
-        self._pending_rows: list[tuple[list[str], NDArray[np.int16]]] = []
         self._pending_bytes = 0
         self._total_bytes = 0
         self._total_pixels = 0
@@ -273,7 +265,6 @@ class UploadWriter:
         """Give the upload up and remove what was written."""
         self._ended = True
         self._pending.clear()
-        self._pending_rows.clear()
         if self._writer is not None:
             with suppress(OSError):  # Closing writes, and the disk may be full.
                 self._writer.close()
@@ -318,7 +309,7 @@ class UploadWriter:
         self._total_pixels += pixels
         if self._total_pixels > self._limits.max_job_pixels:
             raise TooLarge(job_pixels_refusal(self.count + 1, self._total_pixels, self._limits.max_job_pixels))
-        self._append(name, data)
+        self._append([(tidy_name(name), data)])
 
     def _take_features(self, names: Sequence[str], features: NDArray[np.floating | np.int16]) -> None:
         if features.ndim != 2 or not features.shape[1]:
@@ -333,7 +324,9 @@ class UploadWriter:
             check_features(quantised)
         else:
             quantised = quantised_rows(features.astype(np.float64, copy=False))
-        self._append_rows([tidy_name(name) for name in names], quantised)
+        content = quantised.astype("<i2", copy=False).tobytes()
+        size = 2 * features.shape[1]
+        self._append([(tidy_name(name), content[n * size : (n + 1) * size]) for n, name in enumerate(names)])
 
     def _begin(self, source: Source, dimension: int | None) -> None:
         if self._source is None:
@@ -346,26 +339,15 @@ class UploadWriter:
                 f"feature vectors of one job have one length; found {self._dimension} and {dimension} entries"
             )
 
-    def _append(self, name: str, data: bytes) -> None:
-        tidied = tidy_name(name)
-        self._count_in([tidied], len(data))
-        self._sha256.update(_written(tidied, len(data)))
-        self._sha256.update(data)
-        self._pending.append((tidied, data))
+    def _append(self, rows: list[tuple[str, bytes]]) -> None:
+        """Take tidy names and what they stand for: each into the digest, all into the file."""
+        self._count_in([name for name, _ in rows], sum(len(data) for _, data in rows))
+        for name, data in rows:
+            encoded = name.encode()
+            self._sha256.update(b"%d %d\n%b" % (len(encoded), len(data), encoded))
+            self._sha256.update(data)
+        self._pending += rows
         if self._pending_bytes >= _GROUP_BYTES or len(self._pending) >= _GROUP_ROWS:
-            self._flush()
-
-    def _append_rows(self, names: list[str], rows: NDArray[np.int16]) -> None:
-        """Vectors, many at once: the digest and the file are those of one after the other."""
-        content = rows.astype("<i2", copy=False).tobytes()
-        self._count_in(names, len(content))
-        size = len(content) // max(1, len(names))
-        each = (
-            part for n, name in enumerate(names) for part in (_written(name, size), content[n * size : (n + 1) * size])
-        )
-        self._sha256.update(b"".join(each))
-        self._pending_rows.append((names, rows))
-        if self._pending_bytes >= _GROUP_BYTES:
             self._flush()
 
     def _count_in(self, names: list[str], size: int) -> None:
@@ -387,21 +369,19 @@ class UploadWriter:
         self._pending_bytes += size
 
     def _flush(self) -> None:
-        if not (self._pending or self._pending_rows):
+        if not self._pending:
             return
+        names = pa.array([name for name, _ in self._pending], pa.string())
         if self._dimension is None:
-            names = pa.array([name for name, _ in self._pending], pa.string())
             table = pa.table({"name": names, "image": pa.array([data for _, data in self._pending], pa.binary())})
         else:
-            names = pa.array([name for some, _ in self._pending_rows for name in some], pa.string())
-            entries = np.concatenate([rows.reshape(-1) for _, rows in self._pending_rows])
+            entries = np.frombuffer(b"".join(data for _, data in self._pending), "<i2").astype(np.int16, copy=False)
             table = pa.table({"name": names, "feature": pa.FixedSizeListArray.from_arrays(entries, self._dimension)})
         if self._writer is None:
             # Image files are compressed already.
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="none", use_dictionary=False)
         self._writer.write_table(table)
         self._pending.clear()
-        self._pending_rows.clear()
         self._pending_bytes = 0
 
     def _unreadable(self) -> UnreadableImage:
@@ -410,12 +390,6 @@ class UploadWriter:
             f"{more}{len(self._bad)} of the images cannot be used: {'; '.join(self._bad)}. Nothing was kept; leave "
             "them out or repair them, and send the job again"
         )
-
-
-def _written(name: str, size: int) -> bytes:
-    """What is hashed before the content that a name stands for."""
-    encoded = name.encode()
-    return b"%d %d\n%b" % (len(encoded), size, encoded)
 
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
@@ -449,10 +423,6 @@ def upload_of_features(
         return writer.finish()
 
 
-MAX_RATIO = 200
-"""No photograph unpacks to more times its packed size; what is smaller than a mebibyte may."""
-
-_SMALL_BYTES = 2**20
 _DIRECTORY_BYTES_PER_IMAGE = 512
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError,
@@ -533,7 +503,7 @@ def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
             raise BadData(f"{shown!r} in the zip is packed in an unusual way; use the ordinary one (deflate)")
         if info.file_size > limits.max_image_bytes:
             raise _too_large(info.filename, limits)
-        if info.file_size > max(_SMALL_BYTES, MAX_RATIO * info.compress_size):
+        if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
             raise BadData(
                 f"{shown!r} unpacks from {info.compress_size} to {info.file_size} bytes, over {MAX_RATIO} times as "
                 "much, as decompression bombs do; send it as an image file by itself if it is none"

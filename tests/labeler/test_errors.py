@@ -9,6 +9,7 @@ ADORNED = {
     "api.coordinator.estimates",
     "api.client_http",
     "api.limits",
+    "api.problems",
     "feature_store.decode_process",
     "workers.agent.durable_ledger",
     "workers.party.http",
