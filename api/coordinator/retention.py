@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.coordinator.conductor import feature_bytes
-from api.coordinator.config import KeepingTable
+from api.coordinator.config import RetentionTable
 from api.fair_pool import FairPool
 from feature_store.embed_board import EmbedBoard
 from feature_store.parquet_file import read_parquet
@@ -87,7 +87,7 @@ class Keeper:
         home: Path,
         jobs: JobStore,
         forgotten: ForgottenJobs,
-        keeping: KeepingTable,
+        retention: RetentionTable,
         *,
         table_of: Callable[[str], pa.Table],
         labeller: ImageLabeler,
@@ -97,7 +97,7 @@ class Keeper:
         self._board = EmbedBoard(home)
         self._jobs = jobs
         self._forgotten = forgotten
-        self._keeping = keeping
+        self._retention = retention
         self._table_of = table_of
         self._labeller = labeller
         self._clock = clock
@@ -230,7 +230,7 @@ class Keeper:
             gone = self._forgotten.at(names)
             for name in names:
                 self._keep(name, records.get(name), is_forgotten=name in gone)
-        before = self._clock() - timedelta(seconds=self._keeping.labels_s)
+        before = self._clock() - timedelta(seconds=self._retention.labels_s)
         for job_id in self._forgotten.due(before, limit=_AT_ONCE):
             self._forgotten.forget(job_id, "age")
             with self._pen:
@@ -279,7 +279,7 @@ class Keeper:
                 log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
             self._unreadable.add(job.job_id)
             return
-        following = job.updated_at + timedelta(seconds=self._keeping.questions_s)
+        following = job.updated_at + timedelta(seconds=self._retention.questions_s)
         if self._clock() < following:
             self._rests[job.job_id] = following
             return

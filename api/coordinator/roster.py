@@ -139,7 +139,6 @@ def _to_the_minute(moment: datetime | None) -> datetime | None:
 
 MAX_CLASS_CHARACTERS = 200
 MAX_FINGERPRINT_CHARACTERS = 200
-MAX_VERSION_CHARACTERS = 100
 
 MAX_DIMENSION = 2**20
 
@@ -189,14 +188,8 @@ def check_facts(facts: object) -> dict[str, Any]:
 
 
 def facts_of(kept: Mapping[str, Any]) -> Facts:
-    """The facts as they were kept; what does not hold is left out, as if the party had not said it."""
-    return Facts(
-        backbone_fingerprint=_text(kept.get("backbone_fingerprint"), MAX_FINGERPRINT_CHARACTERS),
-        classes=_classes(kept.get("classes")),
-        dimension=kept["dimension"] if _is_dimension(kept.get("dimension")) else None,
-        winner_group=_text(kept.get("winner_group"), 64),
-        version=_text(kept.get("version"), MAX_VERSION_CHARACTERS) or "",
-    )
+    """The facts as they were kept, once `check_facts` had let them in, with the version of the party's program."""
+    return Facts(**dict(kept) | {"classes": tuple(kept.get("classes", ()))})
 
 
 def _check_classes(value: object) -> None:
@@ -209,21 +202,6 @@ def _check_classes(value: object) -> None:
 
 def _is_dimension(value: object) -> bool:
     return type(value) is int and 1 <= value <= MAX_DIMENSION
-
-
-def _text(value: object, most: int) -> str | None:
-    try:
-        return check_text(value, "a fact", most=most)
-    except ProtocolViolation:
-        return None
-
-
-def _classes(value: object) -> tuple[str, ...]:
-    try:
-        _check_classes(value)
-    except ProtocolViolation:
-        return ()
-    return tuple(value) if isinstance(value, list) else ()
 
 
 Probe = Callable[[], str]

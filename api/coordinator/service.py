@@ -109,12 +109,14 @@ class Coordinator:
             config.home,
             stores.jobs,
             stores.forgotten,
-            config.keeping,
+            config.retention,
             table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
             labeller=self._labeller,
             clock=clock,
         )
-        self._keeping = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
+        self._keeper_thread = threading.Thread(
+            target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True
+        )
         self._preparation = Preparation(
             config.home,
             mailbox,
@@ -198,7 +200,7 @@ class Coordinator:
     def start(self) -> None:
         """Begin to move jobs."""
         self._thread.start()
-        self._keeping.start()
+        self._keeper_thread.start()
 
     def stop(self) -> None:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
@@ -207,8 +209,8 @@ class Coordinator:
             self.conductor.ring()
             self._thread.join(timeout=10.0)
         self._keeper.wake()
-        if self._keeping.ident is not None:
-            self._keeping.join(timeout=10.0)
+        if self._keeper_thread.ident is not None:
+            self._keeper_thread.join(timeout=10.0)
         self._preparation.stop()
         self.prices.stop()
         self._labeller.stop()

@@ -12,7 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from api.coordinator import retention
-from api.coordinator.config import KeepingTable
+from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
 from feature_store.quantize import quantize
 from feature_store.results.choosing import QuestionRequest, write_questions
@@ -104,7 +104,7 @@ class Desk:
             house.config.home,
             house.jobs,
             ForgottenJobs(house.database, clock=house.clock),
-            KeepingTable(questions_s=questions_s),
+            RetentionTable(questions_s=questions_s),
             table_of=lambda job_id: known[job_id].table,
             labeller=self.labeller,
             clock=house.clock,

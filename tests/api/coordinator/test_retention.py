@@ -14,9 +14,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.coordinator import retention as keeping
-from api.coordinator import submission
-from api.coordinator.config import KeepingTable
+from api.coordinator import retention, submission
+from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ORPHAN_S, ImageLabeler, Keeper
 from feature_store.embed_board import EmbedBoard, EmbedRequest
 from feature_store.results.image_labelling import LabellingOrder
@@ -47,7 +46,7 @@ def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE,
         house.config.home,
         house.jobs,
         ForgottenJobs(house.database, clock=house.clock),
-        KeepingTable(**times),
+        RetentionTable(**times),
         table_of=table_of,
         labeller=ImageLabeler(house.config.home, order_of=never),
         clock=house.clock,
@@ -242,7 +241,7 @@ def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
 ) -> None:
     job_id = completed(house)
     assert made(house).labels_file(job_id) is None
-    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+    monkeypatch.setattr(retention, "LARGE_ROWS", 1)
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
