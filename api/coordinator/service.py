@@ -114,9 +114,7 @@ class Coordinator:
             labeller=self._labeller,
             clock=clock,
         )
-        self._keeper_thread = threading.Thread(
-            target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True
-        )
+        self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
         self._preparation = Preparation(
             config.home,
             mailbox,
@@ -200,7 +198,7 @@ class Coordinator:
     def start(self) -> None:
         """Begin to move jobs."""
         self._thread.start()
-        self._keeper_thread.start()
+        self._sweeps.start()
 
     def stop(self) -> None:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
@@ -209,8 +207,8 @@ class Coordinator:
             self.conductor.ring()
             self._thread.join(timeout=10.0)
         self._keeper.wake()
-        if self._keeper_thread.ident is not None:
-            self._keeper_thread.join(timeout=10.0)
+        if self._sweeps.ident is not None:
+            self._sweeps.join(timeout=10.0)
         self._preparation.stop()
         self.prices.stop()
         self._labeller.stop()
