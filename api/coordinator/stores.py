@@ -35,12 +35,11 @@ from labeler.ledger.ledger import Ledger
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
-from labeler.ledger.storage import create_private
 from labeler.ledger.tasks import TaskShares, TaskStore
 from labeler.ledger.tokens import TokenStore
 from labeler.system.clock import Clock
 from labeler.system.clock import now_utc as utc_now
-from labeler.system.files import exclusive, is_full, storage_full
+from labeler.system.files import create_private, exclusive, is_full, storage_full
 from labeler.system.keys import PartyKeys
 
 

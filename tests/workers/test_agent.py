@@ -19,8 +19,7 @@ from feature_store.shard import Shard
 from labeler.batching import round_charges
 from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
 from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
@@ -34,9 +33,8 @@ from labeler.tally import InputShare, QueryBatch
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.journal_store import ChargingLedger
-from workers.agent.agent import Agent
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.agent import Agent, AgentLedger, InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 SECRET = seeded_source(b"agent under test").bytes(32)
@@ -249,7 +247,7 @@ def test_nothing_private_prints(make_shard, batch) -> None:
 
 def test_an_agent_without_a_ledger_charges_nothing_and_says_who_does(make_shard, batch) -> None:
     shard = make_shard("a", records=60)
-    with pytest.raises(InvalidSetting, match="its desk charges"):
+    with pytest.raises(InvalidSetting, match="its driver charges"):
         Agent("a", shard, engine="numpy").charge(task_for(shard), batch)
 
 
@@ -358,7 +356,6 @@ def charge(
     ledger.charge(
         round_digest=sha256(name.encode()).hexdigest(),
         shard_version=version,
-        reservation_id=sha256(name.encode()).hexdigest(),
         charges=charges,
         task=task,
         num_queries=queries,

@@ -25,11 +25,9 @@ from labeler.errors import (
     ProtocolViolation,
     StorageFull,
 )
-from labeler.ledger.agent_evidence import agent_facts
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Connection, Database, open_database
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import Wanted, agent_facts
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
 from labeler.linear_model import model_before
@@ -45,9 +43,8 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers.journal_store import ChargingLedger
-from workers.agent.agent import as_it_is, shares_of
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.agent import AgentLedger, InMemoryLedger, as_it_is, shares_of
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 ROWS, STEPS = 5, 4
@@ -95,7 +92,6 @@ class Paid:
         self.ledger.charge(
             round_digest=digest,
             shard_version="v",
-            reservation_id=digest,
             charges=round_charges(asked, ROWS),
             task=asked,
             num_queries=ROWS,
@@ -196,7 +192,7 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         def lost(connection: Connection, step: int) -> None:
             digest = round_of(asked, batch(step)).digest
             durable.charge_in(
-                connection, POLICY, round_digest=digest, shard_version="v", reservation_id=digest,
+                connection, POLICY, round_digest=digest, shard_version="v",
                 charges=round_charges(asked, ROWS), task=asked, num_queries=ROWS, recipients=(("t", "k"),),
             )  # fmt: skip
             raise StorageFull("no room")

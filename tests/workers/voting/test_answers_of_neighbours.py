@@ -34,8 +34,7 @@ from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
@@ -51,8 +50,8 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.answer import answer as answer_of
 from tests.workers.journal_store import ChargingLedger, JournalStore
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
