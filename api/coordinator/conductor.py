@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from api.coordinator.labels import release_to_bytes
 from api.coordinator.stores import Stores
 from api.fair_pool import FairPool
 from feature_store.backbones import read_spec
@@ -53,6 +52,7 @@ from labeler.driver.sending import PostOffice, Sender
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import Patience
+from labeler.rounds.releases import release_to_bytes
 from labeler.system.files import making_room
 from labeler.system.keys import PartyKeys
 from labeler.system.process_pool import start_process

@@ -42,7 +42,6 @@ from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release
 from labeler.rounds.releases import release_from_bytes
-from labeler.rounds.releases import release_to_bytes as release_to_bytes
 
 
 def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
