@@ -60,15 +60,12 @@ def asked(service: Service, features: Features) -> RoundRecord:
     return service.coordinator.stores.jobs.rounds(job_id)[0]
 
 
-def test_facts_that_do_not_hold_refuse_that_poll_and_break_no_page(own: Service) -> None:
+def test_facts_that_do_not_hold_refuse_that_poll_and_are_not_kept(own: Service) -> None:
     refused = poll(own, "agent-a", facts={"classes": 5})
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:protocol-violation")
-    # As a version without the check has kept them.
-    head = own.coordinator.ledger.head()
-    own.coordinator.stores.parties.contact("agent-b", own.coordinator._clock(), {"classes": 5, "version": []}, head)
     with own.http("requester") as http:
         shown = {party["party_id"]: party for party in http.get("/v1/parties").json()["parties"]}
-    assert (shown["agent-b"]["classes"], shown["agent-b"]["version"]) == ([], "")
+    assert shown["agent-a"]["classes"] == []
     assert own.task().task_id
 
 
