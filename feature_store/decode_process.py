@@ -28,12 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones.backbone import decode_for, prepare_image
+from feature_store.backbones.backbone import decode_for, least_side, prepare_image, region, resize_region
 from feature_store.backbones.spec import Transform
-from feature_store.backbones.turbo import least_side, region, resize_region
 from feature_store.decode import header_pixels
-from feature_store.embed_board import job_pixels_refusal
-from feature_store.images import ParquetSource
+from feature_store.results.questions import job_pixels_refusal
+from feature_store.sources import ParquetSource
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
 from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 

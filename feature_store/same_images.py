@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.images import ImageSource
+from feature_store.sources import ImageSource
 from labeler.errors import IdenticalImages, UnreadableImage
 from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
 

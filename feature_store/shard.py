@@ -2,8 +2,8 @@
 
 A shard is a folder:
 
-    manifest.json        role, backbone, classes, checksums, deleted records (feature_store.manifest)
-    features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.quantize)
+    manifest.json        role, backbone, classes, checksums, deleted records (`Manifest`)
+    features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.rows)
     features-00000.int16 the same in parts, one behind the other, without a header; instead of features.npy
     labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only). Of a shard of attributes
                          int16 (n, C): 1 where a record has the attribute and 0 where not; -1 unknown, in whole rows
@@ -26,24 +26,26 @@ folder, and any other is refused. A copy of the folder takes the mark along; a h
 
 It catches mistakes, not intent: whoever embeds the same images again, or deletes the mark, has a shard of which nothing
 is known. `labeler run` has no journal that lasts, and neither reads nor writes the mark.
+
+More than 600 lines: the layout of a shard, its manifest and its checks must be read together.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.decode import Skipped
-from feature_store.joined_rows import joined_rows
-from feature_store.manifest import FEATURES_NAME, MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
-from feature_store.quantize import largest_square_length, quantize
+from feature_store.rows import joined_rows, largest_square_length, quantize
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS
@@ -533,3 +535,123 @@ _HAND_OVER = (
     "left (`labeler journal write-off --home OLD --account agent:NAME`), give the new policy no more than was left, "
     f"and then delete {MARK_NAME} from the shard's folder"
 )
+
+
+MANIFEST_NAME = "manifest.json"
+FEATURES_NAME = "features.npy"
+_READ_BYTES = 1 << 24
+
+
+def part_name(number: int) -> str:
+    """File name of a part of the features."""
+    return f"features-{number:05d}.int16"
+
+
+class FileSum(BaseModel):
+    """Size in bytes and SHA-256 of one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """What a shard says about itself.
+
+    Attributes:
+        format: of the folder; another number is another layout.
+        role: private (an agent's records; labels are secret) or public (queries; labels, if any, only for scoring).
+        fingerprint: of the backbone that made the features.
+        backbone: its description, for people.
+        dimension: numbers in a feature.
+        classes: public class list, in label order; may be empty for public images.
+        records: rows in the files, deleted ones included.
+        job: digest of the source and settings it was made from; empty if unknown.
+        files: checksum per file name.
+        deleted: record ids that must never be used again, ascending.
+        part_records: rows in each part but the last, which has the rest; None where features are one file.
+        max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
+            nothing was declared.
+        attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
+        site_key: which key its digests of persons and images are under (labeler.system.site_key); None without any.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    format: Literal["labeler-shard/1"] = "labeler-shard/1"
+    role: Literal["private", "public"]
+    fingerprint: Annotated[str, Field(min_length=1)]
+    backbone: dict[str, Any]
+    dimension: Annotated[int, Field(ge=1, le=1_000_000)]
+    classes: tuple[str, ...]
+    records: Annotated[int, Field(ge=1)]
+    job: str = ""
+    files: dict[str, FileSum]
+    deleted: tuple[int, ...] = ()
+    site_key: str | None = None
+    part_records: Annotated[int, Field(ge=1)] | None = None
+    max_records: Annotated[int, Field(ge=1)] | None = None
+    attributes: bool = False
+
+    @model_validator(mode="after")
+    def _check_bound(self) -> Manifest:
+        if self.max_records is not None and (self.role != "private" or self.records > self.max_records):
+            raise ValueError("a bound on records is kept by private shards, and by all of them that state one")
+        return self
+
+    @property
+    def feature_files(self) -> tuple[str, ...]:
+        """Names of the files that hold the features, in the order of rows."""
+        if self.part_records is None:
+            return (FEATURES_NAME,)
+        return tuple(part_name(number) for number in range(-(-self.records // self.part_records)))
+
+    @property
+    def version(self) -> str:
+        """SHA-256 over everything above: it changes with every deletion, so an index built before can be told apart."""
+        return hashlib.sha256(_canonical(self)).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        BadData: the folder is no shard, or one that was never finished.
+        DamagedShard: the manifest's own checksum or fields are wrong.
+    """
+    folder = folder.absolute()  # `.` has no name of its own
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")
+    try:
+        fields = json.loads(path.read_bytes())
+        stated = fields.pop("sha256")
+        manifest = Manifest.model_validate(fields)
+    except (ValueError, KeyError, AttributeError, RecursionError, ValidationError):
+        raise DamagedShard(f"the manifest of shard {folder.name!r} is damaged; embed the images again") from None
+    if stated != manifest.version:
+        raise DamagedShard(f"the manifest of shard {folder.name!r} does not match its checksum; embed the images again")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest in one durable step; that of a private shard is its owner's alone."""
+    text = json.dumps(json.loads(_canonical(manifest)) | {"sha256": manifest.version}, indent=1, ensure_ascii=False)
+    replace_file(folder / MANIFEST_NAME, text.encode(), mode=0o600 if manifest.role == "private" else 0o644)
+
+
+def sum_file(path: Path) -> FileSum:
+    """Size and SHA-256 of a file, read in blocks."""
+    sha256 = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            sha256.update(block)
+            size += len(block)
+    return FileSum(bytes=size, sha256=sha256.hexdigest())
+
+
+def _canonical(manifest: Manifest) -> bytes:
+    fields = manifest.model_dump(mode="json")
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -26,10 +26,16 @@ from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
-from feature_store.joined_rows import rows_to_an_edge
-from feature_store.manifest import FEATURES_NAME, Manifest, part_name, sum_file, write_manifest
-from feature_store.quantize import quantize
-from feature_store.shard import check_features, check_labels
+from feature_store.rows import quantize, rows_to_an_edge
+from feature_store.shard import (
+    FEATURES_NAME,
+    Manifest,
+    check_features,
+    check_labels,
+    part_name,
+    sum_file,
+    write_manifest,
+)
 from labeler.errors import BadData, DamagedShard, InvalidSetting
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, exclusive, replace_file, sync_folder
 from labeler.system.site_key import DIGEST_WORDS, Digests

@@ -24,8 +24,7 @@ from PIL import Image
 from api.schema import Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
-from feature_store.parquet_file import read_parquet
-from feature_store.results.questions import UPLOAD
+from feature_store.results.questions import UPLOAD, read_parquet
 from labeler.errors import BadData, Gone, NotFound, TooLarge
 from labeler.ledger.jobs import JobRecord
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from feature_store.students.projection import softmax
+from feature_store.students.answers import softmax
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.aux_distill import LocalHeadTerms

@@ -41,7 +41,7 @@ from benchmarks.data import DataSet, cifar10_features
 from benchmarks.learning.blind_averaging import blind_average, blind_sum_for, group_event, replaced_user_event
 from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
 from benchmarks.papers.runner import Cell
-from feature_store.students.projection import Projection, unit_rows
+from feature_store.students.answers import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.methods.blind_average import Learner, LinearTerms

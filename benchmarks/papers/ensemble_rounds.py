@@ -32,8 +32,8 @@ from benchmarks.learning.together import Parameters, predict_together
 from benchmarks.one_round import open_sum
 from benchmarks.papers.partitions import Rows
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import quantize
 from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
 from labeler.contribution import input_shares

@@ -1,6 +1,6 @@
 """A shard larger than the memory that may search it, in one process and shared out to several; equal ids.
 
-Features are random unit vectors on the grid of real ones (feature_store.quantize), written to a file and mapped. Each
+Features are random unit vectors on the grid of real ones (feature_store.rows), written to a file and mapped. Each
 search runs in an interpreter of its own on one core. What several processes found over their parts is merged by
 (similarity, record id), as the index merges its own parts.
 """

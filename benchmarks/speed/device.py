@@ -21,8 +21,7 @@ from benchmarks import BenchRow
 from benchmarks.speed.bare import bare_device_search, bare_device_votes
 from benchmarks.speed.speed import CLASSES, write_synthetic_shard
 from feature_store.index import build_index, nearest_by_definition
-from feature_store.index.build import WORTH_A_DEVICE
-from feature_store.index.device_probe import contact, forget
+from feature_store.index.build import WORTH_A_DEVICE, contact, forget
 from feature_store.shard import Shard
 from labeler.errors import InvalidSetting
 from workers.doctor.engines import full_norm

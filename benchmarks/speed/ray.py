@@ -23,7 +23,7 @@ from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.cluster.search import ClusterIndex
 from feature_store.embedding import embed_source
 from feature_store.index import build_index
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import LabelerError

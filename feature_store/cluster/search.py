@@ -32,7 +32,7 @@ from feature_store.cluster.driver import Driver, cluster_here, ray_module, share
 from feature_store.index.build import build_index
 from feature_store.index.definition import NeighborIndex, Neighbors, check_count, check_features, check_record_ids
 from feature_store.index.exact_index import NO_IDS, Alive
-from feature_store.joined_rows import JoinedFiles
+from feature_store.rows import JoinedFiles
 from labeler.errors import LabelerError, Unavailable
 
 _ALONE_BYTES: Final = 1 << 30

@@ -35,8 +35,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.students.answers import NoisyAnswers, check_features
-from feature_store.students.calibration import fit_temperature, sharpened
+from feature_store.students.answers import (
+    NoisyAnswers,
+    Projection,
+    check_features,
+    fit_temperature,
+    sharpened,
+    unit_rows,
+)
 from feature_store.students.members import (
     Discriminant,
     DiscriminantLearner,
@@ -47,7 +53,6 @@ from feature_store.students.members import (
     Spreading,
     SpreadingLearner,
 )
-from feature_store.students.projection import Projection, unit_rows
 from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
@@ -105,7 +110,7 @@ class Student:
         members: fitted to the same release, by name, in the order of `SHARES`.
         contradicted: estimated share of held-out votes that contradict what `planned` compared; empty if it
             compared nothing.
-        temperature: makes its probabilities calibrated confidences (feature_store.students.calibration).
+        temperature: makes its probabilities calibrated confidences (feature_store.students.answers).
     """
 
     kind: str

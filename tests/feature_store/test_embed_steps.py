@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone
-from feature_store.embed_steps import Loaded, embedded_batches, load_image, loaded_batches
-from feature_store.embedding import embed_source
+from feature_store.embedding import Loaded, embed_source, embedded_batches, load_image, loaded_batches
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import open_source

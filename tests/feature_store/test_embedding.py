@@ -20,7 +20,7 @@ from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.decode import Skipped
 from feature_store.embedding import embed_source
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting

@@ -10,7 +10,7 @@ import pytest
 import timm.data
 import torch
 
-from feature_store.backbones.timm_backbone import create_timm
+from feature_store.backbones.network import create_timm
 
 FAMILIES = (
     "resnet18",

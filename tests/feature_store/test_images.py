@@ -19,8 +19,7 @@ import pytest
 from PIL import Image
 
 from feature_store.decode import Skipped, decode_image, png_thumbnail
-from feature_store.images import source_digest
-from feature_store.sources import open_source
+from feature_store.sources import open_source, source_digest
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import quantize
 from labeler.errors import BadData, InvalidSetting
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from feature_store.decode import Skipped
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard, check_compatible
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from feature_store.index import build_index
-from feature_store.index.rows import unmap_pages
-from feature_store.joined_rows import EDGE_BYTES, joined_rows, rows_to_an_edge
-from feature_store.manifest import read_manifest
-from feature_store.shard import Shard
+from feature_store.rows import EDGE_BYTES, joined_rows, rows_to_an_edge, unmap_pages
+from feature_store.shard import Shard, read_manifest
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import DamagedShard, InvalidSetting
 

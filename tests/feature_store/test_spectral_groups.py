@@ -7,10 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from feature_store import spectral_groups as module
-from feature_store.quantize import quantize
-from feature_store.query_selection import select_queries
-from feature_store.spectral_groups import neighbors, spectral_groups
+from feature_store import query_selection as module
+from feature_store.query_selection import neighbors, select_queries, spectral_groups
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import MOST_SPECTRAL_GROUPS
 

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from feature_store.backbones import Transform, load_backbone, parse_spec
-from feature_store.backbones.backbone import decode_for, prepare_image
-from feature_store.backbones.turbo import decode_reduced, least_side, region
+from feature_store.backbones.backbone import decode_for, decode_reduced, least_side, prepare_image, region
 from feature_store.decode import decode_image
 from labeler.errors import InvalidSetting, UnreadableImage
 

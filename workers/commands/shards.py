@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from feature_store.backbone_names import DEFAULT_BACKBONE
+from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import IdenticalImages
 from workers.commands.console import Json, escaped, one_of, print_json, tell
 

@@ -25,7 +25,7 @@ from PIL import Image
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import decode_for, prepare_image
 from feature_store.index import ENGINES, build_index
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, LabelerError, UnsafeIndex
 from workers.doctor.checkup import Finding, look, well, wrong
 from workers.doctor.engines import full_norm

@@ -5,9 +5,10 @@
                           jobs/JOB/public.shard: the features        v
                           jobs/JOB/failed.json: what cannot be asked about, and why
 
-A lane is one requester (feature_store.embed_board). While others wait it has `SLICE_S`, then it is their turn, and the
-job at hand goes on from where it was; so nobody waits longer for the first step than a slice of everybody else. Work
-stops between two looks, a fraction of a second apart, when its job is not waited for any more.
+A lane is one requester (feature_store.results.questions). While others wait it has `SLICE_S`, then it is their turn,
+and the job at hand goes on from where it was; so nobody waits longer for the first step than a
+slice of everybody else. Work stops between two looks, a fraction of a second apart, when its job is not waited for any
+more.
 
 Only public images are read here, and nothing is charged. The result is a function of the upload and the backbone, so
 work that is done twice, by this process or another, gives the same file. Several embedders may serve one coordinator;
@@ -33,10 +34,18 @@ import pyarrow.parquet as pq
 from feature_store.backbones import Backbone, Transform, load_backbone
 from feature_store.decode import Skipped
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images, unusable_images
-from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
-from feature_store.embed_steps import Loaded
-from feature_store.embedding import Loader, embed_source
-from feature_store.results.questions import FAILURE, MOST_NAMED, SHARD, UPLOAD, unasked, write_failure
+from feature_store.embedding import Loaded, Loader, embed_source
+from feature_store.results.questions import (
+    EMBED_QUEUE,
+    FAILURE,
+    MOST_NAMED,
+    SHARD,
+    UPLOAD,
+    EmbedBoard,
+    EmbedRequest,
+    unasked,
+    write_failure,
+)
 from labeler.driver.mail import Mailbox, Work
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import (

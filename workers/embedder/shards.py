@@ -21,12 +21,12 @@ from PIL import Image
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import Duplicates, embed_source
-from feature_store.images import ImageSource
 from feature_store.same_images import Twice, find_same_images, named
 from feature_store.shard import Shard
 from feature_store.sources import (
     CELEBA_TABLE,
     AttributeSource,
+    ImageSource,
     PersonColumn,
     celeba_source,
     is_celeba,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.results.exports.pictures import picture
+from feature_store.results.exports import picture
 from labeler.errors import InvalidSetting, NotReady
 from labeler.system.files import named_path
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.results.attribute_labels import ON
+from feature_store.results.image_labels import ON
 from feature_store.results.models import ATTRIBUTES
 from feature_store.results.report.model import (
     MOST_IMAGES,

@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.backbone_names import is_plain_name
+from feature_store.backbones.spec import is_plain_name
 from feature_store.decode import Skipped
-from feature_store.results.attribute_labels import ON, attribute_label_table
-from feature_store.results.image_labels import ImageStamp, image_label_table
+from feature_store.results.image_labels import ON, ImageStamp, attribute_label_table, image_label_table
 from feature_store.results.models import ATTRIBUTES, StoredModel
 from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, MixedShards

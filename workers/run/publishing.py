@@ -15,17 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbone_names import loadable_name
-from feature_store.results.attribute_labels import attribute_label_table
-from feature_store.results.for_students import ForStudents
-from feature_store.results.image_labels import ImageStamp, image_label_table
-from feature_store.results.models import ATTRIBUTES, model_file
+from feature_store.backbones.spec import loadable_name
+from feature_store.results.image_labels import ImageStamp, attribute_label_table, image_label_table
+from feature_store.results.models import ATTRIBUTES, ForStudents, model_file
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
 from feature_store.results.report.model import CurvePoint, JobReport, StudentOutcome
-from feature_store.results.report.publish import report_json, write_report
+from feature_store.results.report.page import report_json, write_report
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes
-from feature_store.students.labelling import LabelledImages, label_images
+from feature_store.students.labeling import LabelledImages, label_images
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.linear_model import released_model
 from labeler.privacy_card import card_in_words, guarantee, privacy_card

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from feature_store.results.image_labels import Origin
-from feature_store.results.report.coverage import map_public_set
+from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
 from feature_store.results.report.model import (
     AnsweredQuery,
     AttributeReport,
@@ -26,7 +26,6 @@ from feature_store.results.report.model import (
     Privacy,
     StudentOutcome,
 )
-from feature_store.results.report.thumbnails import MAX_PER_QUERY, places_to_show
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.integer import improved_epsilon
 from labeler.planning import PrivacyStatement, instance_epsilon

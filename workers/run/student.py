@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbone_names import loadable_name
-from feature_store.results.answered import answers_of, task_of
-from feature_store.results.attribute_labels import ON
-from feature_store.results.for_students import read_for_students
-from feature_store.results.models import ATTRIBUTES, model_file, read_model
+from feature_store.backbones.spec import loadable_name
+from feature_store.results.image_labels import ON
+from feature_store.results.models import ATTRIBUTES, model_file, read_for_students, read_model
+from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
@@ -194,7 +193,7 @@ def _fine_tune(
     """A network trained on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
-    from feature_store.embed_steps import image_for
+    from feature_store.embedding import image_for
     from feature_store.sources import open_source
     from workers.students.finetune import FineTuning, fine_tune
 

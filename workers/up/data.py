@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.backbone_names import packaged_name
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
+from feature_store.backbones.spec import packaged_name
 from feature_store.embedding import embed_source
 from feature_store.shard import Shard, check_served
 from labeler.errors import InvalidSetting, MixedShards

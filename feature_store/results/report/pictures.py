@@ -34,8 +34,8 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from feature_store.results.report.coverage import choose, is_tiny, open_picture
 from feature_store.results.report.model import JobReport, PriceRow, bands
-from feature_store.results.report.thumbnails import choose, is_tiny, open_picture
 from feature_store.results.report.words import count, say_number, say_percent
 from labeler.budget import say_epsilon, say_estimate
 from labeler.rounds.effects import AnswerStatus

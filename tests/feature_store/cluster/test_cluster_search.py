@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.search import ClusterIndex, rows_of
 from feature_store.index import Neighbors, nearest_by_definition
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account

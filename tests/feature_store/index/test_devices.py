@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feature_store.index import Neighbors, build, build_index, device_probe, engine_torch, nearest_by_definition
-from feature_store.index.device_probe import probe
-from feature_store.index.engine import NumpyBlock, NumpyEngine
+from feature_store.index import Neighbors, build, build_index, engine_torch, nearest_by_definition
+from feature_store.index.build import probe
 from feature_store.index.engine_torch import Product, TorchBlock, TorchEngine, exact_sums, product_of, single_product
-from feature_store.index.exact_index import ExactIndex, check_memory_limit
-from feature_store.index.rows import GatheredRows
+from feature_store.index.exact_index import ExactIndex, NumpyBlock, NumpyEngine, check_memory_limit
+from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting, UnsafeIndex
 from tests.feature_store.index.fake_devices import FAKES, FakeDevice
 
@@ -274,15 +273,15 @@ def test_on_cuda_the_product_is_that_of_half_precision_with_float32_sums() -> No
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A machine that looks as if it had a device; whoever asks for it starts a child."""
-    monkeypatch.setattr(device_probe, "has_driver", lambda: True)
     monkeypatch.setattr(build, "has_driver", lambda: True)
-    device_probe.forget()
+    monkeypatch.setattr(build, "has_driver", lambda: True)
+    build.forget()
     yield monkeypatch
-    device_probe.forget()
+    build.forget()
 
 
 def child(patch: pytest.MonkeyPatch, code: str) -> None:
-    patch.setattr(device_probe, "_COMMAND", [sys.executable, "-c", code])
+    patch.setattr(build, "_COMMAND", [sys.executable, "-c", code])
 
 
 @pytest.mark.parametrize(
@@ -299,7 +298,7 @@ def test_whatever_a_device_does_to_the_child_is_a_sentence(
     code: str, sentence: str, driver: pytest.MonkeyPatch
 ) -> None:
     child(driver, code)
-    driver.setattr(device_probe, "TIME_LIMIT_S", 1 if "sleep" in code else 60)
+    driver.setattr(build, "TIME_LIMIT_S", 1 if "sleep" in code else 60)
     with pytest.raises(InvalidSetting, match=sentence) as refused:
         build_index(FEATURES, IDS, engine="torch-gpu")
     assert "use engine numpy or auto" in str(refused.value)
@@ -318,12 +317,12 @@ def test_auto_uses_the_processor_where_the_device_does_not_work_and_says_why_onc
 
 
 def test_without_a_driver_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_probe.forget()
-    monkeypatch.setattr(device_probe, "has_driver", lambda: False)
+    build.forget()
+    monkeypatch.setattr(build, "has_driver", lambda: False)
     monkeypatch.setattr(subprocess, "run", None)
     with pytest.raises(InvalidSetting, match="this machine has no NVIDIA driver"):
         build_index(FEATURES, IDS, engine="torch-gpu")
-    device_probe.forget()
+    build.forget()
 
 
 @pytest.mark.long
@@ -331,7 +330,7 @@ def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) ->
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(InvalidSetting, match="sees no CUDA device"):
-        device_probe.contact()
+        build.contact()
 
 
 def test_auto_takes_all_devices_for_a_large_bound_and_none_for_a_small_one(driver: pytest.MonkeyPatch) -> None:
@@ -379,7 +378,7 @@ def test_a_real_device_is_exact_and_is_not_left_for_the_processor() -> None:
 
 @pytest.mark.gpu
 def test_half_precision_products_are_exact_on_every_real_device() -> None:
-    met = device_probe.contact()
+    met = build.contact()
     assert met.devices == torch.cuda.device_count()
     assert met.is_half_exact
 

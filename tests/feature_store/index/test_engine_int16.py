@@ -17,7 +17,7 @@ from feature_store.index import build, build_index, engine_int16, nearest_by_def
 from feature_store.index.definition import RANK_BITS
 from feature_store.index.engine_int16 import Int16Block, Int16Engine, num_threads, probed_kernel
 from feature_store.index.exact_index import ExactIndex
-from feature_store.index.rows import GatheredRows
+from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting
 
 pair_kernel = pytest.importorskip("feature_store.index.pair_kernel", reason="llvmlite is not installed")

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.speed.speed import measure_search_memory
 from feature_store.index import build_index, nearest_by_definition
-from feature_store.index.engine import NumpyEngine
-from feature_store.index.exact_index import ExactIndex, check_memory_limit, rows_at_once
-from feature_store.index.rows import unmap_pages
+from feature_store.index.exact_index import ExactIndex, NumpyEngine, check_memory_limit, rows_at_once
+from feature_store.rows import unmap_pages
 from labeler.errors import InvalidSetting
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")

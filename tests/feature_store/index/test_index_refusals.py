@@ -162,7 +162,7 @@ def test_a_device_that_is_absent_is_a_clear_error() -> None:
 
 def test_rounded_matrix_products_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library told elsewhere to multiply with bfloat16 must not answer."""
-    from feature_store.index.engine import NumpyBlock, NumpyEngine
+    from feature_store.index.exact_index import NumpyBlock, NumpyEngine
 
     exact = NumpyBlock.scores
     monkeypatch.setattr(NumpyBlock, "scores", lambda self, queries, tile: exact(self, queries, tile) + np.float32(1))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.results.naming import QuestionNames, query_rows
+from feature_store.results.pseudo_labels import QuestionNames, query_rows
 
 
 def test_of_equally_similar_images_the_first_names_its_cluster() -> None:

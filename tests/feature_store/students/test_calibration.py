@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import integrate
 
 from feature_store.students import NoisyAnswers, fit_student
-from feature_store.students.calibration import (
+from feature_store.students.answers import (
     SMEAR,
     asked_posterior,
     fit_temperature,
@@ -27,7 +27,7 @@ from feature_store.students.calibration import (
     sharpened,
     vote_agreement,
 )
-from feature_store.students.labelling import label_images
+from feature_store.students.labeling import label_images
 
 Matrix = NDArray[np.float64]
 

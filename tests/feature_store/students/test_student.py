@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers, fit_student, load_student
 from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind

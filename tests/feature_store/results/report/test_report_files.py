@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feature_store.results.report.coverage import map_public_set
+from feature_store.results.report.coverage import MAX_SHOWN, map_public_set, places_to_show
 from feature_store.results.report.model import PNG_SIGNATURE, AnsweredQuery, LevelPrice
-from feature_store.results.report.page import render_page
-from feature_store.results.report.publish import report_json, write_report
-from feature_store.results.report.thumbnails import MAX_SHOWN, places_to_show
+from feature_store.results.report.page import render_page, report_json, write_report
 from feature_store.results.report.words import what_epsilon_means
 from labeler.errors import InvalidSetting, UnreadableImage
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feature_store.results.report.model import BANDS, MAX_FIRST, MAX_PER_BAND, Band, ImageLabels, bands, evenly_of
-from feature_store.results.report.publish import report_json
+from feature_store.results.report.page import report_json
 from labeler.errors import InvalidSetting
 from tests.feature_store.results.report.conftest import image_labels
 
