@@ -356,7 +356,6 @@ def embed_source(
     duplicates: Duplicates | None = None,
     key: SiteKey | Path | None = None,
     scanned: Progress | None = None,
-    part_size: int | None = None,
     max_records: int | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
     loader: Loader | None = None,
@@ -385,7 +384,6 @@ def embed_source(
         key: the site's key for digests of persons and images, or its file; by default the file SITE_KEY_FILE beside
             `out`, which is made where there is none. Private shards only.
         scanned: called while private images are compared before they are embedded, with (images read, images in all).
-        part_size: records in each file of features, or a few more to fill whole pages; one file of all where absent.
         max_records: a public bound on the records of a private shard, declared in advance and kept by it: more are
             refused. Tasks whose models need half the noise where it is kept name it (labeler.setting).
         random_bytes: source of record ids and row order; the operating system's except in simulations.
@@ -463,7 +461,6 @@ def embed_source(
             backbone=backbone.spec,
             job=job,
             site_key=None if public else digester.name,
-            part_records=part_size,
             max_records=max_records,
             attributes=isinstance(images, AttributeSource),
             random_bytes=random_bytes,

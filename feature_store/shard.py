@@ -4,7 +4,6 @@ A shard is a folder:
 
     manifest.json        role, backbone, classes, checksums, deleted records (`Manifest`)
     features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.rows)
-    features-00000.int16 the same in parts, one behind the other, without a header; instead of features.npy
     labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only). Of a shard of attributes
                          int16 (n, C): 1 where a record has the attribute and 0 where not; -1 unknown, in whole rows
     record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
@@ -45,12 +44,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.decode import Skipped
-from feature_store.rows import joined_rows, largest_square_length, quantize
+from feature_store.rows import largest_square_length, quantize
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS
 
-_ARRAYS: dict[str, type[np.generic]] = {"labels.npy": np.int16, "record_ids.npy": np.int64}
+_ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
 
 _DIGESTS = ("persons.npy", "image_digests.npy")
 """Arrays that a private shard may have."""
@@ -62,7 +61,7 @@ class Shard:
     Arrays hold every row, deleted ones included, so that row numbers stay; use `alive` or `rows`.
 
     Attributes:
-        features: int16, shape (n, dimension), memory-mapped, read-only; one array, also where they lie in parts.
+        features: int16, shape (n, dimension), memory-mapped, read-only.
         labels: int16, shape (n,), or (n, C) where `has_attributes`. Secret in a private shard; in a public one only for
             scoring.
         record_ids: int64, shape (n,).
@@ -75,7 +74,7 @@ class Shard:
         self.path = path
         self._manifest = manifest
         self._known_version: tuple[Manifest | None, str] = (None, "")
-        self.features: NDArray[np.int16] = arrays[FEATURES_NAME]
+        self.features: NDArray[np.int16] = arrays["features.npy"]
         self.labels: NDArray[np.int16] = arrays["labels.npy"]
         self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
         self.persons: NDArray[np.int64] | None = arrays.get("persons.npy")
@@ -101,7 +100,6 @@ class Shard:
             keep_private(folder, [*manifest.files, MANIFEST_NAME])
         kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
         arrays = {name: _map_array(folder, name, kind) for name, kind in kinds.items()}
-        arrays[FEATURES_NAME] = _map_features(folder, manifest)
         shard = cls(folder, manifest, arrays)
         shard._check_shapes()
         if verify:
@@ -213,7 +211,7 @@ class Shard:
         rng, classes = np.random.default_rng(records), len(self.classes)
         shape, values = ((records, classes), 2) if self.has_attributes else ((records,), classes)
         arrays: dict[str, NDArray[Any]] = {
-            FEATURES_NAME: quantize(rng.normal(size=(records, self.dimension))),
+            "features.npy": quantize(rng.normal(size=(records, self.dimension))),
             "labels.npy": rng.integers(0, values, size=shape, dtype=np.int16),
             "record_ids.npy": rng.permutation(records),
         }
@@ -227,7 +225,7 @@ class Shard:
         """The first so many rows of a drawn shard, in memory."""
         manifest = self._manifest.model_copy(update={"records": records})
         arrays: dict[str, NDArray[Any] | None] = {
-            FEATURES_NAME: self.features,
+            "features.npy": self.features,
             "labels.npy": self.labels,
             "record_ids.npy": self.record_ids,
             "persons.npy": self.persons,
@@ -390,7 +388,7 @@ def check_compatible(shards: Sequence[Shard]) -> None:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl", *manifest.feature_files}) - manifest.files.keys()
+    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl"}) - manifest.files.keys()
     if missing:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
     if manifest.role == "private" and "thumbnails.parquet" in manifest.files:
@@ -407,18 +405,6 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 f"shard {folder.name!r}: {name} has {size} bytes, its manifest states {stated.bytes}; it was "
                 "truncated or replaced, embed the images again"
             )
-
-
-def _map_features(folder: Path, manifest: Manifest) -> NDArray[Any]:
-    if manifest.part_records is None:
-        return _map_array(folder, FEATURES_NAME, np.int16)
-    row_bytes = 2 * manifest.dimension
-    last = manifest.records - manifest.part_records * (len(manifest.feature_files) - 1)
-    for number, name in enumerate(manifest.feature_files, 1):
-        rows = last if number == len(manifest.feature_files) else manifest.part_records
-        if manifest.files[name].bytes != rows * row_bytes:
-            raise DamagedShard(f"shard {folder.name!r}: its part {name} is not as long as its manifest states")
-    return joined_rows([folder / name for name in manifest.feature_files], manifest.dimension)
 
 
 def _map_array(folder: Path, name: str, kind: type[np.generic]) -> NDArray[Any]:
@@ -538,13 +524,7 @@ _HAND_OVER = (
 
 
 MANIFEST_NAME = "manifest.json"
-FEATURES_NAME = "features.npy"
 _READ_BYTES = 1 << 24
-
-
-def part_name(number: int) -> str:
-    """File name of a part of the features."""
-    return f"features-{number:05d}.int16"
 
 
 class FileSum(BaseModel):
@@ -570,7 +550,6 @@ class Manifest(BaseModel):
         job: digest of the source and settings it was made from; empty if unknown.
         files: checksum per file name.
         deleted: record ids that must never be used again, ascending.
-        part_records: rows in each part but the last, which has the rest; None where features are one file.
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
         attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
@@ -590,7 +569,6 @@ class Manifest(BaseModel):
     files: dict[str, FileSum]
     deleted: tuple[int, ...] = ()
     site_key: str | None = None
-    part_records: Annotated[int, Field(ge=1)] | None = None
     max_records: Annotated[int, Field(ge=1)] | None = None
     attributes: bool = False
 
@@ -599,13 +577,6 @@ class Manifest(BaseModel):
         if self.max_records is not None and (self.role != "private" or self.records > self.max_records):
             raise ValueError("a bound on records is kept by private shards, and by all of them that state one")
         return self
-
-    @property
-    def feature_files(self) -> tuple[str, ...]:
-        """Names of the files that hold the features, in the order of rows."""
-        if self.part_records is None:
-            return (FEATURES_NAME,)
-        return tuple(part_name(number) for number in range(-(-self.records // self.part_records)))
 
     @property
     def version(self) -> str:

@@ -95,9 +95,7 @@ def _search(folder: Path, driver: Driver, *, records: int, turns: int) -> list[B
     dimension, queries, k = 512, 500, 50
     rng = np.random.default_rng(3)
     path = folder / "records"
-    with ShardWriter(
-        path, classes=("a", "b"), fingerprint="f", dimension=dimension, public=False, part_records=records // 4
-    ) as writer:
+    with ShardWriter(path, classes=("a", "b"), fingerprint="f", dimension=dimension, public=False) as writer:
         for start in range(0, records, _ROWS_AT_ONCE):
             count = min(_ROWS_AT_ONCE, records - start)
             writer.append(rng.standard_normal((count, dimension), np.float32), np.zeros(count, int), ["x"] * count)

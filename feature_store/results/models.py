@@ -28,12 +28,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from labeler.errors import BadData
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
+from labeler.release import arrays_from_bytes, arrays_to_bytes
 from labeler.setting import Training
 from labeler.system.files import read_named, replace_file, replacing
 
@@ -68,9 +67,7 @@ def model_file(
     """
     about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
     about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
-    # One entry: several would be written in an order that differs from process to process.
-    metadata = {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)}
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    return arrays_to_bytes(arrays, {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,15 +155,15 @@ def read_model(path: Path | str) -> StoredModel:
     where = Path(path)
     try:
         data = read_named(where, most_bytes=_MOST_BYTES)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header["__metadata__"]["labeler"])
+        arrays, metadata = arrays_from_bytes(data)
+        about = json.loads(metadata["labeler"])
         model = StoredModel(
             kind=str(about["kind"]),
             classes=tuple(map(str, about["classes"])),
             card=dict(about["privacy_card"]),
             backbone=str(about.get("backbone", "")),
             job_id=str(about.get("job_id", "")),
-            arrays=load(data),
+            arrays=arrays,
         )
         _check(model)
     except OSError as error:
@@ -174,7 +171,7 @@ def read_model(path: Path | str) -> StoredModel:
             f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
             "that a job gave"
         ) from None
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadData(
             f"{where.name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None

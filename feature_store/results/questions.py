@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
 
 from labeler.errors import BadData, LabelerError, TryAgain, UnreadableImage
+from labeler.release import arrays_from_bytes, arrays_to_bytes
 from labeler.system.files import replace_file
 
 if TYPE_CHECKING:
@@ -85,17 +84,7 @@ class StoredQuestions:
         if self.images is not None:
             arrays["images"] = self.images
         metadata = {"fingerprint": self.fingerprint, "backbone": self.backbone}
-        return _in_one_order(save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, metadata))
-
-
-def _in_one_order(data: bytes) -> bytes:
-    """The same file with its metadata sorted: safetensors writes them in an order that differs by process."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+        return arrays_to_bytes(arrays, metadata)
 
 
 def read_stored_questions(path: Path) -> StoredQuestions:
@@ -105,9 +94,7 @@ def read_stored_questions(path: Path) -> StoredQuestions:
         BadData: the file cannot be read, or something is missing in it.
     """
     try:
-        arrays = load(path.read_bytes())
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
+        arrays, metadata = arrays_from_bytes(path.read_bytes())
         return StoredQuestions(
             features=arrays["features"],
             rows=arrays["rows"].astype(np.int64),
@@ -116,7 +103,7 @@ def read_stored_questions(path: Path) -> StoredQuestions:
             fingerprint=metadata.get("fingerprint", ""),
             backbone=metadata.get("backbone", ""),
         )
-    except (OSError, SafetensorError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise BadData(f"stored questions cannot be read ({type(error).__name__})") from None
 
 
@@ -127,8 +114,8 @@ def read_questions(path: Path) -> NDArray[np.int16]:
         BadData: the file cannot be read, or holds no quantised features.
     """
     try:
-        features = load(path.read_bytes())["features"]
-    except (OSError, SafetensorError, KeyError):
+        features: NDArray[np.int16] = arrays_from_bytes(path.read_bytes())[0]["features"]
+    except (OSError, ValueError, KeyError):
         raise BadData("the prepared questions cannot be read; submit the job again") from None
     if features.dtype != np.int16 or features.ndim != 2:
         raise BadData("the prepared questions are not quantised features; submit the job again")

@@ -19,7 +19,7 @@ from labeler.ledger.chain import Head
 from labeler.ledger.rounds import AggregateStore
 from labeler.messages.rounds import Settled
 from labeler.messages.shares import winner_to_bytes
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 from labeler.sharing import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk

@@ -41,7 +41,7 @@ def test_pictures_of_an_earlier_report_do_not_stay(make_report, tmp_path):
     write_report(make_report(), tmp_path)
     (tmp_path / "own.png").write_bytes(b"mine")
     write_report(make_report(release="winner", has_truth=False), tmp_path)
-    assert names(tmp_path) == {"report.html", "budget.png", "price.png", "coverage.png", "answers.png", "own.png"}
+    assert names(tmp_path) == {"report.html", "budget.png", "price.png", "coverage.png", "own.png"}
 
 
 def test_a_thumbnail_that_is_no_image_leaves_nothing_behind(make_report, tmp_path):
