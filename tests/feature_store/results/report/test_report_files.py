@@ -16,7 +16,7 @@ from feature_store.results.report.page import render_page, report_json, write_re
 from feature_store.results.report.words import what_epsilon_means
 from labeler.errors import InvalidSetting, UnreadableImage
 
-PICTURES = {"accuracy_vs_epsilon", "budget", "price", "coverage", "vote_margins", "answers", "calibration"}
+PICTURES = {"accuracy_vs_epsilon", "budget", "price", "coverage", "vote_margins", "calibration"}
 
 
 def names(folder):
