@@ -80,7 +80,11 @@ class StoredQuestions:
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
-        arrays = {"features": self.features, "rows": self.rows, "assignment": self.assignment}
+        arrays: dict[str, NDArray[np.generic]] = {
+            "features": self.features,
+            "rows": self.rows,
+            "assignment": self.assignment,
+        }
         if self.images is not None:
             arrays["images"] = self.images
         metadata = {"fingerprint": self.fingerprint, "backbone": self.backbone}

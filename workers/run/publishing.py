@@ -81,7 +81,6 @@ def publish(
             seed=prepared.job.file.student.seed,
         )
         student = labelled.student
-        student.save(folder.out / "student.npz")
         _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
         labels = _image_labels(image_label_table, prepared, labelled, created_at=created_at, is_seeded=is_seeded)
         write_table(labels, folder.out / "student_labels.parquet")

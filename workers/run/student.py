@@ -121,8 +121,7 @@ def train_student(
         num_classes=job.task.num_classes,
         seed=seed,
     )
-    path = folder / f"student-{kind}.npz"
-    student.save(path)
+    path = folder / f"student-{kind}.safetensors"
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded)
     exported = model_file(
         student.arrays,
@@ -131,7 +130,7 @@ def train_student(
         card=card,
         backbone=loadable_name(job.public.shard.backbone),
     )
-    replace_file(path.with_suffix(".safetensors"), exported)
+    replace_file(path, exported)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from feature_store.results.report.model import AnsweredQuery, Coverage, JobReport
-from labeler.errors import InvalidSetting, UnreadableImage
+from feature_store.results.report.model import AnsweredQuery, Coverage, JobReport, evenly
+from labeler.errors import UnreadableImage
 from labeler.rounds.effects import AnswerStatus
 
 MAX_DRAWN = 3000
@@ -24,13 +24,6 @@ MAX_DRAWN = 3000
 _NEAR_RANK = 10
 _PROBES = 500
 _BLOCK_ROWS = 8192
-
-
-def evenly(count: int, most: int) -> NDArray[np.int64]:
-    """At most `most` of the numbers 0 to count - 1, evenly spaced, the first and the last among them."""
-    if count <= most:
-        return np.arange(count, dtype=np.int64)
-    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
 
 
 def map_public_set(
@@ -49,29 +42,12 @@ def map_public_set(
         cells: shape (num_images,), number of the query that stands for each image; -1 for none. Without
             it an image is covered by its nearest answered query, if that is at least as similar to it
             (by cosine) as its tenth nearest neighbour is to a typical public image.
-
-    Raises:
-        InvalidSetting: the shapes do not fit together.
     """
-    shapes = public_features.shape, query_features.shape
-    if not (
-        public_features.ndim == query_features.ndim == 2
-        and shapes[0][1] == shapes[1][1]
-        and len(public_features)
-        and answered.shape == (len(query_features),)
-    ):
-        raise InvalidSetting(
-            f"public features {shapes[0]}, query features {shapes[1]} and answers {answered.shape} do not fit together"
-        )
     queries = _unit_rows(query_features)
     if cells is None:
         covering = _nearest_answered(public_features, queries, answered)
         meaning = f"as similar to an answered question as a typical image is to its {_NEAR_RANK}th nearest neighbour"
     else:
-        if cells.shape != (len(public_features),) or (
-            cells.size and not -1 <= cells.min() <= cells.max() < len(queries)
-        ):
-            raise InvalidSetting("cells must name one query, or -1, for every public image")
         named = cells.astype(np.int64)
         covering = np.where((named >= 0) & answered[named], named, -1)
         meaning = "in a group of similar images about which a question was answered"

@@ -22,7 +22,6 @@ from feature_store.results.page_templates import page_templates
 from feature_store.results.report import coverage, words
 from feature_store.results.report.model import (
     MAX_FIRST,
-    MAX_PER_BAND,
     AnsweredQuery,
     AttributeImage,
     ImageLabels,
@@ -31,7 +30,6 @@ from feature_store.results.report.model import (
     Privacy,
     bands,
     confusion,
-    evenly_of,
 )
 from feature_store.results.report.pictures import OTHER_COLOR, PICTURE_FILES, Picture, class_colors, draw_pictures
 from feature_store.results.report.words import all_warnings
@@ -106,7 +104,7 @@ def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:
             "stated": words.say_percent(band.stated) if band.count else "–",
             "right": "–" if band.share_right is None else words.say_percent(band.share_right),
             "known": band.known,
-            "tiles": image_tiles(report, evenly_of(images.band_of(band.low, band.high), MAX_PER_BAND)),
+            "tiles": image_tiles(report, images.shown_of_band(band.low, band.high)),
         }
         for band in bands(images)
     ]

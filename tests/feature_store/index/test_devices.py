@@ -19,7 +19,7 @@ from feature_store.index.engine_torch import Product, TorchBlock, TorchEngine, e
 from feature_store.index.exact_index import ExactIndex, NumpyBlock, NumpyEngine, check_memory_limit
 from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting, UnsafeIndex
-from tests.feature_store.index.fake_devices import FAKES, FakeDevice
+from tests.feature_store.index.fake_devices import FakeDevice
 
 RNG = np.random.default_rng(20261122)
 FEATURES = RNG.integers(-3, 4, (3000, 8)).astype(np.int16)
@@ -106,12 +106,6 @@ def test_a_device_that_fails_is_left_and_the_processor_gives_the_same_answer(
 
 def _broken(_: Tensor, __: Tensor) -> Tensor:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_a_device_without_the_room_it_promised_is_left() -> None:
-    index = ExactIndex(FEATURES, IDS, FakeDevice(room=100, promised=4000))
-    assert isinstance(index.engine, NumpyEngine)
-    assert_equal(index.search(QUERIES, 5), 5)
 
 
 @pytest.mark.parametrize("limit", [None, 560_000, 5_000_000])
@@ -229,11 +223,6 @@ def test_sums_that_are_rounded_to_half_precision_are_found_out_by_the_probe() ->
         return parts[0].float() + parts[1].float()
 
     assert probe(TorchEngine(product=reduced)) is not None
-
-
-@pytest.mark.parametrize("name", FAKES)
-def test_the_fakes_pass_the_probe_without_falling_back(name: str) -> None:
-    assert probe(FAKES[name]()) is None
 
 
 def test_switches_of_precision_are_off_for_a_product_and_what_they_were_afterwards() -> None:

@@ -72,10 +72,6 @@ def test_every_way_of_compiling_finds_the_definition(way: str, dimension: int) -
         )
 
 
-def test_what_multiplies_is_what_the_kernel_was_compiled_for() -> None:
-    assert pair_kernel.compile_kernel(without=AVX512 | VNNI).instructions == "vpmaddwd of 256 bits"
-
-
 def test_sums_at_the_edge_of_24_bits_are_exact() -> None:
     # Four coordinates of 2047.75 on average: similarities of 16,773,121 and less, each one a different odd number.
     features = np.array([[2047, 2048, 2048, 2047], [2047, 2048, 2048, 2046], [-2048, -2048, -2047, -2047]], np.int16)

@@ -31,14 +31,6 @@ def test_searching_a_shard_four_times_the_limit_stays_under_the_limit(engine: st
     assert list(tmp_path.iterdir()) == []
 
 
-@needs_linux
-def test_the_measurement_sees_an_index_that_loads_everything(tmp_path: Path) -> None:
-    use = measure_search_memory(
-        tmp_path, records=10_000, dimension=512, queries=20, k=5, limit_bytes=200_000_000, engine="numpy"
-    )
-    assert use.added_bytes >= 10_000 * 512 * 4
-
-
 def test_records_that_fit_twice_stay_in_memory() -> None:
     features, ids = np.ones((1000, 1280), np.int16), np.arange(1000)
     assert ExactIndex(features, ids, NumpyEngine()).is_kept
