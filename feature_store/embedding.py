@@ -9,6 +9,8 @@ Each step is a function that can run where it is cheapest:
 
 What one step makes of an image depends on that image alone, never on its batch, so the steps may be spread over
 threads, processes or machines, stopped and gone on with, and give the same shard.
+
+More than 600 lines: the one path from a source to rows must be read together.
 """
 
 from __future__ import annotations

@@ -15,14 +15,20 @@ lane: whoever sends much waits for itself.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labeler.errors import BadData, LabelerError, TryAgain, UnreadableImage
 from labeler.release import arrays_from_bytes, arrays_to_bytes
@@ -30,14 +36,6 @@ from labeler.system.files import replace_file
 
 if TYPE_CHECKING:
     from feature_store.decode import Skipped
-import hashlib
-import os
-from contextlib import suppress
-from typing import Annotated
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 QUESTIONS: Final = "questions.safetensors"
 FAILURE: Final = "failed.json"
