@@ -51,6 +51,7 @@ class AnsweredQuery:
     group_size: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "status", AnswerStatus(self.status))
         if not all(image.startswith(PNG_SIGNATURE) for image in self.thumbnails):
             raise InvalidSetting(f"a thumbnail of query {self.query_id!r} is not a PNG file")
 
