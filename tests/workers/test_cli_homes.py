@@ -22,8 +22,7 @@ from api.coordinator.config import read_config
 from labeler.batching import round_charges
 from labeler.errors import BadData, PolicyRefusal
 from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.anchor import Anchor
-from labeler.ledger.chain import Head
+from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tokens import TokenStore

@@ -17,10 +17,9 @@ from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Facts
-from labeler.ledger.agent_evidence import agent_facts
 from labeler.ledger.chain import Head, time_of
 from labeler.ledger.database import Connection, open_database
-from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
+from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts, forgotten
 from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
 from labeler.system.keys import PartyKeys

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from labeler.errors import InvalidSetting, JournalBehind
-from labeler.ledger.anchor import Anchor
-from labeler.ledger.backup import accept_restored, backup
-from labeler.ledger.chain import Head
+from labeler.ledger.backup import accept_restored, backup, renew_home
+from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import Database, open_database
-from labeler.ledger.erasable_home import renew_home
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.system.clock import now_utc
@@ -76,7 +74,7 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
     """Copy everything of a home that cannot be made again, while its process runs, into a new folder.
 
     Erasable keys stay where they are: what was erased in the home must not lie in any backup, so a home that is made
-    of this copy refuses to serve until a person accepts what that means (labeler.ledger.erasable_home).
+    of this copy refuses to serve until a person accepts what that means (labeler.ledger.backup).
 
     Raises:
         InvalidSetting: the folder exists, or the journal is PostgreSQL's, which has its own tools.

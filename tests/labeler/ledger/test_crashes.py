@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labeler.ledger.anchor import Anchor
+from labeler.ledger.chain import Anchor
 from labeler.ledger.ledger import Ledger
 from tests.labeler.ledger.conftest import Clock, Place
 from tests.warm_python import WarmProgram

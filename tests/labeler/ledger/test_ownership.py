@@ -11,10 +11,8 @@ import psycopg
 import pytest
 
 from labeler.errors import JournalInUse, Unavailable
-from labeler.ledger import ownership
-from labeler.ledger.database import Database, open_database
+from labeler.ledger.database import POSTGRESQL_OWNER, Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.ownership import POSTGRESQL_OWNER
 from tests.labeler.ledger.conftest import Clock, Place
 from tests.postgres_server import PostgresServer
 from tests.warm_python import WarmProgram
@@ -22,11 +20,11 @@ from tests.warm_python import WarmProgram
 RIVAL = """
 import sys
 from datetime import UTC, datetime
-from labeler.ledger import ownership
+from labeler.ledger import database
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.errors import JournalInUse
-ownership.PATIENCE_S = 0.0
+database.PATIENCE_S = 0.0
 try:
     with open_database(sys.argv[1]) as database:
         ledger = Ledger(database, clock=lambda: datetime.now(UTC), anchored=False)
@@ -53,7 +51,7 @@ def stranger(url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("labeler.ledger.database.PATIENCE_S", 0.0)
 
 
 def rival(target: str, name: str = "rival") -> WarmProgram:
