@@ -1,4 +1,4 @@
-"""Threads that work for many owners in turns: of each owner one piece at a time (labeler.rounds.fair_queue).
+"""Threads that work for many owners in turns: of each owner one piece at a time (labeler.rounds.queues).
 
 Whoever asks for much waits behind its own, and the next owner has its turn after one piece of each other at most.
 """
@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from labeler.rounds.fair_queue import FairQueue
+from labeler.rounds.queues import FairQueue
 
 Answer = TypeVar("Answer")
 

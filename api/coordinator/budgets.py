@@ -16,7 +16,7 @@ from importlib.metadata import version
 
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
-from feature_store.results.evidence_file import SignedEvidence, sign_evidence
+from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.evidence.derive import derive, software

@@ -6,7 +6,7 @@ driver (labeler.driver.coordinator). Here they meet the rest of the service: its
 Questions of a queued job are made by the embedder, by a process for choosing, or by ourselves at once.
 
     vectors, no clusters -> chosen from by the thread that took the submission
-    images               -> the embedder makes features (feature_store.embed_board), then as for vectors
+    images               -> the embedder makes features (feature_store.results.questions), then as for vectors
     a few vectors        -> chosen from here and now: no process, no waiting
     many, or clusters    -> a process of its own, bounded in memory and time; requesters take turns
 
@@ -34,13 +34,17 @@ from numpy.typing import NDArray
 from api.coordinator.stores import Stores
 from api.fair_pool import FairPool
 from feature_store.backbones import read_spec
-from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest
-from feature_store.results.choosing import DISK_IS_FULL, QuestionRequest, write_questions
+from feature_store.results.job_process import DISK_IS_FULL, QuestionRequest, write_questions
 from feature_store.results.questions import (
+    EMBED_QUEUE,
     FAILURE,
+    MAX_JOB_PIXELS,
+    MAX_PIXELS,
     QUESTIONS,
     SHARD,
     UPLOAD,
+    EmbedBoard,
+    EmbedRequest,
     read_failure,
     read_questions,
     write_failure,
@@ -51,8 +55,8 @@ from labeler.driver.mail import Mailbox
 from labeler.driver.sending import PostOffice, Sender
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
+from labeler.release import release_to_bytes
 from labeler.rounds.effects import Patience
-from labeler.rounds.releases import release_to_bytes
 from labeler.system.files import making_room
 from labeler.system.keys import PartyKeys
 from labeler.system.process_pool import start_process
@@ -221,7 +225,7 @@ AT_ONCE_BYTES = 2**20
 PROCESSES = 2
 """That choose at the same time, each for another requester."""
 
-_MODULE = "feature_store.results.choosing"
+_MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
 _TOO_MUCH = (
     "choosing the questions takes more memory or time than one job is given; ask about fewer clusters "

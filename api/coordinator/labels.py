@@ -29,19 +29,30 @@ from api.coordinator.stores import Stores
 from api.schema import LabelRow, Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
-from feature_store.parquet_file import read_parquet
-from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.job_process import LabelingOrder
 from feature_store.results.models import LINEAR, model_file
-from feature_store.results.naming import QuestionNames, query_rows
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
+from feature_store.results.pseudo_labels import (
+    AnsweredRound,
+    JobStamp,
+    QuestionNames,
+    label_table,
+    model_label_table,
+    query_rows,
+)
+from feature_store.results.questions import (
+    QUESTIONS,
+    SHARD,
+    UPLOAD,
+    StoredQuestions,
+    read_parquet,
+    read_stored_questions,
+)
 from feature_store.shard import Shard
 from labeler.errors import BadData, Gone, NotFound, NotReady, TooLarge
 from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import Release, release_from_bytes
 
 
 def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
@@ -88,7 +99,7 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
     return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
 
 
-def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabellingOrder:
+def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabelingOrder:
     """What is to be known of a completed job to label all its images.
 
     Raises:
@@ -101,7 +112,7 @@ def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig
     opened = [one for one in releases if one is not None]
     price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
     loads = config.backbones.get(task.backbone_fingerprint, "")
-    return LabellingOrder(
+    return LabelingOrder(
         folder=str(config.home / "jobs" / job.job_id),
         job_id=job.job_id,
         task_digest=task.digest,
@@ -257,13 +268,11 @@ def _pictures(upload: Path, rows: Sequence[int], limits: PixelLimits) -> Iterato
     # A file that is damaged as a whole, or was deleted meanwhile, has no pictures.
     with suppress(_TookTooLong, BadData, TooLarge):
         while left:
-            try:
-                with closing(decoded_images(upload, _SQUARE, limits, rows=left, look=look)) as images:
-                    for pixels in images:
-                        yield left.pop(0), pixels
-                return
-            except UnusableImage:
-                left.pop(0)
+            with closing(decoded_images(upload, _SQUARE, limits, rows=list(left), look=look)) as images:
+                for pixels in images:
+                    row = left.pop(0)
+                    if not isinstance(pixels, UnusableImage):
+                        yield row, pixels
 
 
 def _jpeg(pixels: NDArray[np.uint8]) -> bytes:

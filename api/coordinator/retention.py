@@ -10,7 +10,7 @@ It is level-triggered: every sweep looks at what is there, so a crash between tw
 job, which a crash in the middle of taking one leaves, go after an hour.
 
 The labels of every image are made when somebody asks for them, before any other, or when the features are about to go.
-A process learns from released answers and public features (feature_store.results.image_labelling), is bounded in
+A process learns from released answers and public features (feature_store.results.job_process), is bounded in
 memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
 share a process, one after the other, and wait for no large one. A job during which a process ends is tried once more in
 a new one; where that ends too, a failure is written.
@@ -40,17 +40,16 @@ import pyarrow.parquet as pq
 from api.coordinator.conductor import feature_bytes
 from api.coordinator.config import RetentionTable
 from api.fair_pool import FairPool
-from feature_store.embed_board import EmbedBoard
-from feature_store.parquet_file import read_parquet
-from feature_store.results.choosing import DISK_IS_FULL
-from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
 from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,
     LABELS,
     QUESTIONS,
     STUDENT,
+    EmbedBoard,
     read_failure,
+    read_parquet,
     write_failure,
 )
 from labeler.errors import BadData, Gone, LabelerError, StorageFull, Unavailable
@@ -341,7 +340,7 @@ SMALL_BYTES = 8 * 2**20
 WAIT_S = 10.0
 """How long a request waits; then it is told to come again."""
 
-_MODULE = "feature_store.results.image_labelling"
+_MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
 _TOO_MUCH = (
     "labelling every image takes more memory or time than one job is given; download the questions (of=questions), and "
@@ -363,7 +362,7 @@ class ImageLabeler:
         order_of: what is to be made of a job.
     """
 
-    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabellingOrder]) -> None:
+    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabelingOrder]) -> None:
         self._home = home
         self._order_of = order_of
         self._stopping = threading.Event()

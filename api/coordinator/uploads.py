@@ -39,8 +39,8 @@ from PIL import Image, UnidentifiedImageError
 
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
-from feature_store.embed_board import job_pixels_refusal
-from feature_store.quantize import on_grid, quantize
+from feature_store.results.questions import job_pixels_refusal
+from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
 from labeler.system.files import is_full, storage_full, sync_folder

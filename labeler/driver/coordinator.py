@@ -37,13 +37,14 @@ from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskStore
 from labeler.messages import COORDINATOR
 from labeler.release import Release
-from labeler.rounds import winner_line
+from labeler.rounds import queues
 from labeler.rounds.effects import (
     UNFINISHED,
     Admitted,
     Ended,
     Event,
     Failed,
+    JobRun,
     Now,
     PartiesChanged,
     Party,
@@ -51,8 +52,7 @@ from labeler.rounds.effects import (
     Stored,
     Tick,
 )
-from labeler.rounds.fair_queue import FairQueue
-from labeler.rounds.job_state import JobRun
+from labeler.rounds.queues import FairQueue
 from labeler.system.clock import Clock
 
 log = logging.getLogger("labeler.conductor")
@@ -116,7 +116,7 @@ class CoordinatorDriver:
         )
         self._live = self._loader.live
         self._stepper = Stepper(sender, questions, self.relays, patience)
-        self._line = winner_line.Line()
+        self._line = queues.WinnerQueue()
         self._turns = FairQueue()
         self._stored: list[str] = []
         """Jobs whose last step is durable and that go on at once."""

@@ -18,9 +18,9 @@ from api.coordinator.ownership import Reader
 from api.coordinator.uploads import upload_of_features
 from api.fair_pool import FairPool
 from api.schema import JobView
-from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from feature_store.results.questions import EMBED_QUEUE, EmbedBoard, lane_of
+from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import AskedStrategy

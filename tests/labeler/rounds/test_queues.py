@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeler.rounds.fair_queue import HELD_S, PLACES, FairQueue
+from labeler.rounds.queues import HELD_S, PLACES, FairQueue
 
 
 def waiting(*jobs: tuple[str, str]) -> FairQueue:
