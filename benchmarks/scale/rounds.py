@@ -29,8 +29,7 @@ from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting
 from labeler.linear_model import released_model
 from labeler.messages import COORDINATOR, frame
-from labeler.messages.rounds import Ask, TallierKey
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import Ask, TallierKey, share_to_bytes
 from labeler.methods import MethodName
 from labeler.planning import price
 from labeler.randomness import ByteSource, seeded_source

@@ -19,8 +19,16 @@ from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.messages.rounds import ANSWER_KINDS, AnswerSent, Declined, Refusal, Willing
-from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
+from labeler.messages.bodies import (
+    ANSWER_KINDS,
+    AnswerSent,
+    Declined,
+    Refusal,
+    Willing,
+    aggregate_from_bytes,
+    holdings_from_bytes,
+    winner_from_bytes,
+)
 from labeler.rounds.effects import (
     AgentDone,
     Answered,

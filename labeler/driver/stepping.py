@@ -12,7 +12,7 @@ from labeler.driver.reading import Loaded, Plan
 from labeler.driver.sending import Relays, Writer, batch_of
 from labeler.errors import BadData, LabelerError, TryAgain
 from labeler.ledger.jobs import JobRecord
-from labeler.messages.shares import aggregate_from_bytes, winner_from_bytes
+from labeler.messages.bodies import aggregate_from_bytes, winner_from_bytes
 from labeler.release import agree_on_winners, open_histogram
 from labeler.rounds import winner_line
 from labeler.rounds.coordinator import step

@@ -33,7 +33,7 @@ from labeler.ledger.promises import PromiseStore
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import model_before
-from labeler.messages.rounds import Refusal
+from labeler.messages.bodies import Refusal
 from labeler.methods import METHODS, knn
 from labeler.methods.knn import attribute_ballots
 from labeler.randomness import os_source

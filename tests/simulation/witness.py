@@ -25,8 +25,14 @@ from labeler.ledger.jobs import RoundRecord
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import SET_ASIDE
 from labeler.messages import COORDINATOR, Message
-from labeler.messages.rounds import Refusal, SumRequest
-from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
+from labeler.messages.bodies import (
+    Refusal,
+    SumRequest,
+    aggregate_from_bytes,
+    holdings_from_bytes,
+    share_from_bytes,
+    winner_from_bytes,
+)
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.rounds.releases import release_from_bytes

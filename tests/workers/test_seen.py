@@ -9,7 +9,7 @@ from labeler.errors import Unavailable
 from labeler.ledger.anchor import Anchor
 from labeler.ledger.chain import EMPTY, Head
 from labeler.messages import COORDINATOR, Message, frame
-from labeler.messages.envelope import Mail
+from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
 from workers.party.seen import SYNC_EVERY_S, Seen
 

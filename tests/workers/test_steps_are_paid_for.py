@@ -33,7 +33,7 @@ from labeler.ledger.evidence import Wanted
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
 from labeler.linear_model import model_before
-from labeler.messages.rounds import Ask, Proposal, TallierKey
+from labeler.messages.bodies import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
 from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labeler.errors import AwaitingApproval, PolicyRefusal, ProtocolViolation
 from labeler.ledger.agent_memory import AgentMemory, AskedBy
-from labeler.messages.rounds import Ask, Proposal
+from labeler.messages.bodies import Ask, Proposal
 from labeler.system.clock import Clock
 from workers.agent.decisions import is_approved, objection
 from workers.agent.policy import Policy

@@ -33,7 +33,7 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore
 from labeler.messages import Message
-from labeler.messages.rounds import Ask
+from labeler.messages.bodies import Ask
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import NOT_KEPT, RoundEffect

@@ -15,7 +15,7 @@ from labeler.errors import BudgetExceeded, JournalBehind, JournalBroken, Labeler
 from labeler.ledger.agent_rounds import JournalRounds
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.rounds import Ask, Proposal
+from labeler.messages.bodies import Ask, Proposal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.system.clock import Clock

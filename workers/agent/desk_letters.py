@@ -9,7 +9,7 @@ from labeler.errors import PrivacyRefusal
 from labeler.ledger.agent_rounds import JournalRounds
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR
-from labeler.messages.rounds import AnswerSent, Ask, Declined, Proposal, Refusal, Willing
+from labeler.messages.bodies import AnswerSent, Ask, Declined, Proposal, Refusal, Willing
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import NOT_KEPT

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Replayed, WrongDigest
-from labeler.messages import COORDINATOR, Header, Message, rounds
-from labeler.messages.rounds import Ask, Proposal
-from labeler.messages.rounds import Settled as SettledBody
+from labeler.messages import COORDINATOR, Header, Message, bodies
+from labeler.messages.bodies import Ask, Proposal
+from labeler.messages.bodies import Settled as SettledBody
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from workers.agent.desk_letters import no_to
@@ -65,7 +65,7 @@ class DeskMail:
                         raise WrongDigest("a proposal names another task than it holds")
                     self._memory.proposal_event(turn, proposal, proposing.Proposed(proposal))
                 elif header.kind == "withdrawn":
-                    turn.withdrawn.append(rounds.Withdrawn.decode(body).job_id)
+                    turn.withdrawn.append(bodies.Withdrawn.decode(body).job_id)
             except LabelerError as error:
                 # It was none, so there is nobody to say anything to.
                 about = {"task_digest": header.task_digest, "kind": header.kind}

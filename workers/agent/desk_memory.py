@@ -13,7 +13,7 @@ from typing import Final
 from labeler.ledger.agent_rounds import JournalRounds
 from labeler.ledger.database import Connection
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.rounds import Proposal
+from labeler.messages.bodies import Proposal
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import AgentRound, RoundEvent

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from labeler.ledger.lifetimes import CastVotes
 from labeler.messages import Header
-from labeler.messages.rounds import Ask, Proposal
+from labeler.messages.bodies import Ask, Proposal
 from labeler.rounds.agent import RoundEffect
 from labeler.rounds.agent_proposal import AgentProposal, ProposalEffect
 from workers.agent.agent import Agent

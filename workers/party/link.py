@@ -39,7 +39,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Database
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.clock import Clock, now_utc
 from labeler.system.keys import PartyKeys
 from workers.party.home import SEEN_FILE
@@ -222,7 +222,7 @@ class PartyLink:
             journal_hash=own.hash if own.seq else "",
             coordinator_seq=seen.seq,
             coordinator_hash=seen.hash if seen.seq else "",
-            version=VERSION,
+            program=VERSION,
             facts=self._facts(),
         ).encode()
         return Draft("poll", COORDINATOR, body)

@@ -22,7 +22,7 @@ from labeler.errors import BadData, ProtocolViolation
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
-from labeler.messages.rounds import Ask, TallierKey
+from labeler.messages.bodies import Ask, TallierKey
 from labeler.release import WinnerEngine
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentRound, RoundEvent

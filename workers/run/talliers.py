@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from labeler.ledger.chain import Head
-from labeler.messages.rounds import OpenRound, SumRequest
-from labeler.messages.shares import aggregate_to_bytes, winner_to_bytes
+from labeler.messages.bodies import OpenRound, SumRequest, aggregate_to_bytes, winner_to_bytes
 from labeler.noise import noise_source
 from labeler.randomness import ByteSource
 from labeler.release import WinnerEngine, open_winner
@@ -126,7 +125,7 @@ class RunTalliers:
             LabelerError: a tallier does not sum these contributors; the winners cannot be found.
         """
         desks = self._desks[number]
-        request = SumRequest(contributors=job.rounds[number].contributors, ledger_seq=head.seq, ledger_hash=head.hash)
+        request = SumRequest(frozenset(job.rounds[number].contributors), ledger_seq=head.seq, ledger_hash=head.hash)
         for name, desk in zip(self._names, desks, strict=True):
             for effect in _step(desk, machine.SumAsked(request, Site())):
                 if isinstance(effect, machine.Add):

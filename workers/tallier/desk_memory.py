@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping
 
 from labeler.ledger.tallier_memory import TallierMemory
-from labeler.messages.shares import share_from_bytes
+from labeler.messages.bodies import share_from_bytes
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Site, TallierRound
 from labeler.sharing import ShareVector

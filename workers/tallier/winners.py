@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable, WrongDigest
-from labeler.messages.rounds import OpenRound, Refusal
+from labeler.messages.bodies import OpenRound, Refusal
 from labeler.sharing import Winner, winner_time_limit_s
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare

@@ -25,7 +25,7 @@ from labeler.errors import WrongDigest
 from labeler.ledger.jobs import RoundRecord
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
-from labeler.messages.rounds import Ask, OpenRound
+from labeler.messages.bodies import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
 from labeler.rounds.effects import Patience, Said
 from labeler.system.keys import PartyKeys

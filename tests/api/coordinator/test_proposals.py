@@ -23,7 +23,7 @@ from labeler.driver.reading import parties_of
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
-from labeler.messages.rounds import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
+from labeler.messages.bodies import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
 from labeler.rounds.effects import Patience, Said
 from labeler.rounds.job_state import JobRun, RoundRun, stand
 from tests.api.conftest import House

@@ -17,8 +17,7 @@ from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.ledger.chain import Head
 from labeler.ledger.rounds import AggregateStore
-from labeler.messages.rounds import Settled
-from labeler.messages.shares import winner_to_bytes
+from labeler.messages.bodies import Settled, winner_to_bytes
 from labeler.rounds.releases import release_from_bytes
 from labeler.sharing import Winner
 from tests.api.conftest import House

@@ -39,7 +39,7 @@ from labeler.ledger.agent_rounds import JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
 from labeler.methods.knn import attribute_ballots
 from labeler.methods.terms import RunnerContext
