@@ -435,7 +435,7 @@ class Ask(Body):
         """See Body: the batch is written out, and digests are stated so that a changed ask names itself."""
         content = written_fields(self)
         del content["batch"]
-        return content | self._digests | written_fields(self.batch)
+        return content | self._digests | {"first_query": 0} | written_fields(self.batch)
 
     @property
     def _digests(self) -> dict[str, str]:
