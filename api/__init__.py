@@ -1,1 +1,1 @@
-"""The coordinator over HTTP. Empty for now: the service moves the objects of `workers` into processes behind it."""
+"""The coordinator over HTTP: routes, decisions, the client, and the pages for people."""

@@ -1,4 +1,4 @@
-"""What measures the product and reproduces the papers: `labeler bench NAME`, and so every number in BENCHMARKS.md.
+"""Benchmarks: `labeler bench NAME` reproduces a paper's table or measures speed; BENCHMARKS.md is made of the results.
 
 Benches use the product, and nothing of the product uses a bench (an import contract), except that the command `bench`
 loads this module when it is run. Packages that only benches need are in the extra `benchmarks`.
@@ -38,6 +38,7 @@ BENCHES: Final = {
     "scale": "benchmarks.scale.bench:bench_scale",
     "service": "benchmarks.service.service:bench_service",
     "attacks": "benchmarks.service.attacks:bench_attacks",
+    "soak": "benchmarks.service.soak:bench_soak",
     "simulate": "tests.simulation.bench:bench_simulate",
 }
 """Every bench and its function, which is loaded when it is run: naming them loads no library."""

@@ -1,7 +1,7 @@
 """What the documentation's site is made of beside the pages in this folder, and how links in them are read.
 
 Pages that would only repeat something are made of it: the home page of the README, the documents of the repository's
-root, the threat model of its table in ARCHITECTURE.md, the command line of its commands, the REST interface of its
+root, the command line of its commands, the REST interface of its
 OpenAPI document, errors of their tree, and byte vectors of the file that the tests check. A page links to the
 repository's files as they lie there, so that links lead somewhere on the code's host too; for the site they are
 rewritten here.
@@ -29,7 +29,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {name: _of_root((ROOT / name).read_text()) for name in OF_ROOT}
     made["index.md"] = _of_root((ROOT / "README.md").read_text())
     made["LICENSE.md"] = "# License\n\n```\n" + (ROOT / "LICENSE").read_text() + "\n```\n"
-    made["threat-model.md"] = threat_model((ROOT / "ARCHITECTURE.md").read_text())
     made["reference/cli.md"] = command_line()
     made["reference/rest.md"] = rest()
     made["reference/errors.md"] = errors()
@@ -53,20 +52,6 @@ def _up(uri: str) -> Any:
 def _of_root(text: str) -> str:
     """A document of the root as if it lay in this folder."""
     return re.sub(r"\]\(docs/", "](", text).replace("](LICENSE)", "](LICENSE.md)").replace("](README.md", "](index.md")
-
-
-def threat_model(architecture: str) -> str:
-    """The table of who can do what, and what stays possible, as ARCHITECTURE.md has them."""
-    tables = re.findall(r"^\| who \|.*\n(?:\|.*\n)+", architecture, flags=re.MULTILINE)
-    stays = re.search(r"^\*\*What stays possible\.\*\*(?:.*\n)+?\n", architecture, flags=re.MULTILINE)
-    if not tables or stays is None:
-        raise ValueError("ARCHITECTURE.md has no table of threats, or does not say what stays possible")
-    return (
-        "# Threat model\n\nWho could try what, what they learn, and the test that holds it. The table is that of "
-        "[Architecture](ARCHITECTURE.md), where the roles and the rounds are drawn.\n\n"
-        + "\n".join(tables)
-        + f"\n## What stays possible\n\n{stays[0]}"
-    )
 
 
 def command_line() -> str:

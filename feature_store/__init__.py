@@ -1,1 +1,1 @@
-"""What is kept: features of images, and finding neighbours among them."""
+"""Features and labels of images: shards, backbones, exact neighbors, students, and the files of a job."""

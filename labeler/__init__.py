@@ -1,4 +1,4 @@
-"""What is private, and why: pure code with no file, clock, network or GPU; randomness is an argument.
+"""Private labeling: tasks, prices, methods and rounds, all pure; then `system`, `ledger` and `driver`, which are not.
 
 `import labeler` in a notebook or a script also offers the few calls that people need (workers.notebook):
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+CODE_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/round.md", "docs/threat-model.md")
 PAGES = ("SECURITY.md", "docs/upgrades.md", "docs/dpia-template.md")
 
 
-@pytest.mark.parametrize("name", [*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", [*PAGES, *CODE_PAGES])
 def test_what_a_page_names_exists(name: str) -> None:
     text = (ROOT / name).read_text()
     for path in re.findall(r"`((?:labeler|feature_store|workers|api|tests|docs)/[a-z][\w./-]*)`", text):

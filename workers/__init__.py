@@ -1,1 +1,1 @@
-"""What runs: agents, rounds, jobs, students, reports, benches, and the command line that wires them."""
+"""Processes and commands: agents, talliers, the embedder, `labeler run`, `labeler up`, and the command line."""

@@ -190,7 +190,7 @@ class Invitations:
             raise NotAuthenticated(
                 "this invitation is for another name, role or number; use it as it was sent, or ask for another one"
             )
-        if record.used_at is None and (record.withdrawn_at is not None or record.expires_at <= self._clock()):
+        if record.used_at is None and not record.is_open(self._clock()):
             raise NotAuthenticated(_NO_INVITATION)
 
     def _admit(self, record: InvitationRecord, keys: PublicKeys, connection: Connection) -> PartyRecord:
@@ -244,21 +244,32 @@ class Invitations:
             if request.tallier is not None:
                 raise InvalidSetting("an agent has no number; it is for talliers")
             return None
-        taken = {one.tallier: one.party_id for one in known.values() if one.state == "active" and one.role == "tallier"}
-        free = [number for number in range(self._config.talliers) if number not in taken]
+        enrolled = {one.tallier: one.party_id for one in known.values() if one.state == "active"}
+        # Open invitations hold their numbers: talliers are usually all invited before the first has joined.
+        invited = {
+            one.tallier: one.party_id
+            for one in self._store.list(connection=connection)
+            if one.is_open(self._clock()) and one.party_id != request.party_id
+        }
+        numbers = range(self._config.talliers)
+        free = [number for number in numbers if number not in enrolled.keys() | invited.keys()]
         number = request.tallier if request.tallier is not None else next(iter(free), None)
+        if number in free:
+            return number
         if number is None:
             raise InvalidSetting(
-                f"all {self._config.talliers} talliers are enrolled: {', '.join(taken.values())}; revoke one first "
-                "(labeler keys revoke)"
+                f"all {len(numbers)} talliers are enrolled or invited: "
+                f"{', '.join((invited | enrolled)[one] for one in numbers)}; revoke one (labeler keys revoke NAME), or "
+                "withdraw an invitation (labeler invite NAME --withdraw)"
             )
-        if number not in free:
+        if number in enrolled:
+            raise ProtocolViolation(f"tallier {number} is {enrolled[number]!r}; revoke it first (labeler keys revoke)")
+        if number in invited:
             raise ProtocolViolation(
-                f"tallier {number} is {taken[number]!r}; revoke it first (labeler keys revoke)"
-                if number in taken
-                else f"this service has talliers 0 to {self._config.talliers - 1}"
+                f"tallier {number} is invited as {invited[number]!r}; withdraw that invitation first (labeler invite "
+                f"{invited[number]} --withdraw)"
             )
-        return number
+        raise ProtocolViolation(f"this service has talliers 0 to {len(numbers) - 1}")
 
     def _roster(self, connection: Connection) -> tuple[RosterTallier, ...]:
         """The talliers that are enrolled, by number."""

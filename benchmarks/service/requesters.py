@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -182,6 +182,9 @@ def put_under_load(
     *,
     requesters: int,
     seconds: float,
+    connect: type[PlainConnection] | None = None,
+    on_start: Callable[[], None] = lambda: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> Load:
     """Let requesters work side by side for a while; each finishes the job it is at.
 
@@ -191,29 +194,36 @@ def put_under_load(
         wanted: what they ask.
         requesters: how many at once.
         seconds: no new job begins after that.
+        connect: how each of them connects (plainly).
+        on_start: called when all of them have their task.
+        on_end: called when all of them have their last labels.
     """
     with Client(url, token) as admin:
         names = [f"requester-{number:02d}" for number in range(requesters)]
         made = [admin.create_token(name, "requester").token or "" for name in names]
     vectors = _as_json(wanted)
     some = [
-        _Requester(name, url, secret, wanted, vectors, number)
+        _Requester(name, (connect or PlainConnection)(url, secret, quiet_s=QUIET_S), wanted, vectors, number)
         for number, (name, secret) in enumerate(zip(names, made, strict=True))
     ]
-    load = asyncio.run(_side_by_side(some, seconds))
+    load = asyncio.run(_side_by_side(some, seconds, on_start, on_end))
     with Client(url, token) as admin:
         load.queries_left = {one.task_id: admin.task(one.task_id).queries_left for one in some if one.task_id}
     return load
 
 
-async def _side_by_side(some: Sequence[_Requester], seconds: float) -> Load:
+async def _side_by_side(
+    some: Sequence[_Requester], seconds: float, on_start: Callable[[], None], on_end: Callable[[], None]
+) -> Load:
     load, cpu_s = Load(), time.thread_time()
     try:
         # None begins before each has its task and its connection.
         await asyncio.gather(*(one.make_task() for one in some))
+        on_start()
         started, load.began_at = time.monotonic(), time.time()
         await asyncio.gather(*(one.work(started + seconds) for one in some))
         load.wall_s = time.monotonic() - started
+        on_end()
     finally:
         for one in some:
             one.close()
@@ -234,13 +244,15 @@ def _as_json(wanted: Wanted) -> list[str]:
 class _Requester:
     """One of them; stops at its first error."""
 
-    def __init__(self, name: str, url: str, token: str, wanted: Wanted, vectors: Sequence[str], number: int) -> None:
+    def __init__(
+        self, name: str, connection: PlainConnection, wanted: Wanted, vectors: Sequence[str], number: int
+    ) -> None:
         self.name = name
         self.task_id = ""
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.jobs: list[PaidJob] = []
         self.errors: list[str] = []
-        self._connection = PlainConnection(url, token, quiet_s=QUIET_S)
+        self._connection = connection
         self._wanted = wanted
         self._vectors = vectors
         self._choose = np.random.default_rng(number)

@@ -1,1 +1,1 @@
-"""Drivers of the machines in `labeler.rounds`: they carry out effects, many at a time, and decide nothing."""
+"""The coordinator's driver, which carries out the effects of `labeler.rounds` many at a time, and its mail."""

@@ -1,1 +1,1 @@
-"""The durable journal: what was charged, asked, answered and released. The only door of SQL."""
+"""The durable journal of charges, jobs, rounds, answers and releases. The only door of SQL."""

@@ -51,6 +51,10 @@ class InvitationRecord:
     verify_key: str | None = None
     seal_key: str | None = None
 
+    def is_open(self, now: datetime) -> bool:
+        """Return whether keys may still be enrolled with it."""
+        return self.used_at is None and self.withdrawn_at is None and self.expires_at > now
+
 
 _SHOWN = tuple(column for column in invitations.c if column.name != "token_digest")
 

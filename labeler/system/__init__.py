@@ -1,1 +1,1 @@
-"""The operating system's side of the service: clock, durable files, keys, processes. Nothing above is known here."""
+"""Clock, durable files, keys and processes. Imports nothing from the packages above it."""

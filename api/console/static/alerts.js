@@ -6,7 +6,9 @@ import { nextStep } from "./refusal_words.js";
 import { percentWords, sharesOf } from "./shares.js";
 import { FINISHED, accountName, count, jobTitle, levelName, listed, sentence, timeAgo, utc } from "./words.js";
 
+const SEEN = "labeler-alerts-seen"; // digests alone, in this browser alone
 const RECENT_MS = 7 * 86_400_000;
+const SEEN_MOST = 200;
 const SHOWN = 4;
 const STOPPED = new Set(["failed", "refused", "expired"]);
 const CHECKS = {
@@ -25,6 +27,7 @@ export class Alerts {
   #jobs;
   #showAll = false;
   #last = null;
+  #seen = new Set(JSON.parse(localStorage.getItem(SEEN) ?? "[]"));
 
   constructor(api, jobs) {
     this.#api = api;
@@ -44,17 +47,37 @@ export class Alerts {
 
   render() {
     if (!this.#last) return;
-    const found = alertsOf(...this.#last, this.#jobs.all(), Date.now());
-    const signature = JSON.stringify([found, this.#showAll]);
+    const all = alertsOf(...this.#last, this.#jobs.all(), Date.now());
+    const found = all.filter((alert) => !this.#seen.has(keyOf(alert)));
+    const seen = all.length - found.length;
+    const signature = JSON.stringify([found, seen, this.#showAll]);
     fill(byId("alerts-list"), signature, () => {
+      const again = seen > 0 ? el("p", { class: "more" }, el("button", { type: "button", onclick: () => this.#showSeen() }, `Show ${count(seen, "acknowledged alert")}`)) : null;
+      if (found.length === 0 && seen > 0) return [el("p", { class: "verdict" }, "Nothing new."), again];
       if (found.length === 0) return el("p", { class: "verdict good-words" }, icon("yes", "good"), el("span", {}, "Nothing needs you now: all parts answer, every budget has room, and no job failed in the last 7 days."));
       const shown = this.#showAll ? found : found.slice(0, SHOWN);
       const rest = found.length - shown.length;
       return [
-        el("ul", { class: "alerts" }, shown.map(item)),
+        el("ul", { class: "alerts" }, shown.map((alert) => item(alert, () => this.#acknowledge(alert)))),
         rest > 0 ? el("p", { class: "more" }, el("button", { type: "button", onclick: () => this.#all() }, `Show ${count(rest, "more alert")}`)) : null,
+        again,
       ];
     });
+  }
+
+  /** Hide an alert in this browser until its cause shows itself anew. */
+  #acknowledge(alert) {
+    this.#keep([...this.#seen, keyOf(alert)]);
+  }
+
+  #showSeen() {
+    this.#keep([]);
+  }
+
+  #keep(keys) {
+    this.#seen = new Set(keys.slice(-SEEN_MOST));
+    localStorage.setItem(SEEN, JSON.stringify([...this.#seen]));
+    this.render();
   }
 
   #all() {
@@ -194,7 +217,14 @@ const declinedWords = (job) =>
 const quoted = (job) => (job.name ? `“${job.name}”` : jobTitle(job));
 const ledgerWords = (job) => (job.ledger_seq === null ? "No labels came of it, and nothing was charged for good." : `No labels came of it; what agents were asked stays charged (${job.ledger}).`);
 
-function item(alert) {
+/** The same alert of the same cause; what happens again later has another time. */
+function keyOf(alert) {
+  let digest = 0xcbf29ce484222325n; // FNV-1a of 64 bits: no name of a job or a site stays in the browser
+  for (const letter of new TextEncoder().encode(`${alert.title} ${alert.at ?? ""}`)) digest = BigInt.asUintN(64, (digest ^ BigInt(letter)) * 0x100000001b3n);
+  return digest.toString(36);
+}
+
+function item(alert, acknowledge) {
   return el(
     "li",
     { class: `alert ${alert.kind}` },
@@ -202,5 +232,6 @@ function item(alert) {
     alert.detail ? el("p", { class: "detail" }, alert.detail) : null,
     el("p", {}, alert.means),
     el("p", {}, el("strong", {}, "What to do: "), alert.todo, alert.href ? " " : null, alert.href ? el("a", { href: alert.href }, alert.link) : null),
+    el("p", {}, el("button", { type: "button", class: "quiet", onclick: acknowledge }, "Acknowledge")),
   );
 }

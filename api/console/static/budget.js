@@ -44,12 +44,11 @@ export class Budget {
   #headline() {
     const balance = this.balance("federation", "instance");
     if (!balance) return "Privacy budget";
-    if (balance.spent_epsilon === null) return "No bound: nothing limits what could be learnt about one private image.";
+    if (balance.spent_epsilon === null) return "No bound is stated about one private image.";
     if (balance.spent_epsilon === 0) return "Nothing has been asked of any private image yet.";
     const shares = sharesOf(balance);
-    const rest = shares ? `${percentWords(shares.left)} of the budget is left` : "that budget has no limit";
-    const left = balance.life_nano > 0 ? `${rest} for other jobs than votes for life` : rest;
-    return `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${left}.`;
+    const spent = shares ? `${percentWords(shares.spent)} of the budget is spent` : "that budget has no limit";
+    return `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${spent}.`;
   }
 
   #toggleAll() {
@@ -124,11 +123,11 @@ function federationCard(first) {
       const shares = sharesOf(balance);
       node.className = `card account ${look.kind}`;
       if (balance.spent_epsilon === null) {
-        setText(figure, "No bound");
+        setText(figure, look.kind === "open" ? "No limit" : "No bound");
         setText(of, "");
       } else if (shares) {
-        setText(figure, percentWords(shares.left));
-        setText(of, "of the budget is left");
+        setText(figure, percentWords(shares.spent));
+        setText(of, "of the budget is spent");
         setText(parts.spent, `spent ${percentWords(shares.spent)}`);
         setText(parts.reserved, `reserved ${percentWords(shares.reserved)}`);
         setText(parts.left, `left ${percentWords(shares.left)}`);
@@ -143,7 +142,7 @@ function federationCard(first) {
       note.hidden = look.words === "";
       if (note.dataset.words !== look.words) {
         note.dataset.words = look.words;
-        note.replaceChildren(icon("alarm", "low"), ` ${look.words}`);
+        note.replaceChildren(...(look.kind === "open" ? [] : [icon("alarm", "low"), " "]), look.words);
       }
     },
   };

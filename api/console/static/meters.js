@@ -44,6 +44,7 @@ export function progress(label) {
 
 /** How an account stands: a word for its look, and what to say about it ("" where the numbers say it all). */
 export function standing(balance) {
+  if (balance.spent_epsilon === null && balance.cap_nano === null) return { kind: "open", words: "No limit is set here, so jobs without a bound at this level are answered. The operator chose it: coordinator.toml." };
   if (balance.spent_epsilon === null) return { kind: "unbound", words: "No bound: something was charged that has no finite epsilon, so nothing limits what could be learnt." };
   if (balance.cap_nano === null) return { kind: "open", words: "No limit is set: charges are recorded, and none is refused." };
   if (balance.cap_nano === 0) return { kind: "empty", words: "Nothing may be spent: every job is refused." };
@@ -90,7 +91,7 @@ export function compactMeter() {
       const parts = shares ? `${percentWords(shares.spent)} spent${shares.reserved > 0 ? `, ${percentWords(shares.reserved)} reserved` : ""}, ${percentWords(shares.left)} left` : "no limit is set";
       setText(sum, parts);
       const most = balance.cap_nano === null ? "" : `, at most ${epsilon(balance.cap_epsilon)}`;
-      setText(bound, balance.spent_epsilon === null ? "no bound" : `epsilon ${epsilon(balance.spent_epsilon)} so far${most}`);
+      setText(bound, balance.spent_epsilon === null ? "no bound is stated" : `epsilon ${epsilon(balance.spent_epsilon)} so far${most}`);
     },
   };
 }

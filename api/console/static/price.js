@@ -119,7 +119,7 @@ export class PriceBox {
     const balance = this.#budget.balance("federation", "instance");
     if (!asked || !balance?.cap_nano || asked.asked_nano === null || !asked.enough) return null;
     const shares = sharesAfter(balance, asked.asked_nano);
-    return figure(`of the federation's budget; ${percentWords(shares.left)} would be left`, percentWords(shares.asked));
+    return figure(`of the federation's budget; ${percentWords(shares.spent + shares.reserved + shares.asked)} would be spent`, percentWords(shares.asked));
   }
 
   #accounts(view) {

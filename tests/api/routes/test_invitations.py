@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -89,6 +90,38 @@ def test_talliers_and_hospitals_join_by_invitation(empty: Service, tmp_path: Pat
     }
     assert empty.coordinator.stores.parties.get("hospital-a").verify_key == keys.public.verify_key
     assert empty.coordinator.agent_budget("hospital-a").accounts, "an agent that joined has its accounts"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_talliers_that_are_all_invited_first_join_in_any_order(
+    empty: Service, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    found = [read(invite(empty, f"site-{number}", role="tallier"), tmp_path) for number in range(3)]
+    assert [one.tallier for one in found] == [0, 1, 2]
+    for number in order:
+        assert enrol(empty, request_of(found[number], PartyKeys.generate())).status_code == 200
+    assert {one.party_id: one.tallier for one in empty.coordinator.stores.parties.list("tallier")} == {
+        "site-0": 0,
+        "site-1": 1,
+        "site-2": 2,
+    }
+
+
+def test_an_open_invitation_holds_its_number_until_it_is_withdrawn_or_written_anew(
+    empty: Service, tmp_path: Path
+) -> None:
+    for number in range(3):
+        read(invite(empty, f"site-{number}", role="tallier"), tmp_path)
+    full = invite(empty, "site-3", role="tallier")
+    assert (full.status_code, full.json()["detail"].count("site-")) == (422, 3)
+    assert "--withdraw" in full.json()["detail"]
+    held = invite(empty, "site-3", role="tallier", tallier=1)
+    assert held.status_code == 409
+    assert "labeler invite site-1 --withdraw" in held.json()["detail"]
+    assert read(invite(empty, "site-1", role="tallier"), tmp_path).tallier == 1
+    with empty.http("admin") as http:
+        assert http.delete("/v1/invitations/site-1").status_code == 200
+    assert read(invite(empty, "site-3", role="tallier"), tmp_path).tallier == 1
 
 
 def test_a_hospital_is_not_invited_before_all_talliers_have_joined(empty: Service, tmp_path: Path) -> None:
@@ -186,7 +219,7 @@ def test_a_revocation_withdraws_what_was_sent_and_new_keys_come_by_a_new_invitat
     ("fields", "status", "complaint"),
     [
         ({"party_id": "tallier-1"}, 409, "enrolled already"),
-        ({"party_id": "new", "role": "tallier"}, 422, "all 3 talliers are enrolled"),
+        ({"party_id": "new", "role": "tallier"}, 422, "all 3 talliers are enrolled or invited: tallier-0"),
         ({"party_id": "new", "role": "tallier", "tallier": 1}, 409, "tallier 1 is 'tallier-1'"),
         ({"party_id": "new", "rotate": True}, 404, "no party 'new'"),
         ({"party_id": "tallier-1", "rotate": True}, 409, "neither role nor number"),

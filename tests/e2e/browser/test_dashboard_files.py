@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -205,10 +206,46 @@ def test_an_account_is_told_in_one_measure_that_adds_up_with_the_epsilon_of_the_
     words = called(modules, "meters.js", "inWords", balance())
     assert words.startswith("spent 25.0 % + reserved 0.0 % + left 75.0 % = 100 %")
     assert "So far epsilon 0.500; at most epsilon 1.00 once all of it is spent (delta 1e-5)." in words
-    unbound = balance(spent_epsilon=None, cap_nano=None, left_nano=None, left_fraction=None, cap_epsilon=None)
-    words = called(modules, "meters.js", "inWords", unbound)
-    assert words.startswith("No bound:")
-    assert called(modules, "meters.js", "standing", unbound)["kind"] == "unbound"
+    chosen = balance(spent_epsilon=None, cap_nano=None, left_nano=None, left_fraction=None, cap_epsilon=None)
+    assert called(modules, "meters.js", "inWords", chosen).startswith("No limit is set here")
+    assert called(modules, "meters.js", "standing", chosen)["kind"] == "open", "what an operator chose is no alarm"
+    assert called(modules, "meters.js", "standing", balance(spent_epsilon=None))["kind"] == "unbound"
+
+
+def test_an_alert_that_is_acknowledged_stays_away_until_it_comes_again(modules: Page) -> None:
+    """The page's own class, over a list of jobs as it is filled; nothing readable is kept in the browser."""
+    told = modules.evaluate(
+        """async ([first, second]) => {
+            const { Alerts } = await import("/dashboard/alerts.js");
+            document.body.innerHTML = '<div id="alerts-list"></div>';
+            let jobs = [first];
+            const alerts = () => new Alerts(null, { all: () => jobs });
+            const shown = (one) => {
+                one.show({ checks: [] }, {}, {});
+                return document.querySelectorAll(".alert").length;
+            };
+            const one = alerts();
+            const before = shown(one);
+            document.querySelector(".alert button").click();
+            const after = shown(one);
+            const reloaded = shown(alerts());
+            jobs = [second];
+            const again = shown(alerts());
+            const kept = JSON.stringify(localStorage);
+            localStorage.clear();
+            return { before, after, reloaded, again, kept };
+        }""",
+        [
+            job(name="secret", state="failed", updated_at=now_text(1)),
+            job(name="secret", state="failed", updated_at=now_text(0)),
+        ],
+    )
+    assert [told[name] for name in ("before", "after", "reloaded", "again")] == [1, 0, 0, 1]
+    assert "secret" not in told["kept"]
+
+
+def now_text(hours_ago: int) -> str:
+    return (datetime.now(UTC) - timedelta(hours=hours_ago)).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def job(**changes: Any) -> dict[str, Any]:
@@ -284,7 +321,7 @@ def test_alerts_say_what_it_means_and_what_to_do_the_worst_first(modules: Page) 
     assert [(one["kind"], one["title"]) for one in found] == [
         ("bad", "Not ready: storage"),
         ("bad", "The budget for one image is used up: clinic"),
-        ("bad", "No bound for one image: Federation, other"),
+        ("bad", "No bound for one image: Federation"),
         ("bad", "counter is away"),
         ("bad", "doubter has seen entries that are missing here"),
         ("bad", "“photos” failed: Too few agents answered"),

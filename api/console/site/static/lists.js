@@ -21,12 +21,12 @@ function account(one) {
   }
   const used = one.cap_nano ? one.spent_nano / one.cap_nano : 1;
   const left = 1 - used;
-  const percent = `${(100 * left).toFixed(left > 0.1 || left === 0 ? 0 : 1)} %`;
+  const percent = `${(100 * used).toFixed(used > 0.1 || used === 0 ? 0 : 1)} %`;
   return el(
     "div",
     { class: left < LOW ? "card account low" : "card account" },
     el("h3", {}, what),
-    el("p", { class: "total" }, el("span", { class: "figure" }, percent), el("span", { class: "of" }, " of the budget is left")),
+    el("p", { class: "total" }, el("span", { class: "figure" }, percent), el("span", { class: "of" }, " of the budget is spent")),
     el("progress", { class: "share", max: "1000", value: String(Math.round(1000 * used)), "aria-label": `${what}: used part of the budget` }),
     el("p", { class: "small" }, `${worth} The whole budget is epsilon ${epsilon(one.cap_epsilon)}. Budgets add up in units of mu squared, of which the share is stated; epsilons do not add up.`),
   );
