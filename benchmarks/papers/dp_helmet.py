@@ -40,6 +40,7 @@ from benchmarks import BenchRow
 from benchmarks.data import DataSet, cifar10_features
 from benchmarks.learning.blind_averaging import blind_average, blind_sum_for, group_event, replaced_user_event
 from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
+from benchmarks.learning.linear_users import linear_scores, train_linear, train_users
 from benchmarks.papers.runner import Cell
 from feature_store.students.projection import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
@@ -48,7 +49,6 @@ from labeler.methods.blind_average import Learner, LinearTerms
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 from labeler.task import Level
-from workers.learning.linear import linear_scores, train_linear, train_users
 from workers.progress import ProgressCallback
 
 USERS, RECORDS, HONEST = 1_000, 50, 0.5

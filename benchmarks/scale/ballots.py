@@ -6,7 +6,7 @@ than records, records are dealt again, though never twice to one agent.
     knn            one matrix product scores all records of a group of agents; every agent keeps its own first k
     reverse-knn    one search finds the nearest queries of all records of a group
     ensemble       the heads of a group are trained together (benchmarks.scale.heads_together)
-    blind-average  likewise (workers.learning.linear.train_users)
+    blind-average  likewise (benchmarks.learning.linear_users.train_users)
 
 What counts votes is equal bit for bit to `workers.voting` of one agent after the other: similarities are exact
 integers, and the same functions count. What is trained is equal up to rounding (blind-average), or up to where the
@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.learning.linear_users import train_users
 from feature_store.index.build import build_index
 from feature_store.index.definition import NO_KEY, pack, ranks_of
 from labeler.errors import InvalidSetting
@@ -35,7 +36,6 @@ from labeler.records import FEATURE_ONE
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.audit.pool import Pool
-from workers.learning.linear import train_users
 
 NOBODY: Final = -1
 """Fills the row of an agent with fewer records than the largest."""
@@ -165,7 +165,7 @@ def _reverse_knn(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
 def _ensemble(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
     # Loaded where it is wanted: most simulations never train.
     from benchmarks.scale.heads_together import fit_heads
-    from workers.learning.heads import INVERSE_REGULARISATION, integer_head, predict
+    from workers.learning.linear import INVERSE_REGULARISATION, integer_head, predict
 
     labels = agents.record_labels()
     features = agents.record_features().astype(np.float64) / FEATURE_ONE

@@ -25,8 +25,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.learning.linear_users import NO_RECORD
 from labeler.errors import BadData
-from workers.learning.linear import NO_RECORD
 
 Array = NDArray[np.float64]
 Place = tuple[Array, Array, Array]

@@ -1,7 +1,7 @@
 """AE-DPFL (Zhu et al. 2021, Algorithm 2): an agent trains a model on its records, which casts one vote per query.
 
 Whatever the learner is, and whatever it learns, the proof is about one vote per query alone. How it is cast:
-`one_hot_ballots`, `workers.learning.heads`.
+`one_hot_ballots`, `workers.learning.linear`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from labeler.records import Records
 from labeler.tally import QueryBatch
 from labeler.task import parse_task
 from workers.audit.pool import digits_pool
-from workers.learning.heads import predict, train_head
-from workers.learning.linear import NO_RECORD
+from workers.learning.linear import NO_RECORD, predict, train_head
 
 
 def alone(features: NDArray[np.float64], labels: NDArray[np.integer], classes: int) -> NDArray[np.float64]:

@@ -49,7 +49,7 @@ from workers.agent import ledger as agent_ledger
 from workers.agent.agent import Agent
 from workers.agent.desk import AgentDesk
 from workers.agent.desk_charges import DeskCharges
-from workers.learning import heads, learner, linear
+from workers.learning import learner, linear
 from workers.learning.private_heads import FittedHeads, PrivateHeads
 from workers.tallier.desk import TallierDesk
 from workers.tallier.journal import TallierJournal
@@ -322,12 +322,12 @@ def _one_attribute_less(patch: Patch) -> None:
 
 
 def _likeliest_turned_round(patch: Patch) -> None:
-    predict = heads.predict
+    predict = linear.predict
 
     def smallest(head: Any, queries: Any) -> Any:
         return predict(-head, queries)
 
-    patch.setattr(heads, "predict", smallest)
+    patch.setattr(linear, "predict", smallest)
 
 
 def _one_step_down_less(patch: Patch) -> None:

@@ -25,6 +25,7 @@ from benchmarks.learning.blind_averaging import (
     replaced_user_event,
 )
 from benchmarks.learning.convex_bounds import group_sensitivity, user_sensitivity
+from benchmarks.learning.linear_users import train_linear, train_users
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound
 from labeler.errors import InvalidSetting, PrivacyRefusal, QuorumNotReached
@@ -32,7 +33,6 @@ from labeler.methods.blind_average import LinearTerms
 from labeler.noise import VectorSum
 from labeler.randomness import AesCtrSource, seeded_source
 from labeler.task import Level
-from workers.learning.linear import train_linear, train_users
 
 ALARM = 1e-6
 DELTA = 1e-5

@@ -391,7 +391,7 @@ def test_an_ensemble_that_has_not_converged_votes_with_what_it_has(
     task = task_of(**SETTINGS["ensemble"])
     shard = shard_of(tmp_path / "one", *records_of("any", 21))
     converged = outcome(shard, task)
-    monkeypatch.setattr("workers.learning.heads.STEPS", 1)
+    monkeypatch.setattr("workers.learning.linear.STEPS", 1)
     assert outcome(shard, task) == converged
 
 
