@@ -14,19 +14,24 @@ proved: for neighbouring data sets and every set E of histograms, P(h in E) <= e
 label = f(h) for the fixed function f above, which looks at no data; T is public and part of the task. For
 every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
 (post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
+
+`release_to_bytes` is a release as it is stored: a row of the coordinator's journal, a file in the folder of a `labeler run`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from labeler.contribution import check_round, largest_sum
-from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.errors import BadData, LabelerError, PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
 from labeler.methods import ReleaseKind
 from labeler.randomness import os_source
 from labeler.sharing import ABSTAINED, Winner, WinnerTerms, unshard
@@ -281,3 +286,49 @@ def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
             "the opened sums lie beyond what contributions of this task can add up to, so a share was damaged or not "
             "made for this round; the round is void"
         )
+
+
+RELEASE_VERSION = "labeler-release/1"
+
+
+def release_to_bytes(release: Release) -> bytes:
+    """A release as it is stored; equal releases are equal bytes."""
+    arrays = {"labels": np.ascontiguousarray(release.labels, dtype=np.int16)}
+    if release.noisy_votes is not None:
+        arrays["noisy_votes"] = np.ascontiguousarray(release.noisy_votes, dtype=np.float64)
+    about = {
+        "version": RELEASE_VERSION,
+        "kind": release.kind,
+        "contributors": sorted(release.contributors),
+        "is_seeded": release.is_seeded,
+    }
+    # One entry: several would be written in an order that differs from process to process.
+    return save(arrays, {"release": json.dumps(about, sort_keys=True, separators=(",", ":"))})
+
+
+def release_from_bytes(data: bytes) -> Release:
+    """A release from its stored bytes.
+
+    Raises:
+        BadData: they are damaged, or of another version.
+    """
+    try:
+        arrays = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = json.loads(header["__metadata__"]["release"])
+        labels, votes = arrays["labels"], arrays.get("noisy_votes")
+        if about["version"] != RELEASE_VERSION or labels.dtype != np.int16 or labels.ndim != 1:
+            raise ValueError
+        if votes is not None and (
+            votes.dtype != np.float64 or votes.ndim != 2 or len(votes) != len(labels) or not np.isfinite(votes).all()
+        ):
+            raise ValueError
+        return Release(
+            kind=about["kind"],
+            labels=labels,
+            noisy_votes=votes,
+            contributors=frozenset(str(agent) for agent in about["contributors"]),
+            is_seeded=bool(about["is_seeded"]),
+        )
+    except (SafetensorError, ValueError, KeyError, TypeError, LabelerError):
+        raise BadData("a stored release is damaged, or of another version; restore the journal from a backup") from None

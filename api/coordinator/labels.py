@@ -29,9 +29,8 @@ from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes
-from labeler.rounds.releases import release_to_bytes as release_to_bytes
+from labeler.release import Release, release_from_bytes
+from labeler.release import release_to_bytes as release_to_bytes
 
 
 class _Stores(Protocol):

@@ -29,9 +29,11 @@ from labeler.rounds.effects import (
     AskForSums,
     Failed,
     FixContributors,
+    JobRun,
     OpenAt,
     Party,
     Post,
+    RoundRun,
     Send,
     SendAsks,
     SendProposals,
@@ -40,7 +42,6 @@ from labeler.rounds.effects import (
     Tell,
     TellSettled,
 )
-from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.system.faults import fault_point
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch

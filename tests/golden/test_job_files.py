@@ -24,8 +24,7 @@ from feature_store.results.questions import (
 from labeler.errors import InvalidSetting
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes, release_to_bytes
+from labeler.release import Release, release_from_bytes, release_to_bytes
 from labeler.task import parse_task
 
 # The last two of sixteen digits depend on the processor's libraries; what is stated is a part in a million above.

@@ -37,7 +37,7 @@ from labeler.messages.bodies import Refusal
 from labeler.methods import METHODS, knn
 from labeler.methods.knn import attribute_ballots
 from labeler.randomness import os_source
-from labeler.rounds import job_state
+from labeler.rounds import effects
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.campaign import Stage
@@ -264,7 +264,7 @@ def _start_every_step_anew(patch: Patch) -> None:
     def first(task: Any, releases: Any) -> Any:
         return model_before(task, [])
 
-    patch.setattr(job_state, "model_before", first)
+    patch.setattr(effects, "model_before", first)
 
 
 def _charge_no_step_in_full(patch: Patch) -> None:

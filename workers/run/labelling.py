@@ -19,7 +19,7 @@ from labeler.budget import Account, budget_for
 from labeler.expectation import expect
 from labeler.randomness import KEY_BYTES, seeded_source
 from labeler.release import WinnerEngine
-from labeler.rounds.job_state import JobRun
+from labeler.rounds.effects import JobRun
 from labeler.task import Level, Task
 from workers.agent.agent import Agent
 from workers.agent.ledger import InMemoryLedger

@@ -26,8 +26,7 @@ from labeler.messages.bodies import Ask, TallierKey
 from labeler.release import WinnerEngine
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import AgentRound, RoundEvent
-from labeler.rounds.effects import AskForSums, Event, OpenAt, Send, SendAsks, TellSettled
-from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.effects import AskForSums, Event, JobRun, OpenAt, RoundRun, Send, SendAsks, TellSettled
 from labeler.system.clock import now_utc
 from labeler.tally import QueryBatch
 from labeler.task import Task

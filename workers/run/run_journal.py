@@ -40,10 +40,8 @@ from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
-from labeler.release import Release
-from labeler.rounds.effects import UNFINISHED, Patience
-from labeler.rounds.job_state import JobRun
-from labeler.rounds.releases import release_from_bytes, release_to_bytes
+from labeler.release import Release, release_from_bytes, release_to_bytes
+from labeler.rounds.effects import UNFINISHED, JobRun, Patience
 from labeler.system.clock import now_utc
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task

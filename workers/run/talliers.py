@@ -17,8 +17,7 @@ from labeler.noise import noise_source
 from labeler.randomness import ByteSource
 from labeler.release import WinnerEngine, open_winner
 from labeler.rounds import tallier as machine
-from labeler.rounds.effects import HoldingsCame, SumCame
-from labeler.rounds.job_state import JobRun
+from labeler.rounds.effects import HoldingsCame, JobRun, SumCame
 from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound
 from labeler.sharing import ShareVector
 from labeler.tally import AggregateShare, BallotShare, InputShare, add_shares, misfit_of

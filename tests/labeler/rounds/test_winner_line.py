@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from labeler.rounds import winner_line
-from labeler.rounds.winner_line import Line, ask_for_turn, leave_line, turn_failed
+from labeler.rounds import queues
+from labeler.rounds.queues import WinnerQueue, ask_for_turn, leave_line, turn_failed
 
 LIMIT_S, AGAIN_S = 100.0, 2.0
 
@@ -15,7 +15,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.line = Line()
+        self.line = WinnerQueue()
 
     def ask(self, round_digest: str, *, answers: int = 0, limit_s: float = LIMIT_S) -> bool:
         self.line, is_granted = ask_for_turn(
@@ -41,8 +41,8 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Waiting:
 
 def test_rounds_that_are_due_together_are_asked_for_together_up_to_a_bound() -> None:
     line = Waiting()
-    names = [f"{number}" for number in range(winner_line.AT_ONCE + 2)]
-    assert [line.ask(name) for name in names] == [True] * winner_line.AT_ONCE + [False] * 2
+    names = [f"{number}" for number in range(queues.AT_ONCE + 2)]
+    assert [line.ask(name) for name in names] == [True] * queues.AT_ONCE + [False] * 2
     # Asked for once; each that ends makes room for one, and none for those that had their turn already.
     assert not any(line.ask(name) for name in names)
     assert line.ended({names[0], names[3]}) == tuple(names[-2:])
