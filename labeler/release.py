@@ -15,7 +15,7 @@ label = f(h) for the fixed function f above, which looks at no data; T is public
 every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
 (post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
 
-`release_to_bytes` is a release as it is stored: a row of the coordinator's journal, a file in the folder of a `labeler run`.
+`release_to_bytes` is a release as it is stored: a row of the coordinator's journal, a file in the folder of a run.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class CoordinatorDriver:
         )
         self._live = self._loader.live
         self._stepper = Stepper(sender, questions, self.relays, patience)
-        self._line = queues.Line()
+        self._line = queues.WinnerQueue()
         self._lanes = FairQueue()
         self._stored: list[str] = []
         """Jobs whose last step is durable and that go on at once."""

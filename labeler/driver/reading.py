@@ -234,7 +234,7 @@ class Plan:
 
     now: Now
     jobs: dict[str, Loaded]
-    line: queues.Line
+    line: queues.WinnerQueue
     lanes: FairQueue
     runs: dict[str, JobRun] = field(default_factory=dict)
     stores: dict[str, list[Store]] = field(default_factory=dict)

@@ -19,7 +19,7 @@ Contributors are durable before the charge is posted (`FixContributors` ends a s
 The charge is posted in the step whose sends ask for the first sum. A release is stored once and never replaced.
 
 An agent whose keys are changed while a round runs takes part from the next round on; its new key brings nothing into
-this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`winner_line`).
+this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`queues`).
 Messages that are late, foreign, contradictory or of rounds that are over are refused by name (`Refuse`), those that
 come twice change nothing.
 

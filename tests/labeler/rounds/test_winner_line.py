@@ -35,7 +35,7 @@ class Waiting:
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     """One round at a time, where the order shows best."""
-    monkeypatch.setattr(winner_line, "AT_ONCE", 1)
+    monkeypatch.setattr(queues, "AT_ONCE", 1)
     return Waiting()
 
 
@@ -53,7 +53,7 @@ def test_rounds_that_are_due_together_are_asked_for_together_up_to_a_bound() -> 
 def test_a_round_that_fails_among_others_makes_room_and_leaves_their_turns_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(winner_line, "AT_ONCE", 2)
+    monkeypatch.setattr(queues, "AT_ONCE", 2)
     line = Waiting()
     assert [line.ask(name) for name in "abc"] == [True, True, False]
     assert line.failed("a") == "c"
