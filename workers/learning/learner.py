@@ -1,4 +1,4 @@
-"""An agent's learner: which arithmetic of this package fits which model (`labeler.methods.terms.Learner`).
+"""An agent's learner: which arithmetic of this package fits which model (`labeler.methods.sensitivity.Learner`).
 
 Everything is loaded where it is wanted: most agents never train.
 """

@@ -192,7 +192,7 @@ def test_a_job_goes_its_way_in_the_order_that_keeps_the_promise() -> None:
     table.say(east="yes", north="yes")
     assert not of(table.effects, fx.ReserveRounds)
     asked = table.say(west="yes")
-    assert names(asked) == ["StoreSaid", "Divide", "Begin"]
+    assert names(asked) == ["StoreReply", "ReserveRounds", "Begin"]
     assert of(asked, fx.OpenAt, fx.SendAsks) == [fx.SendAsks(0, AGENTS)]
     shared = table.message(fx.ShareCame, "east", "t0")
     assert of(shared, fx.OpenAt, fx.Relay) == [fx.OpenAt(0, TALLIERS), fx.Relay()], "once there is something to hold"

@@ -42,7 +42,7 @@ from labeler.ledger.promises import PromiseStore
 from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
 from labeler.methods.knn import attribute_ballots
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.system.erasable import KeysInMemory

@@ -16,7 +16,7 @@ from feature_store.query_selection import axis_rows, model_rows
 from labeler.errors import PrivacyRefusal
 from labeler.methods import METHODS
 from labeler.methods.ensemble import most_records
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.tally import QueryBatch
