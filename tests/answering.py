@@ -1,7 +1,7 @@
 """An agent that answers by itself, round after round, without a coordinator: for benches and tests of single answers.
 
 The product's agents are asked by a machine, and whoever carries it out keeps keys and answers of many rounds together
-(workers.agent.desk, workers.run.parties). Here a store keeps them round by round, under the same rules
+(workers.agent.driver, workers.run.parties). Here a store keeps them round by round, under the same rules
 (`labeler.rounds.agent`).
 """
 
@@ -24,7 +24,7 @@ from workers.agent.agent import NO_SPENDS, Agent, Seal, as_it_is, shares_of
 
 
 class RoundStore(Protocol):
-    """See the module. A round comes into it once its price is taken (workers.agent.ledger)."""
+    """See the module. A round comes into it once its price is taken (workers.agent.agent)."""
 
     def stored(self, round_digest: str, recipients: Recipients) -> tuple[bytes, ...] | None:
         """What was stored of a round, one body per recipient; None where nothing is stored yet.

@@ -152,7 +152,7 @@ def run_desk(
         Unavailable: the address is taken.
     """
     from api.console.site.server import serve_desk
-    from workers.agent.desk_site import DeskSite
+    from workers.agent.site import DeskSite
 
     serve_desk(DeskSite(home), host=host, port=port, stop=stop, on_ready=on_ready)
 

@@ -20,8 +20,7 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.one_round import run_round
 from tests.oracles.winner_reference import reference_winners
-from workers.agent.agent import Agent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent, InMemoryLedger
 
 QUERIES = 9
 

@@ -39,7 +39,7 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.plain_tallier import Tallier, agree_on_contributors
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 from workers.audit.pool import digits_pool, shard_pool
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes

@@ -16,7 +16,7 @@ from labeler.methods.sensitivity import integer_event
 from labeler.planning import price
 from labeler.task import Task, parse_task
 from workers.run import parties as parties_of_a_run
-from workers.run.run_journal import open_run_journal
+from workers.run.labelling import open_run_journal
 
 STEPS = 12
 TASK = f"""

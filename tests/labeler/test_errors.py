@@ -10,8 +10,8 @@ ADORNED = {
     "api.client_http",
     "api.limits",
     "feature_store.decode_process",
-    "workers.agent.durable_ledger",
-    "workers.party.http",
+    "workers.agent.ledger",
+    "workers.party.coordinator",
 }
 """Modules whose errors are errors of the tree that carry something beside it: what HTTP needs, which image it was,
 which of a site's bounds it is about."""

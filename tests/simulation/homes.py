@@ -32,8 +32,8 @@ from tests.simulation.ways import CLASSES, DIMENSION, LIFE_NANO, Way, attributes
 from tests.simulation.winners import MeetingRoom
 from workers.agent.policy import Policy
 from workers.homes.new import PUBLIC_FILE, make_tallier_home, read_public
+from workers.party.coordinator import CoordinatorDoor
 from workers.party.home import JOURNAL_FILE, AgentConfig, create_agent_home
-from workers.party.http import CoordinatorDoor
 from workers.tallier.peers import pin_peers
 
 RECORDS = 9

@@ -27,12 +27,13 @@ from labeler.messages import Message
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
 from tests.simulation.winners import MeetingRoom
-from workers.agent.admission import Admission
-from workers.agent.desk import AgentDesk
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.decisions import Admission
+from workers.agent.driver import AgentDriver
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
+from workers.agent.public_clock import PublicClock
 from workers.agent.service import _Records, account_of
-from workers.party.conversation import Handler, converse
+from workers.party.coordinator import CoordinatorDoor
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
@@ -40,10 +41,8 @@ from workers.party.home import (
     read_agent_config,
     read_tallier_config,
 )
-from workers.party.http import CoordinatorDoor
-from workers.party.link import Letter, PartyLink
-from workers.tallier.desk import TallierDesk
-from workers.tallier.journal import TallierJournal
+from workers.party.link import Handler, Letter, PartyLink, converse
+from workers.tallier.driver import TallierDriver, TallierJournal
 from workers.tallier.peers import read_group
 from workers.tallier.winners import WinnerDesk
 
@@ -212,7 +211,7 @@ def boot_agent(
             coordinator_key=link.coordinator_key,
             clock=clock.utc,
         )
-        desk = AgentDesk(
+        driver = AgentDriver(
             link.mail,
             coordinator_key=link.coordinator_key,
             records=records,
@@ -222,9 +221,11 @@ def boot_agent(
             ledger=site,
             admission=admission,
             clock=clock.utc,
-            ticks=clock.steady_s,
+            public_clock=PublicClock(
+                tick_s=0.1, estimate_s=lambda _: 0.0, started=clock.steady_s, ticks=clock.steady_s
+            ),
         )
-        return _Conversing(link, desk, stop, owned.pop_all(), records.look)
+        return _Conversing(link, driver, stop, owned.pop_all(), records.look)
 
 
 class PromptWinners(WinnerDesk):
@@ -269,7 +270,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             wait_s=0.0,
             door=door,
         )
-        desk = TallierDesk(
+        driver = TallierDriver(
             link.mail,
             coordinator_key=link.coordinator_key,
             coordinator_seal_key=config.coordinator_seal_key,
@@ -278,7 +279,7 @@ def boot_tallier(home: Path, *, door: CoordinatorDoor, room: MeetingRoom, clock:
             winners=winners,
             clock=clock.utc,
         )
-        return _Conversing(link, desk, stop, owned.pop_all())
+        return _Conversing(link, driver, stop, owned.pop_all())
 
 
 def _journal(home: Path, owned: ExitStack) -> Database:

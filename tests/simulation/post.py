@@ -26,7 +26,7 @@ from labeler.errors import (
 )
 from labeler.messages import Message, read_frames
 from tests.simulation.case import Rates
-from workers.party.http import Unreachable
+from workers.party.coordinator import Unreachable
 
 MAX_MESSAGES = 258
 KEPT_OLD = 30
@@ -286,7 +286,7 @@ class Network:
 
 
 class Door:
-    """One party's way to the coordinator; a `workers.party.http.CoordinatorDoor`."""
+    """One party's way to the coordinator; a `workers.party.coordinator.CoordinatorDoor`."""
 
     def __init__(self, network: Network, party_id: str, moment: Callable[[str], None]) -> None:
         self._network = network

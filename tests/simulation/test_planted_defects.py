@@ -44,15 +44,13 @@ from tests.simulation.campaign import Stage
 from tests.simulation.case import Case
 from tests.simulation.seeds import Wanted, comes_late, comes_through, is_left_to_a_tallier, of, seeds_where
 from workers import voting
-from workers.agent import durable_ledger
-from workers.agent import ledger as agent_ledger
+from workers.agent import agent, ledger
 from workers.agent.agent import Agent
-from workers.agent.desk import AgentDesk
-from workers.agent.desk_charges import DeskCharges
+from workers.agent.driver import AgentDriver
 from workers.learning import learner, linear
 from workers.learning.private_heads import FittedHeads, PrivateHeads
-from workers.tallier.desk import TallierDesk
-from workers.tallier.journal import TallierJournal
+from workers.tallier.driver import TallierDriver, TallierJournal
+from workers.tallier.rounds import TallierRounds
 
 Patch = pytest.MonkeyPatch
 
@@ -178,16 +176,15 @@ def _never_erase(patch: Patch) -> None:
 
 
 def _refuse_after_the_charge(patch: Patch) -> None:
-    paid = DeskCharges.paid
+    paid = AgentDriver._paid
 
-    def refusing(self: DeskCharges, *arguments: Any) -> Any:
+    def refusing(self: AgentDriver, *arguments: Any) -> Any:
         return [
-            (kind, about, ChargeRefused(Refusal.of(BadData("no")))) if isinstance(event, Charged) else one
-            for one in paid(self, *arguments)
-            for kind, about, event in [one]
+            (about, ChargeRefused(Refusal.of(BadData("no")))) if isinstance(event, Charged) else (about, event)
+            for about, event in paid(self, *arguments)
         ]
 
-    patch.setattr(DeskCharges, "paid", refusing)
+    patch.setattr(AgentDriver, "_paid", refusing)
 
 
 def _keep_promises_for_ever(patch: Patch) -> None:
@@ -216,12 +213,12 @@ def _sum_before_fixing(patch: Patch) -> None:
 
 
 def _sum_one_less(patch: Patch) -> None:
-    add = TallierDesk._add
+    add = TallierRounds._add
 
-    def less(self: Any, turn: Any, state: Any, contributors: Any) -> Any:
-        return add(self, turn, state, frozenset(sorted(contributors)[:-1]))
+    def less(self: Any, state: Any, contributors: Any) -> Any:
+        return add(self, state, frozenset(sorted(contributors)[:-1]))
 
-    patch.setattr(TallierDesk, "_add", less)
+    patch.setattr(TallierRounds, "_add", less)
 
 
 def _add_one_share_twice(patch: Patch) -> None:
@@ -234,7 +231,7 @@ def _add_one_share_twice(patch: Patch) -> None:
 
 
 def _tell_nobody(patch: Patch) -> None:
-    patch.setattr(TallierDesk, "_decline", lambda *_, **__: None)
+    patch.setattr(TallierDriver, "_decline", lambda *_, **__: None)
 
 
 def _forget_the_noise(patch: Patch) -> None:
@@ -273,7 +270,7 @@ def _charge_no_step_in_full(patch: Patch) -> None:
     def least(task: Any, charges: Any, *, answered: int) -> Any:
         return due(task, charges, answered=max(1, answered))
 
-    for module in (batching, durable_ledger, agent_ledger):
+    for module in (batching, agent, ledger):
         patch.setattr(module, "due", least)
 
 
@@ -288,22 +285,22 @@ def _coordinator_charges_no_step_in_full(patch: Patch) -> None:
 
 def _pay_for_a_step_by_its_number(patch: Patch) -> None:
     """As the coordinator prices them, whose first step is step 0."""
-    charge = DeskCharges._charge
+    charge = AgentDriver._charge
 
     def by_number(self: Any, connection: Any, policy: Any, digest: str, ask: Any) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(
-                durable_ledger,
+                ledger,
                 "due",
                 lambda task, charges, **_: batching.due(task, charges, answered=ask.batch.first_query),
             )
             return charge(self, connection, policy, digest, ask)
 
-    patch.setattr(DeskCharges, "_charge", by_number)
+    patch.setattr(AgentDriver, "_charge", by_number)
 
 
 def _pay_in_full_for_every_step(patch: Patch) -> None:
-    patch.setattr(durable_ledger, "due", lambda _, charges, **__: dict(charges))
+    patch.setattr(ledger, "due", lambda _, charges, **__: dict(charges))
 
 
 def _noise_of_no_key(patch: Patch) -> None:
@@ -363,7 +360,7 @@ def _an_account_for_every_row(patch: Patch) -> None:
 
 
 def _spend_after_sending(patch: Patch) -> None:
-    patch.setattr(AgentDesk, "_spend", lambda *_: None)
+    patch.setattr(AgentDriver, "_spend", lambda *_: None)
 
 
 def _no_noise_on_heads(patch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""A site's journal of rounds, round by round: the steps of an agent's turn (workers.agent.desk), each by itself."""
+"""A site's journal of rounds, round by round: the steps of an agent's turn (workers.agent.driver), each by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labeler.errors import PrivacyRefusal
 from labeler.ledger.agent_rounds import JournalRounds
 from labeler.ledger.database import Database
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.ledger import DurableLedger
 
 
 @dataclass(repr=False)
@@ -65,15 +65,16 @@ class JournalStore:
 
 @dataclass(repr=False)
 class ChargingLedger:
-    """A `workers.agent.ledger.AgentLedger` over a site's: a charge, and the beginning of its round, by themselves."""
+    """A `workers.agent.agent.AgentLedger` over a site's: a charge, and the beginning of its round, by themselves."""
 
     database: Database
     rounds: JournalRounds
     ledger: DurableLedger
+    expires_at: float | None = None
 
-    def charge(self, *, round_digest: str, expires_at: float | None = None, **given: Any) -> None:
+    def charge(self, *, round_digest: str, **given: Any) -> None:
         """See AgentLedger."""
         policy = self.ledger.open_accounts()
         with self.database.write() as connection:
             if self.ledger.charge_in(connection, policy, round_digest=round_digest, **given):
-                self.rounds.open({round_digest: self.ledger.kept_until(expires_at)}, connection=connection)
+                self.rounds.open({round_digest: self.ledger.kept_until(self.expires_at)}, connection=connection)

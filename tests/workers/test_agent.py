@@ -34,9 +34,8 @@ from labeler.tally import InputShare, QueryBatch
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.journal_store import ChargingLedger
-from workers.agent.agent import Agent
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.agent import Agent, AgentLedger, InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 SECRET = seeded_source(b"agent under test").bytes(32)
@@ -249,7 +248,7 @@ def test_nothing_private_prints(make_shard, batch) -> None:
 
 def test_an_agent_without_a_ledger_charges_nothing_and_says_who_does(make_shard, batch) -> None:
     shard = make_shard("a", records=60)
-    with pytest.raises(InvalidSetting, match="its desk charges"):
+    with pytest.raises(InvalidSetting, match="its driver charges"):
         Agent("a", shard, engine="numpy").charge(task_for(shard), batch)
 
 
@@ -358,7 +357,6 @@ def charge(
     ledger.charge(
         round_digest=sha256(name.encode()).hexdigest(),
         shard_version=version,
-        reservation_id=sha256(name.encode()).hexdigest(),
         charges=charges,
         task=task,
         num_queries=queries,

@@ -15,7 +15,7 @@ from labeler.ledger.ledger import Ledger
 from labeler.messages.bodies import Ask, Declined, Proposal, Willing, Withdrawn
 from labeler.planning import price
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
-from workers.agent import durable_ledger
+from workers.agent import driver
 from workers.agent.decisions import approve
 from workers.agent.service import run_agent
 
@@ -160,12 +160,12 @@ def test_a_proposal_that_cannot_be_judged_is_declined_in_silence_and_the_next_on
     site: Site,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = durable_ledger.round_charges
+    real = driver.round_charges
 
     def charges(task: Any, size: int, **more: Any) -> Any:
         return real(task, size, **more) if task.nonce == "good" else size // 0
 
-    monkeypatch.setattr(durable_ledger, "round_charges", charges)
+    monkeypatch.setattr(driver, "round_charges", charges)
     propose(site, proposal(site, "job-1", nonce="bad"))
     propose(site, proposal(site, "job-2", nonce="good"))
     running = site.run()

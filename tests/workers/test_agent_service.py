@@ -24,7 +24,7 @@ from feature_store.shard import Shard
 from labeler.errors import BadData, InvalidSetting, JournalBehind, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.database import open_database
-from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
 from labeler.messages.bodies import Ask, Refusal, Settled, TallierKey, share_from_bytes
 from labeler.planning import price
@@ -36,13 +36,12 @@ from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
-from workers.agent.desk import AgentDesk
-from workers.agent.desk_charges import DeskCharges
+from workers.agent.driver import AgentDriver
 from workers.agent.policy import Policy, policy_toml
 from workers.agent.service import run_agent
 from workers.homes.journals import accept_restored_journal, backup_home
-from workers.party.conversation import converse
 from workers.party.home import KEYS_FILE, AgentConfig, create_agent_home
+from workers.party.link import converse
 
 AGENT = "hospital-1"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -516,8 +515,8 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
     site.send(ask)
     folder, key = site.home / ERASABLE_FOLDER, ask.round.digest
 
-    def then_tidy(link: Any, desk: AgentDesk, stop: threading.Event, **_: Any) -> None:
-        converse(link, desk, first)
+    def then_tidy(link: Any, driver: AgentDriver, stop: threading.Event, **_: Any) -> None:
+        converse(link, driver, first)
         found.append(key in keys_in(folder))
         now[0] += timedelta(days=1)
         with monkeypatch.context() as full:
@@ -525,11 +524,11 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
             def refuse(*_: Any) -> None:
                 raise Unavailable("the disk is full")
 
-            full.setattr(DeskCharges, "given_back", refuse)
+            full.setattr(AgentDriver, "_give_back", refuse)
             with pytest.raises(Unavailable):
-                desk.tidy()
+                driver.tidy()
         found.append(key in keys_in(folder))
-        desk.tidy()
+        driver.tidy()
         found.append(key in keys_in(folder))
 
     monkeypatch.setattr("workers.agent.service.converse", then_tidy)
@@ -646,7 +645,7 @@ def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordina
     site: Site, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr("workers.party.conversation._pause", lambda *_, **__: time.sleep(0.05))
+    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
     ask = site.ask(expires_at=NOW.timestamp() + 60)
     site.send(ask)
     running = site.start(lambda stop: run_agent(site.home, stop=stop, clock=lambda: site.now, wait_s=0.1))
@@ -756,37 +755,6 @@ def test_a_home_that_came_back_from_a_backup_serves_nothing_until_all_that_is_le
     site.send(site.ask(nonce="new"))
     assert "budget does not cover" in site.refusals(2)[1].sentence
     running.end()
-
-
-def test_the_noise_secret_of_an_older_version_is_erased_and_its_rounds_stay_refused(site: Site) -> None:
-    """A home as the version before left it: charged rounds, a secret for life, nothing kept of any round."""
-    ask = site.ask()
-    with open_database(site.home / "journal.db", anchor=site.home / "journal.head") as database:
-        ledger = Ledger(database, clock=lambda: NOW)
-        ledger.open_account(f"agent:{AGENT}", "instance", 10**12)
-        AgentMemory(database, ledger).charge(
-            round_digest=ask.round.digest,
-            shard_version=site.shard.version,
-            reservation_id=ask.round.digest,
-            charges=[Charge(f"agent:{AGENT}", "instance", 5)],
-            num_queries=9,
-            task_digest=ask.task.digest,
-            max_queries=9,
-            recipients=[(name, keys.public.seal_key) for name, keys in site.talliers.items()],
-        )
-    (site.home / "noise.secret").write_bytes(b"s" * 32)
-    (site.home / "noise.secret").chmod(0o600)
-    running = site.run()
-    for turn in (1, 2):
-        site.send(ask)
-        assert site.refusals(turn)[-1].sentence == NOT_KEPT
-        other = Shard.open(site.shard.path)
-        other.delete(other.record_ids[:1])
-    new = site.ask(nonce="new")
-    site.send(new)
-    site.shares(new, 1)
-    running.end()
-    assert not (site.home / "noise.secret").exists()
 
 
 def test_facts_hold_the_classes_and_no_number_of_records(site: Site) -> None:

@@ -33,8 +33,8 @@ from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers import test_agent_service
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 site = test_agent_service.site
@@ -122,7 +122,11 @@ class World:
             site.open_accounts()
             rounds.sweep()
             self.agent = AnsweringAgent(
-                "a", self.shard, ledger=ChargingLedger(self.database, rounds, site), rounds=self.rounds, engine="numpy"
+                "a",
+                self.shard,
+                ledger=ChargingLedger(self.database, rounds, site, self.later),
+                rounds=self.rounds,
+                engine="numpy",
             )
             return
         self.rounds = self.in_memory
@@ -138,9 +142,7 @@ class World:
         elif name == "ask rotated":
             self.show(name, lambda: self.answer(ROTATED))
         elif name == "charge only":
-            self.show(
-                name, lambda: self.agent.charge(self.task, self.batch, recipients=TALLIERS, expires_at=self.later)
-            )
+            self.show(name, lambda: self.agent.charge(self.task, self.batch, recipients=TALLIERS))
         elif name == "settle":
             self.rounds.erase(self.digest)
         elif name == "restart":
@@ -157,7 +159,7 @@ class World:
         return (NOW + timedelta(hours=24)).timestamp()
 
     def charge(self) -> None:
-        self.agent.charge(self.task, self.batch, recipients=TALLIERS, expires_at=self.later)
+        self.agent.charge(self.task, self.batch, recipients=TALLIERS)
 
     def answer(self, recipients: Recipients) -> tuple[bytes, ...]:
         def seal(number: int, body: bytes) -> bytes:
@@ -169,7 +171,7 @@ class World:
 
         stored = self.rounds.stored(self.digest, recipients)
         if stored is None:
-            self.agent.charge(self.task, self.batch, recipients=recipients, expires_at=self.later)
+            self.agent.charge(self.task, self.batch, recipients=recipients)
             stored = self.agent.bodies(self.task, self.batch, recipients=recipients, seal=seal)
         return tuple(stored)
 

@@ -16,9 +16,7 @@ from labeler.planning import price
 from tests.workers.test_agent_proposals import declined, proposal, propose, willing
 from tests.workers.test_agent_service import NOW, Site, same, site  # noqa: F401  # the fixture
 from workers.agent import decisions
-from workers.agent.desk_site import DeskSite
-from workers.agent.history_csv import as_csv
-from workers.agent.site import answered_jobs, answered_rounds, overview
+from workers.agent.site import DeskSite, answered_jobs, answered_rounds, as_csv, overview
 from workers.homes.journals import backup_home
 
 

@@ -288,7 +288,7 @@ def test_the_same_command_goes_on_after_an_answer_that_was_lost(
     make_shard("a.shard")
     phrase = labeler("invite", "hospital-a", "--json").document["phrase"]
     command = ("agent", "join", "hospital-a.invitation.json", "--shard", "a.shard", "--home", "a", "--phrase", phrase)
-    from workers.party.http import CoordinatorHttp, Unreachable
+    from workers.party.coordinator import CoordinatorHttp, Unreachable
 
     posted = CoordinatorHttp.post
 

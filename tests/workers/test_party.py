@@ -35,10 +35,8 @@ from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR
 from labeler.messages.bodies import Mail, holdings_to_bytes
 from labeler.system.keys import PartyKeys, verify
-from workers.party.conversation import converse
-from workers.party.http import check_url
-from workers.party.link import MAX_POST_BYTES, PartyLink, parcels
-from workers.party.mail import Draft
+from workers.party.coordinator import check_url
+from workers.party.link import MAX_POST_BYTES, Draft, PartyLink, converse, parcels
 from workers.service_process import tell_ready
 
 DIGEST = "a" * 64
@@ -83,7 +81,7 @@ def make_link(relay: Any, database: Database, tmp_path: Path) -> Iterator[MakeLi
 
 
 def open_all(link: PartyLink, relay: Any) -> list[bytes]:
-    return [link.open(message, relay.keys.public.verify_key) for message in link.poll()]
+    return [link.mail.open(message, relay.keys.public.verify_key) for message in link.poll()]
 
 
 def test_mail_comes_once_it_is_handled_and_again_until_then(make_link: MakeLink, relay: Any) -> None:
@@ -91,7 +89,7 @@ def test_mail_comes_once_it_is_handled_and_again_until_then(make_link: MakeLink,
     relay.send("ask", "me", b"one")
     assert open_all(link, relay) == [b"one"]
     assert open_all(link, relay) == [b"one"]
-    link.handled()
+    link.answer([])
     assert open_all(link, relay) == []
 
 
@@ -99,14 +97,15 @@ def test_a_message_that_was_taken_is_dropped_after_a_restart(make_link: MakeLink
     link = make_link()
     relay.send("ask", "me", b"one")
     messages = link.poll()
-    link.open(messages[0], relay.keys.public.verify_key)
-    link.taken(messages)
+    link.mail.open(messages[0], relay.keys.public.verify_key)
+    link.mail.note()
+    link.mail.settle()
     again = make_link()
     relay.send("ask", "me", b"two")
     first, second = again.poll()
     with pytest.raises(Replayed):
-        again.open(first, relay.keys.public.verify_key)
-    assert again.open(second, relay.keys.public.verify_key) == b"two"
+        again.mail.open(first, relay.keys.public.verify_key)
+    assert again.mail.open(second, relay.keys.public.verify_key) == b"two"
 
 
 def test_a_forged_signature_is_refused(make_link: MakeLink, relay: Any) -> None:
@@ -114,7 +113,7 @@ def test_a_forged_signature_is_refused(make_link: MakeLink, relay: Any) -> None:
     relay.put("me", PartyKeys.generate().message("ask", sender=COORDINATOR, recipient="me", sequence=9, body=b"x"))
     (message,) = link.poll()
     with pytest.raises(Forged):
-        link.open(message, relay.keys.public.verify_key)
+        link.mail.open(message, relay.keys.public.verify_key)
 
 
 def test_a_message_for_somebody_else_is_skipped(make_link: MakeLink, relay: Any) -> None:
@@ -173,7 +172,7 @@ def test_the_next_poll_travels_with_letters_where_the_coordinator_takes_it_so(ma
     # Nothing is answered to it, so it comes again where it was not handled.
     assert open_all(link, relay) == [b"two"]
     # Where nothing comes in time, the party asks by itself; where nothing is to be said, likewise.
-    link.handled()
+    link.answer([])
     link.wait_s = 0.0
     assert (link.answer([[DRAFT]]), link.poll(), link.answer([]), link.poll()) == ([None], [], [], [])
     assert relay.requests == {"poll": 4, "post": 2}
@@ -227,12 +226,12 @@ def test_what_a_turn_has_opened_is_not_opened_again_and_is_written_with_the_next
     link = make_link()
     relay.send("ask", "me", b"one")
     (message,) = link.poll()
-    link.open(message, relay.keys.public.verify_key)
+    link.mail.open(message, relay.keys.public.verify_key)
     with pytest.raises(Replayed):
-        link.open(message, relay.keys.public.verify_key)
+        link.mail.open(message, relay.keys.public.verify_key)
     link.mail.note()
     with pytest.raises(Replayed):
-        link.open(message, relay.keys.public.verify_key)
+        link.mail.open(message, relay.keys.public.verify_key)
     with database.write() as connection:
         link.mail.write_noted(connection)
     with pytest.raises(Replayed):
@@ -386,7 +385,7 @@ def test_a_conversation_outlives_what_goes_wrong_in_it(make_link: MakeLink, rela
 
         def handle(self, mail: Any) -> list[list[Draft]]:
             for message in mail:
-                handled.append(link.open(message, relay.keys.public.verify_key))
+                handled.append(link.mail.open(message, relay.keys.public.verify_key))
                 if len(handled) == 1:
                     raise ProtocolViolation("the first time something is wrong")
             return []

@@ -15,8 +15,8 @@ import pytest
 
 from labeler.errors import Interrupted, InvalidSetting, ProtocolViolation, TooLarge
 from tests.workers import test_party
-from workers.party import http
-from workers.party.http import CoordinatorHttp, Unreachable
+from workers.party import coordinator
+from workers.party.coordinator import CoordinatorHttp, Unreachable
 
 encrypted = test_party.encrypted
 
@@ -95,8 +95,8 @@ def post(connection: CoordinatorHttp, data: bytes = b"data") -> bytes:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 100)
-    monkeypatch.setattr(http, "_MAX_PROBLEM_BYTES", 20)
+    monkeypatch.setattr(coordinator, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(coordinator, "_MAX_PROBLEM_BYTES", 20)
 
 
 def test_many_requests_go_over_one_connection(serve: Serve) -> None:

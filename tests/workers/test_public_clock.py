@@ -28,7 +28,7 @@ from labeler.task import Task, parse_task
 from tests.workers.public_clock import AGENT, NOW, Office, make_office, shares_of
 from tests.workers.test_agent_service import Site
 from workers.agent.agent import Agent, as_it_is
-from workers.agent.desk import AgentDesk
+from workers.agent.driver import AgentDriver
 from workers.agent.public_clock import FIXED_S, ROOM, TICK_S, DrawnProbe, Padding, PublicClock
 from workers.party.home import AgentConfig, create_agent_home
 
@@ -325,7 +325,7 @@ def nothing(_: pytest.MonkeyPatch, __: Office) -> None:
 
 
 def without_a_clock(patch: pytest.MonkeyPatch, _: Office) -> None:
-    patch.setattr(AgentDesk, "held_s", lambda _: 0.0)
+    patch.setattr(AgentDriver, "held_s", lambda _: 0.0)
 
 
 def planned_by_the_records(patch: pytest.MonkeyPatch, office: Office) -> None:
@@ -348,7 +348,7 @@ def test_one_record_more_shows_neither_in_offsets_nor_in_ticks_and_a_planted_lea
 PROGRAM = """
 import sys, threading, time
 from pathlib import Path
-from workers.agent import desk, service
+from workers.agent import driver, service
 from workers.agent.agent import Agent
 
 home, has_clock = Path(sys.argv[1]), sys.argv[2] == "clock"
@@ -362,7 +362,7 @@ def slow(self, *asked, **named):
 
 Agent.computed = slow
 if not has_clock:
-    desk.AgentDesk.held_s = lambda self: 0.0
+    driver.AgentDriver.held_s = lambda self: 0.0
 service.run_agent(home, stop=threading.Event(), wait_s=5.0)
 """
 

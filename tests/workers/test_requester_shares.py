@@ -17,9 +17,8 @@ from labeler.messages.bodies import Proposal, TallierKey
 from labeler.planning import price
 from labeler.task import Task, parse_task
 from tests.workers.test_agent import DurableParts, policy_with
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.policy import policy_toml, read_policy
-from workers.agent.policy_words import policy_in_words
+from workers.agent.ledger import DurableLedger
+from workers.agent.policy import policy_in_words, policy_toml, read_policy
 from workers.agent.site import shares_taken
 from workers.party.home import AgentConfig, create_agent_home
 
@@ -76,7 +75,6 @@ class Site:
                 policy,
                 round_digest=digest,
                 shard_version="1",
-                reservation_id=digest,
                 charges=round_charges(asked, 4),
                 task=asked,
                 num_queries=4,

@@ -45,7 +45,7 @@ def journal_store(database: Database, folder: Path, keys: ErasableKeys | None = 
 
 
 def charged(store: JournalStore, round_digest: str, *, kept_until: datetime) -> None:
-    """Take the price of a round and begin it, as workers.agent.durable_ledger does."""
+    """Take the price of a round and begin it, as workers.agent.ledger does."""
     database, rounds = store.database, store.rounds
     ledger = Ledger(database, clock=lambda: NOW)
     ledger.open_account("agent:a", "instance", 1000)

@@ -11,7 +11,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
-from workers.party.seen import SYNC_EVERY_S, Seen
+from workers.party.coordinator import SYNC_EVERY_S, Seen
 
 KEYS = PartyKeys.generate()
 
@@ -88,7 +88,7 @@ def test_half_of_one_word_and_half_of_another_is_none(path: Path) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("workers.party.seen.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("workers.party.coordinator.time.monotonic", lambda: now[0])
     return now
 
 

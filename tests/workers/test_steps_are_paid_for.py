@@ -44,9 +44,8 @@ from labeler.tally import QueryBatch, round_of
 from labeler.task import Level, Task, parse_task
 from tests.answering import AnsweringAgent, RoundsInMemory
 from tests.workers.journal_store import ChargingLedger
-from workers.agent.agent import as_it_is, shares_of
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import AgentLedger, InMemoryLedger
+from workers.agent.agent import AgentLedger, InMemoryLedger, as_it_is, shares_of
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
 ROWS, STEPS = 5, 4
@@ -94,7 +93,6 @@ class Paid:
         self.ledger.charge(
             round_digest=digest,
             shard_version="v",
-            reservation_id=digest,
             charges=round_charges(asked, ROWS),
             task=asked,
             num_queries=ROWS,
@@ -195,7 +193,7 @@ def test_a_step_whose_charge_was_not_kept_pays_for_no_other_one(tmp_path: Path, 
         def lost(connection: Connection, step: int) -> None:
             digest = round_of(asked, batch(step)).digest
             durable.charge_in(
-                connection, POLICY, round_digest=digest, shard_version="v", reservation_id=digest,
+                connection, POLICY, round_digest=digest, shard_version="v",
                 charges=round_charges(asked, ROWS), task=asked, num_queries=ROWS, recipients=(("t", "k"),),
             )  # fmt: skip
             raise StorageFull("no room")

@@ -468,7 +468,7 @@ def test_shares_of_an_expired_round_are_deleted_whether_or_not_the_coordinator_c
     table: Table, status: int, problem: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.party.link._LONGEST_PAUSE_S", 0.2)
-    monkeypatch.setattr("workers.party.conversation._pause", lambda *_, **__: time.sleep(0.05))
+    monkeypatch.setattr("workers.party.link._pause", lambda *_, **__: time.sleep(0.05))
     round = table.round()
     table.open(round)
     table.share("a", round)

@@ -19,7 +19,7 @@ from labeler.planning import price
 from labeler.task import Task
 from tests.workers.test_agent import policy_with
 from tests.workers.test_requester_shares import KEYS, Site, task
-from workers.agent.durable_ledger import ShareUsedUp
+from workers.agent.ledger import ShareUsedUp
 
 
 class Searched(Site):
@@ -61,7 +61,6 @@ class Searched(Site):
                 policy,
                 round_digest=proposal.digest,
                 shard_version="1",
-                reservation_id=proposal.digest,
                 charges=round_charges(proposal.task, proposal.num_queries),
                 task=proposal.task,
                 num_queries=proposal.num_queries,
@@ -168,7 +167,6 @@ def test_a_round_that_was_never_proposed_is_no_way_round(site: Searched) -> None
                         policy,
                         round_digest=f"{number:064x}",
                         shard_version="1",
-                        reservation_id=f"{number:064x}",
                         charges=charges,
                         task=asked,
                         num_queries=4,

@@ -1,22 +1,29 @@
-"""One organisation's agent: its records, its index, its rounds' keys, and the ledger that says what it may answer.
+"""One organisation's agent: its records, its index, its rounds' keys, and the ledger of a run.
 
-Everything private stays in this object. What leaves it is one secret share per tallier, and only
-after the agent itself has checked the task and its own ledger has taken the price.
+Everything private stays in this object. What leaves it is one secret share per tallier, and only after the agent itself
+has checked the task and a ledger has taken the price.
+
+A charge happens whole or not at all: the round was never charged for other recipients, every level the owner limits is
+priced and covered, and only then is the price taken. A round is charged once whatever becomes of the records; what is
+sent of it then says `labeler.rounds.agent`. The ledger here and its durable twin (workers.agent.ledger) keep the same
+rules and pass the same tests.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.build import goes_to_device, products_of
 from feature_store.shard import Shard
-from labeler.batching import round_charges
+from labeler.batching import due, round_charges
+from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
@@ -25,10 +32,9 @@ from labeler.methods.ensemble import head_of
 from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
-from labeler.rounds.agent import IN_PROCESS, Recipients
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
 from labeler.tally import InputShare, QueryBatch, Round, round_of
-from labeler.task import Task
-from workers.agent.ledger import AgentLedger
+from labeler.task import Level, Task
 from workers.learning.learner import Trainer
 from workers.voting import NO_PERSONS, NeighborIndexes, check_bound, check_labels_fit, lifetime_ballots, select_records
 
@@ -73,7 +79,7 @@ class Agent:
     then (labeler.rounds.agent): a retry tells nobody anything new, also not that a record came or went. Its noise comes
     from a key of the round, which is erased with the stored answer once no tallier can miss it. In which order that
     happens says the machine (labeler.rounds.agent); keys and answers are kept by whoever carries it out
-    (workers.agent.desk, workers.run.parties), which also knows that a round is answered once.
+    (workers.agent.driver, workers.run.parties), which also knows that a round is answered once.
 
     What `charge` raises was decided from public things and may be told to whoever asked; what `computed` raises may
     depend on the records and may not.
@@ -81,14 +87,13 @@ class Agent:
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        ledger: what the agent itself allows, and remembers (workers.agent.ledger); None where whoever carries out
-            its machine charges for many rounds together (workers.agent.desk).
+        ledger: what the agent itself allows, and remembers (workers.agent.agent); None where whoever carries out
+            its machine charges for many rounds together (workers.agent.driver).
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
         memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
         spends: what its images have spent on votes for life; without it no such task is answered.
-
         padding: is called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
 
     Raises:
@@ -153,19 +158,11 @@ class Agent:
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"
 
-    def charge(
-        self,
-        task: Task,
-        batch: QueryBatch,
-        *,
-        recipients: Recipients = IN_PROCESS,
-        expires_at: float | None = None,
-    ) -> None:
+    def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> None:
         """Check the task and charge the own ledger; nothing of the records but their class list takes part.
 
         Args:
             recipients: who gets the shares, in this order; the same at every answer to one round.
-            expires_at: unix time in seconds after which nobody waits for the answer.
 
         Raises:
             MixedShards: see `check`.
@@ -174,19 +171,17 @@ class Agent:
             InvalidSetting: it has no ledger.
         """
         if self._ledger is None:
-            raise InvalidSetting(f"agent {self.agent_id} has no ledger of its own; its desk charges what it answers")
+            raise InvalidSetting(f"agent {self.agent_id} has no ledger of its own; its driver charges what it answers")
         with self._answering:
             self.check(task, batch)
             round_digest = round_of(task, batch).digest
             self._ledger.charge(
                 round_digest=round_digest,
                 shard_version=self._shard.version,
-                reservation_id=round_digest,
                 charges=round_charges(task, len(batch)),
                 task=task,
                 num_queries=len(batch),
                 recipients=recipients,
-                expires_at=expires_at,
             )
 
     @property
@@ -330,4 +325,102 @@ def shares_of(agent_id: str, round: Round, bodies: Sequence[bytes]) -> tuple[Inp
             share_from_bytes(body, max_entries=entries, terms=round.terms, most_bytes=len(body)),
         )
         for tallier, body in enumerate(bodies)
+    )
+
+
+class AgentLedger(Protocol):
+    """What an agent asks before it computes anything."""
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,
+        charges: Mapping[Level, int],
+        task: Task,
+        num_queries: int,
+        recipients: Recipients,
+    ) -> None:
+        """Take the price of one answer, once: the same round again changes nothing.
+
+        Args:
+            shard_version: which records would answer, were it answered now.
+            charges: nano-units of mu^2 at every level at which the task has a finite price.
+            recipients: who gets the shares of the answer.
+
+        Raises:
+            PrivacyRefusal: the round was charged for other recipients, more queries of the task
+                than it has are asked, or a level that is limited has no finite price.
+            PolicyRefusal: the site's policy does not allow it now.
+            BudgetExceeded: an account has too little left. Nothing was charged.
+        """
+        ...
+
+
+class InMemoryLedger:
+    """The ledger of an agent that lives for one `run`.
+
+    Args:
+        accounts: what may be spent at each level; instance level always, agent level where it is limited.
+
+    Raises:
+        InvalidSetting: no instance-level account.
+    """
+
+    def __init__(self, accounts: Mapping[Level, Account]) -> None:
+        if "instance" not in accounts:
+            raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
+        self.accounts: dict[Level, Account] = dict(accounts)
+        self._answered: dict[str, Recipients] = {}
+        self._queries: Counter[str] = Counter()
+
+    def charge(
+        self,
+        *,
+        round_digest: str,
+        shard_version: str,  # noqa: ARG002  # see AgentLedger
+        charges: Mapping[Level, int],
+        task: Task,
+        num_queries: int,
+        recipients: Recipients,
+    ) -> None:
+        """See AgentLedger."""
+        if self._answered.get(round_digest, recipients) != recipients:
+            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
+        if round_digest in self._answered:
+            return
+        asked = self._queries[task.digest] + num_queries
+        if asked > task.max_queries:
+            raise PrivacyRefusal(beyond_task(asked, task))
+        charged = dict(self.accounts)
+        charges = due(task, charges, answered=self._queries[task.digest])
+        for level, account in self.accounts.items():
+            charged[level] = account.reserve(round_digest, priced(charges, level)).post(round_digest)
+        self.accounts = charged
+        self._answered[round_digest] = recipients
+        self._queries[task.digest] = asked
+
+    def __repr__(self) -> str:
+        return f"InMemoryLedger(levels={sorted(self.accounts)})"
+
+
+def priced(charges: Mapping[Level, int], level: Level) -> int:
+    """The charge at a level that is limited.
+
+    Raises:
+        PrivacyRefusal: there is none, so no budget could pay it.
+    """
+    if level not in charges:
+        raise PrivacyRefusal(
+            f"this task has no finite {level}-level price, so no {level}-level budget can pay it; give the task "
+            "ballot_radius or max_agent_records, or raise sigma_votes"
+        )
+    return charges[level]
+
+
+def beyond_task(answered: int, task: Task) -> str:
+    """Why a round is refused that asks more of a task than a person approved, and than its price covers."""
+    return (
+        f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
+        "new task"
     )

@@ -1,8 +1,8 @@
-"""What people at a site decide about their agent: approve a task, refuse it with a reason, stop answering, go on.
+"""Decisions of the people of a site about their agent, and the admission of a task by them and by the policy.
 
 Decisions are small files in the agent's home, because the agent owns its journal while it runs; it looks at them before
-every charge (workers.agent.admission). What was charged before is answered all the same: after a charge an answer, or
-its absence, would tell something that nobody paid for.
+every charge. What was charged before is answered all the same: after a charge an answer, or its absence, would tell
+something that nobody paid for. Nothing of a record takes part, so a refusal says nothing of any.
 
     approved/DIGEST     empty: a person has approved this task
     refused/DIGEST      {"reason", "at"}: a person has refused it; told to whoever asks. Both: refused
@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from labeler.errors import InvalidSetting, LabelerError, PolicyRefusal, SiteStopped
+from labeler.errors import AwaitingApproval, InvalidSetting, LabelerError, PolicyRefusal, ProtocolViolation, SiteStopped
+from labeler.ledger.agent_memory import AgentMemory, AskedBy
+from labeler.messages.bodies import Ask, Proposal
+from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
+from workers.agent.policy import Policy
 
 APPROVED_FOLDER = "approved"
 STOPPED_FILE = "stopped"
@@ -151,3 +156,63 @@ def _checked(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
         raise InvalidSetting("a task is named by its whole digest, 64 hexadecimal digits; see `labeler agent waiting`")
     return digest
+
+
+class Admission:
+    """What the site's policy and its people say to a task, asked or only proposed.
+
+    Args:
+        read_policy: reads the policy as it is now.
+        coordinator_key: with which signatures are checked.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        memory: AgentMemory,
+        *,
+        asked_by: AskedBy,
+        read_policy: Callable[[], Policy],
+        coordinator_key: str,
+        clock: Clock,
+    ) -> None:
+        self._home = home
+        self._memory = memory
+        self._asked_by = asked_by
+        self._read_policy = read_policy
+        self._coordinator_key = coordinator_key
+        self._clock = clock
+
+    def check(self, asked: Ask | Proposal, *, is_charged: bool = False) -> None:
+        """Refuse what the policy does not allow, what people have refused, and what nobody has approved who has to.
+
+        Args:
+            is_charged: its price was taken before. Then people were asked before, and what they decide since is about
+                what comes: after a charge the agent answers.
+
+        Raises:
+            ProtocolViolation: it has expired.
+            PolicyRefusal: see Policy.check; or a person has refused the task.
+            SiteStopped: the site answers nothing new for now.
+            AwaitingApproval: a person has to approve the task; it waits for one from now on.
+        """
+        task = asked.task
+        if asked.expires_at < self._clock().timestamp():
+            raise ProtocolViolation(f"the {'ask' if isinstance(asked, Ask) else 'proposal'} has expired")
+        approved = is_approved(self._home, task.digest)
+        if approved != self._memory.is_approved(task.digest):
+            # The journal follows the folder, so that whoever lists what waits sees what was decided.
+            self._memory.follow(task, self._clock(), is_approved=approved)
+        no = None if is_charged else objection(self._home, task.digest)
+        if isinstance(no, PolicyRefusal):
+            self._memory.decide_against(task, self._clock())
+        if no is not None:
+            raise no
+        try:
+            policy = self._read_policy()
+            policy.check(asked, coordinator_key=self._coordinator_key, is_approved=approved or is_charged)
+        except AwaitingApproval:
+            self._memory.request(task, self._clock())
+            if isinstance(asked, Proposal):
+                self._asked_by.note(task.digest, asked.requester, self._clock())
+            raise

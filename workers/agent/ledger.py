@@ -1,122 +1,396 @@
-"""Who says whether an agent may answer: its ledger, in memory for one `run`, or durable for a site's own process.
+"""The ledger of a site's own agent process: its journal, under the policy its owner keeps beside it.
 
-Charging an answer is one step that either happens whole or not at all: the round was never charged for other
-recipients, every level the owner limits is priced and covered, and only then is the price taken. A round is charged
-once whatever becomes of the records; what is sent of it then says `labeler.rounds.agent`.
-The ledger here and its durable twin (workers.agent.durable_ledger) keep the same rules and pass the same tests.
+The twin of workers.agent.agent.InMemoryLedger for what has to survive crashes, of many rounds in one transaction: what
+was charged, and the key and the deadline of the round, are durable before anything is computed (workers.agent.driver).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import floor
 
-from labeler.batching import due
-from labeler.budget import Account
-from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, Recipients
+from labeler.batching import due, round_charges
+from labeler.budget import UNBOUNDED_NANO
+from labeler.errors import PolicyRefusal, PrivacyRefusal, ProtocolViolation
+from labeler.ledger.agent_memory import AgentMemory, AnsweredTasks, AskedBy, check_delta
+from labeler.ledger.chain import Head
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.lifetimes import set_aside
+from labeler.ledger.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
+from labeler.messages.bodies import Proposal
+from labeler.rounds.agent import Recipients
+from labeler.setting import LEVELS
+from labeler.system.clock import Clock
 from labeler.task import Level, Task
+from workers.agent.agent import beyond_task, priced
+from workers.agent.policy import Policy
+
+LONGEST_PROMISE = timedelta(days=31)
+"""A yes sets a site's budget aside, so no coordinator can ask for one that holds longer; a job has at most 30 days."""
+
+_DAY = timedelta(days=1)
+
+GRACE = timedelta(hours=1)
+"""How long after the deadline of an ask its round is kept: talliers hold shares for as long."""
+
+KEPT_LONGEST = timedelta(days=31)
+"""A round is kept no longer than this after its charge, whatever deadline a coordinator states; a job has 30 days."""
 
 
-class AgentLedger(Protocol):
-    """What an agent asks before it computes anything."""
+class ShareUsedUp(PolicyRefusal):
+    """A requester's share of the budget does not cover its job."""
 
-    def charge(
+
+@dataclass(frozen=True)
+class Payment:
+    """An answer of `DurableLedger.may_pay`.
+
+    Attributes:
+        prices: what each round is charged, nano-units of mu^2 per level.
+        compared: everything that has to cover them, in the order in which it is looked at.
+        refusal: why the site does not pay; None where it does.
+    """
+
+    prices: list[dict[Level, int]]
+    compared: list[Compared]
+    refusal: PrivacyRefusal | None
+
+
+class DurableLedger:
+    """Charges a site's journal within the caps and the daily limit of its policy; see workers.agent.agent.
+
+    The policy is looked at again at every charge, so tightening it works at once, and a cap lowered below what is
+    spent stops the agent from answering anything new. Accounts are opened anew where it is another policy.
+
+    Args:
+        memory: what the agent was charged for.
+        read_policy: reads the site's policy; whatever it raises refuses the charge.
+    """
+
+    def __init__(
         self,
+        database: Database,
+        memory: AgentMemory,
+        ledger: Ledger,
+        promises: PromiseStore,
+        *,
+        account: str,
+        read_policy: Callable[[], Policy],
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._memory = memory
+        self._promises = promises
+        self._ledger = ledger
+        self._account = account
+        self._read_policy = read_policy
+        self._clock = clock
+        self._tasks = AnsweredTasks(database)
+        self._asked_by = AskedBy(database)
+        self._shares = RequesterShares()
+        self._opened: Policy | None = None
+
+    def check_witnesses(self) -> None:
+        """Nothing is answered whose charge a witness of the journal was not told of.
+
+        Raises:
+            Unavailable: one cannot be told now.
+        """
+        self._ledger.remember()
+
+    def open_accounts(self) -> Policy:
+        """Open the accounts with the caps of the policy as it is now, and return it.
+
+        What it promises for votes for life is set aside in them, once.
+
+        Raises:
+            PolicyRefusal: the policy cannot be read, or names a delta at which nothing can be said of what was spent.
+            BudgetExceeded: more than a cap was spent before the cap was lowered.
+        """
+        policy = self._read_policy()
+        if policy is not self._opened:
+            with self._database.read() as connection:
+                check_delta(connection, policy.budget.delta)
+            for level in LEVELS:
+                self._ledger.open_account(self._account, level, policy.budget.cap(level))
+            if policy.budget.life_nano is not None:
+                set_aside(self._ledger, self._account, policy.budget.life_nano)
+            self._opened = policy
+        return policy
+
+    def check_price(self, task: Task, sizes: Sequence[int]) -> None:
+        """Find out whether rounds of these sizes can be priced at all, before anything is written down.
+
+        Raises:
+            Exception: whatever a task brings about that nobody had thought of.
+        """
+        for size in set(sizes):
+            round_charges(task, size)
+
+    def charge_in(
+        self,
+        connection: Connection,
+        policy: Policy,
         *,
         round_digest: str,
         shard_version: str,
-        reservation_id: str,
         charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
         recipients: Recipients,
-        expires_at: float | None = None,
-    ) -> None:
-        """Take the price of one answer, once: the same round again changes nothing.
+    ) -> bool:
+        """Take the price of one answer in a transaction of many; the caller begins the round in the same one.
 
         Args:
-            shard_version: which records would answer, were it answered now.
-            charges: nano-units of mu^2 at every level at which the task has a finite price.
-            recipients: who gets the shares of the answer.
-            expires_at: unix time in seconds after which nobody waits for the answer; None where nobody said.
+            connection: the transaction; what this leaves when it raises has to be undone (`Database.attempt`).
+            policy: as `open_accounts` returned it.
+
+        Returns:
+            Whether it was charged now, and not before.
+        """
+        paid_by = self._memory.paid_by(round_digest, connection=connection)
+        answered = self._memory.queries_of(task.digest, connection=connection)
+        amounts = _amounts(policy, due(task, charges, answered=answered))
+        policy.check_delta(task)  # it may be another one than the task was admitted under
+        promised = None
+        if paid_by is None:
+            promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
+            if promised is None:
+                # What was promised was counted at the yes. For whom the rest is nobody has said.
+                payment = self.may_pay(connection, policy, task, [(num_queries, charges)])
+                if payment.refusal is not None:
+                    raise payment.refusal
+        is_new = self._memory.charge(
+            round_digest=round_digest,
+            shard_version=shard_version,
+            reservation_id=paid_by or promised or round_digest,
+            charges=[Charge(self._account, level, amount) for level, amount in amounts.items()],
+            num_queries=num_queries,
+            task_digest=task.digest,
+            max_queries=task.max_queries,
+            recipients=recipients,
+            is_promised=promised is not None,
+            connection=connection,
+        )
+        if is_new and promised is None:
+            self._shares.note("", [(round_digest, amounts)], life_nano=_life_nano(task), connection=connection)
+        if is_new:
+            self._tasks.note(task, self._clock(), connection=connection)
+        return is_new
+
+    def may_pay(
+        self,
+        connection: Connection,
+        policy: Policy,
+        task: Task,
+        rounds: Sequence[tuple[int, Mapping[Level, int]]],
+        *,
+        requester: str = "",
+    ) -> Payment:
+        """Say whether the site pays for rounds of a task: its policy, its budget, and what others were promised of it.
+
+        In this order: the policy's delta; a finite price at every level that is limited; the queries of the task, and
+        of the day, of which what was promised and not asked yet is a part; what a day's answers may still tell of the
+        budget for nothing; the requester's share of the budget and of the votes for life; the account of each level,
+        of which votes for life have had their part set aside.
+
+        Args:
+            rounds: queries of each round, and its price for who was never charged for the task, in nano-units of mu^2.
+            requester: for whom, as the coordinator says.
+        """
+        prices: list[dict[Level, int]] = []
+        compared: list[Compared] = []
+        asked = before = self._memory.queries_of(task.digest, connection=connection)
+        try:
+            policy.check_delta(task)
+            for size, charges in rounds:
+                prices.append(_amounts(policy, due(task, charges, answered=asked)))
+                asked += size
+            if asked > task.max_queries:
+                raise PrivacyRefusal(beyond_task(asked, task))
+            self._check_day(policy, asked - before, connection)
+            compared = self._compared(policy, task, requester, prices, connection)
+            self._check_covered(compared, requester, connection)
+        except PrivacyRefusal as refusal:
+            return Payment(prices, compared, refusal)
+        return Payment(prices, compared, None)
+
+    @property
+    def head(self) -> Head:
+        """The end of the journal, which an answer carries: it covers what the answer has spent."""
+        return self._ledger.known_head()
+
+    def unanswered_for_life(self) -> list[str]:
+        """See AnsweredTasks."""
+        with self._database.read() as connection:
+            return self._tasks.unanswered_for_life(connection=connection)
+
+    def answered_in(self, connection: Connection, round_digest: str, commitment: Mapping[str, str]) -> None:
+        """Note in the chain that the answer to a round was stored, with what it says of its spends."""
+        paid_by = self._memory.paid_by(round_digest, connection=connection)
+        if paid_by is None:
+            raise PrivacyRefusal("an answer that was never charged is not stored")
+        self._ledger.answer(paid_by, commitment, connection=connection)
+
+    def kept_until(self, expires_at: float | None) -> datetime:
+        """Until when a round is kept whose ask states this deadline, in unix seconds."""
+        latest = self._clock() + KEPT_LONGEST
+        if expires_at is None or expires_at >= latest.timestamp():
+            return latest
+        return min(latest, datetime.fromtimestamp(expires_at, UTC) + GRACE)
+
+    def promise_in(self, connection: Connection, policy: Policy, proposal: Proposal) -> datetime:
+        """Say yes to a proposal that was not answered: set the price of all its rounds aside until its deadline.
+
+        Args:
+            connection: a transaction of many; what this leaves when it raises has to be undone (`Database.attempt`).
+            policy: as `open_accounts` returned it.
+
+        Returns:
+            Until when the yes holds.
 
         Raises:
-            PrivacyRefusal: the round was charged for other recipients, more queries of the task
-                than it has are asked, or a level that is limited has no finite price.
-            PolicyRefusal: the site's policy does not allow it now.
-            BudgetExceeded: an account has too little left. Nothing was charged.
+            PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
+            ProtocolViolation: the deadline is more than LONGEST_PROMISE away.
+            PolicyRefusal: the day's queries are used up, or what a day's answers may tell of the budget for nothing.
+            ShareUsedUp: its requester's share of the budget does not cover it; to be told to `decline`.
+            BudgetExceeded: an account does not cover it; likewise.
         """
-        ...
+        now = self._clock()
+        if proposal.expires_at > (now + LONGEST_PROMISE).timestamp():
+            days = math.ceil((proposal.expires_at - now.timestamp()) / 86_400)
+            raise ProtocolViolation(
+                f"the proposal's deadline is {days} days away, and a site "
+                f"sets budget aside for at most {LONGEST_PROMISE.days}; give the job a nearer deadline"
+            )
+        payment = self._may_pay_for(connection, policy, proposal)
+        if payment.refusal is not None:
+            raise payment.refusal
+        about = self._about(proposal)
+        self._promises.told.note(about.digest, payment.compared, proposal.requester, now, connection)
+        rounds = list(zip(proposal.sizes, payment.prices, strict=True))
+        self._promises.keep(about, rounds, account=self._account, connection=connection)
+        kept = [(promise_name(about.digest, number), amounts) for number, amounts in enumerate(payment.prices)]
+        life_nano = _life_nano(proposal.task)
+        self._shares.note(proposal.requester, kept, life_nano=life_nano, connection=connection)
+        self._asked_by.note(proposal.task.digest, proposal.requester, now, connection=connection)
+        return about.until
 
+    def decline(self, connection: Connection, policy: Policy, proposal: Proposal, error: PrivacyRefusal) -> None:
+        """Remember that the budget, or a requester's share, did not cover a proposal, and what that no tells.
 
-class InMemoryLedger:
-    """The ledger of an agent that lives for one `run`.
+        Args:
+            error: as `promise_in` raised it; what it had written is undone.
+        """
+        about = self._about(proposal)
+        compared = self._may_pay_for(connection, policy, proposal).compared
+        self._promises.told.note(about.digest, compared, proposal.requester, about.at, connection)
+        if not isinstance(error, ShareUsedUp):  # a share is given back with others' jobs; then it is considered anew
+            self._promises.decline(about, connection=connection)
 
-    Args:
-        accounts: what may be spent at each level; instance level always, agent level where it is limited.
-
-    Raises:
-        InvalidSetting: no instance-level account.
-    """
-
-    def __init__(self, accounts: Mapping[Level, Account]) -> None:
-        if "instance" not in accounts:
-            raise InvalidSetting("an agent's ledger has no instance-level account, so it could not refuse anything")
-        self.accounts: dict[Level, Account] = dict(accounts)
-        self._answered: dict[str, Recipients] = {}
-        self._queries: Counter[str] = Counter()
-
-    def charge(
+    def decline_ask(
         self,
-        *,
+        connection: Connection,
+        policy: Policy,
         round_digest: str,
-        shard_version: str,  # noqa: ARG002  # see AgentLedger
-        reservation_id: str,
-        charges: Mapping[Level, int],
         task: Task,
         num_queries: int,
-        recipients: Recipients,
-        expires_at: float | None = None,  # noqa: ARG002  # as above
+        charges: Mapping[Level, int],
     ) -> None:
-        """See AgentLedger."""
-        if self._answered.get(round_digest, recipients) != recipients:
-            raise PrivacyRefusal(ANSWERED_TO_OTHERS)
-        if round_digest in self._answered:
-            return
-        asked = self._queries[task.digest] + num_queries
-        if asked > task.max_queries:
-            raise PrivacyRefusal(beyond_task(asked, task))
-        charged = dict(self.accounts)
-        charges = due(task, charges, answered=self._queries[task.digest])
-        for level, account in self.accounts.items():
-            charged[level] = account.reserve(reservation_id, priced(charges, level)).post(reservation_id)
-        self.accounts = charged
-        self._answered[round_digest] = recipients
-        self._queries[task.digest] = asked
+        """Remember what it tells that a round was not covered which had not been proposed."""
+        compared = self.may_pay(connection, policy, task, [(num_queries, charges)]).compared
+        self._promises.told.note(round_digest, compared, "", self._clock(), connection)
 
-    def __repr__(self) -> str:
-        return f"InMemoryLedger(levels={sorted(self.accounts)})"
+    def _about(self, proposal: Proposal) -> Proposed:
+        until = datetime.fromtimestamp(proposal.expires_at, UTC)
+        return Proposed(proposal.digest, proposal.job_id, proposal.task.digest, until, self._clock())
+
+    def _may_pay_for(self, connection: Connection, policy: Policy, proposal: Proposal) -> Payment:
+        rounds = [(size, round_charges(proposal.task, size)) for size in proposal.sizes]
+        return self.may_pay(connection, policy, proposal.task, rounds, requester=proposal.requester)
+
+    def _compared(
+        self,
+        policy: Policy,
+        task: Task,
+        requester: str,
+        prices: Sequence[Mapping[Level, int]],
+        connection: Connection,
+    ) -> list[Compared]:
+        """Everything that has to cover a price, in the order in which it is looked at: the share, then the accounts."""
+        found: list[Compared] = []
+        share, budget = policy.budget.per_requester, policy.budget
+        limited = [(level, cap) for level in LEVELS if (cap := budget.cap(level)) is not None]
+        if share is not None:
+            taken, of_life = self._shares.taken(requester, connection=connection)
+            for level, cap in limited:
+                before = taken[level]
+                amount = before + sum(one[level] for one in prices)
+                found.append(Compared(f"share, {level}", floor(Fraction(share) * cap), before, amount))
+            if task.life is not None and budget.life_nano is not None:
+                amount = of_life + len(prices) * _life_nano(task)
+                found.append(Compared("share, life", floor(Fraction(share) * budget.life_nano), of_life, amount))
+        for level, cap in limited:
+            before = self._ledger.balance(self._account, level, connection=connection).spent
+            found.append(Compared(level, cap, before, before + sum(one[level] for one in prices)))
+        return found
+
+    def _check_covered(self, compared: Sequence[Compared], requester: str, connection: Connection) -> None:
+        """Refuse what is not covered, and before that what nobody may be told for nothing any more.
+
+        Raises:
+            PolicyRefusal: the latter; it says nothing of a budget.
+            ShareUsedUp, BudgetExceeded: the former.
+        """
+        self._promises.told.check(compared, requester, self._clock(), connection)
+        for one in compared:
+            if one.is_covered:
+                continue
+            if one.scale.startswith("share"):
+                who = f"the jobs of {requester!r}" if requester else "all jobs of which it is not told who asks"
+                raise ShareUsedUp(
+                    "budget.per_requester: the site gives one requester a share of its budget, and with this job "
+                    f"{who} would take more; ask for less, or ask the site to raise it"
+                )
+            level: Level = "agent" if one.scale == "agent" else "instance"
+            charge = Charge(self._account, level, one.amount - one.taken)
+            raise self._ledger.overdrawn(charge, connection=connection)
+
+    def _check_day(self, policy: Policy, num_queries: int, connection: Connection) -> None:
+        most = policy.allow.max_queries_per_day
+        answered = self._memory.queries_since(self._clock() - _DAY, connection=connection)
+        answered += self._promises.open_queries(connection=connection)
+        if answered + num_queries > most:
+            raise PolicyRefusal(
+                f"allow.max_queries_per_day: the site answers {most} queries in 24 hours, {answered} were answered or "
+                f"promised and {num_queries} more asked; submit again later, with fewer queries, or ask the site to "
+                "raise it"
+            )
 
 
-def priced(charges: Mapping[Level, int], level: Level) -> int:
-    """The charge at a level that is limited.
+def _life_nano(task: Task) -> int:
+    """The most that a round takes of any record's votes for life."""
+    if task.life is None:
+        return 0
+    # Loaded where it is wanted: few sites cast votes for life.
+    from labeler.accounting.lifetime import job_nano
+
+    return job_nano(task)
+
+
+def _amounts(policy: Policy, charges: Mapping[Level, int]) -> dict[Level, int]:
+    """What a round is charged at each level: its price, or what stands for none.
 
     Raises:
-        PrivacyRefusal: there is none, so no budget could pay it.
+        PrivacyRefusal: a level that is limited has no finite price.
     """
-    if level not in charges:
-        raise PrivacyRefusal(
-            f"this task has no finite {level}-level price, so no {level}-level budget can pay it; give the task "
-            "ballot_radius or max_agent_records, or raise sigma_votes"
-        )
-    return charges[level]
-
-
-def beyond_task(answered: int, task: Task) -> str:
-    """Why a round is refused that asks more of a task than a person approved, and than its price covers."""
-    return (
-        f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
-        "new task"
-    )
+    # One record is always promised something; a whole site where its owner says how much.
+    for level in LEVELS:
+        if level == "instance" or policy.budget.cap(level) is not None:
+            priced(charges, level)
+    return {level: charges.get(level, UNBOUNDED_NANO) for level in LEVELS}

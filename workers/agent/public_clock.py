@@ -23,6 +23,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -39,8 +40,7 @@ from labeler.records import ModelStore
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is
-from workers.agent.desk_turn import DeskTurn
-from workers.agent.words import cause
+from workers.party.link import cause
 
 log = logging.getLogger("labeler.agent")
 
@@ -69,6 +69,27 @@ _MOST_TIMED: Final = 10_000
 _MOST_PADDED: Final = 4
 
 
+@dataclass
+class TurnTimes:
+    """The times of one turn of an agent's driver.
+
+    Attributes:
+        now: unix time in seconds.
+        started: when its poll returned, in seconds that only go up.
+        planned_s: until when what it computes from records is planned to be done, counted from `started`; None where
+            it computes nothing.
+        admitted_s: what is planned for all that was admitted so far and is still to be computed.
+        not_before, most_left_s: before when a stored answer that it sends may not leave (KeptAnswer).
+    """
+
+    now: float
+    started: float = 0.0
+    planned_s: float | None = None
+    admitted_s: float = 0.0
+    not_before: float = 0.0
+    most_left_s: float = 0.0
+
+
 class PublicClock:
     """See the module. Used by one thread.
 
@@ -92,15 +113,15 @@ class PublicClock:
         self.ticks = ticks
         self._estimate_s = estimate_s
 
-    def begin(self, now: float) -> DeskTurn:
+    def begin(self, now: float) -> TurnTimes:
         """A turn of the newest poll.
 
         Args:
             now: unix time in seconds.
         """
-        return DeskTurn(now, started=self._started())
+        return TurnTimes(now, started=self._started())
 
-    def check_in_time(self, turn: DeskTurn, ask: Ask, ahead: Iterable[Ask]) -> None:
+    def check_in_time(self, turn: TurnTimes, ask: Ask, ahead: Iterable[Ask]) -> None:
         """Refuse, before the charge, what would leave after its deadline; by the plan alone.
 
         Args:
@@ -117,7 +138,7 @@ class PublicClock:
             )
         turn.admitted_s = planned_s
 
-    def plan(self, turn: DeskTurn, asks: Iterable[Ask]) -> None:
+    def plan(self, turn: TurnTimes, asks: Iterable[Ask]) -> None:
         """Say until when a turn computes, before it does."""
         try:
             planned_s = self._planned_s(asks)
@@ -127,14 +148,14 @@ class PublicClock:
             planned_s = 0.0
         turn.planned_s = self._passed_s(turn) + planned_s
 
-    def left_s(self, turn: DeskTurn) -> float:
+    def left_s(self, turn: TurnTimes) -> float:
         """Seconds until a turn that computes may leave, were its work done now: at start + k T, or, where that has
         passed, at the next of 2 k T, 4 k T, 8 k T and so on.
         """
         hold_s, passed_s = self._hold_s(turn.planned_s or 0.0), self.ticks() - turn.started
         return math.ldexp(hold_s, max(0, math.ceil(math.log2(max(passed_s, hold_s) / hold_s)))) - passed_s
 
-    def leaves_at(self, turn: DeskTurn, now: float) -> float:
+    def leaves_at(self, turn: TurnTimes, now: float) -> float:
         """When what a turn has come to may leave, in ticks.
 
         Args:
@@ -148,7 +169,7 @@ class PublicClock:
         found = [self._estimate_s(ask) for ask in asks]
         return FIXED_S + ROOM * sum(found) if found else 0.0
 
-    def _passed_s(self, turn: DeskTurn) -> float:
+    def _passed_s(self, turn: TurnTimes) -> float:
         """What has passed of a turn, as far as it follows from public facts: of what was computed only its plan."""
         return self.ticks() - turn.started if turn.planned_s is None else turn.planned_s
 

@@ -1,7 +1,7 @@
 """The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent.desk` carries it
-out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
+What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent.driver` carries
+it out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
 
 Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
 a key of the round that no backup holds (labeler.ledger.agent_rounds), and its journal knows what was charged.
@@ -31,27 +31,23 @@ from labeler.ledger.promises import PromiseStore
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
-from workers.agent.admission import Admission
 from workers.agent.agent import Agent
-from workers.agent.desk import AgentDesk
-from workers.agent.durable_ledger import DurableLedger
+from workers.agent.decisions import Admission
+from workers.agent.driver import AgentDriver
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import PolicyFile
 from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
-from workers.agent.words import cause, said
-from workers.party.conversation import converse
 from workers.party.home import (
     ANCHOR_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
     AgentConfig,
-    check_journal_kept,
     path_in_home,
     read_agent_config,
-    retire_noise_secret,
     witness_of,
 )
-from workers.party.link import PartyLink
+from workers.party.link import PartyLink, cause, converse, said
 
 LOOK_EVERY_S: Final = 1.0
 """Between two looks at whether the shard has changed."""
@@ -89,7 +85,6 @@ def run_agent(
         has_entries = ledger.verify().seq > 0
         spends = LifetimeSpends(database)
         spends.verify()
-        check_journal_kept(home, has_entries=has_entries)
         check_home(database, keys, has_entries=has_entries)
         memory, promises = AgentMemory(database, ledger), PromiseStore(database, ledger)
         rounds = JournalRounds(database, keys)
@@ -107,7 +102,6 @@ def run_agent(
         except (BudgetExceeded, PolicyRefusal) as error:
             log.warning("the policy promises less than what was spent; nothing new is answered", extra=said(error))
         mark_home(database, keys)
-        retire_noise_secret(home)
         rounds.sweep()
         records = _Records(home, config, spends, journal=ledger.journal_id())
         link = PartyLink(
@@ -136,7 +130,7 @@ def run_agent(
             coordinator_key=link.coordinator_key,
             clock=clock,
         )
-        desk = AgentDesk(
+        driver = AgentDriver(
             link.mail,
             coordinator_key=link.coordinator_key,
             records=records,
@@ -154,7 +148,7 @@ def run_agent(
             ),
         )
         owned.enter_context(records.watched())
-        converse(link, desk, stop, held_s=desk.held_s)
+        converse(link, driver, stop, held_s=driver.held_s)
         link.mail.settle()
     log.info("agent stopped", extra={"agent": config.agent_id})
 
@@ -196,7 +190,7 @@ class _Records:
         return self._shard
 
     def agent(self) -> Agent:
-        """See desk_turn.Records.
+        """See driver.Records.
 
         Raises:
             LabelerError: the shard was changed to what cannot be opened.

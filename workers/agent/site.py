@@ -1,21 +1,23 @@
-"""What the people of a site see of their agent: its own ledger, what waits for them, what was ever answered.
+"""A site's own view of its agent: its ledger, what waits for its people, what was ever answered, and what they may do.
 
 All of it is public, or the site's own accounting, and nothing of a record. It is read from the agent's journal without
-disturbing an agent that runs.
+disturbing an agent that runs. The shell and the site's page show and decide by the same functions.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import NANO, UNBOUNDED_NANO
-from labeler.errors import InvalidSetting, LabelerError, NotReady
+from labeler.errors import InvalidSetting, LabelerError, NotFound, NotReady
 from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
@@ -25,9 +27,9 @@ from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.system.clock import now_utc
 from labeler.task import Task
+from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
-from workers.agent.policy import read_policy
-from workers.agent.policy_words import policy_in_words
+from workers.agent.policy import policy_in_words, read_policy
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
 
 _MARGIN = 1e-7
@@ -143,17 +145,6 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
     return [_answered(one, tasks.get(one.task_digest), names, delta) for one in rounds]
 
 
-def ledger_head(home: Path) -> tuple[int, str]:
-    """How far the agent's ledger is: who has seen this head knows everything that was answered.
-
-    Raises:
-        NotReady: the agent has not run yet.
-    """
-    with closing(_look(home)) as database:
-        head = Ledger(database, clock=now_utc).head()
-    return head.seq, head.hash
-
-
 def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same by job, the newest first; rounds that were asked without a job stand for themselves by task."""
     jobs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -180,13 +171,10 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
 
 
-def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = None) -> dict[str, Any]:
+def overview(home: Path) -> dict[str, Any]:
     """What the desk shows: who we are, whether we answer, what waits, what was decided, what is left.
 
     What cannot be read is said in `problems`, and the rest is shown.
-
-    Args:
-        jobs: gives what was answered, for whoever remembers it; read from the journal where absent.
     """
     config = read_agent_config(home)
     no = stopped(home)
@@ -206,7 +194,7 @@ def overview(home: Path, *, jobs: Callable[[], list[dict[str, Any]]] | None = No
         "waiting": lambda: waiting_tasks(home),
         "decided": lambda: decided_tasks(home),
         "budget": lambda: site_budget(home),
-        "jobs": jobs or (lambda: answered_jobs(answered_rounds(home))),
+        "jobs": lambda: answered_jobs(answered_rounds(home)),
     }
     for name, read in parts.items():
         try:
@@ -319,3 +307,99 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
         return AgentMemory(database, ledger)
     except InvalidSetting:
         raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
+
+
+class DeskSite:
+    """One home, for the page of its site. What is shown is read anew each time: agent and shell write meanwhile.
+
+    Raises:
+        InvalidSetting: it is no agent's home.
+    """
+
+    def __init__(self, home: Path) -> None:
+        read_agent_config(home)
+        self._home = home
+
+    def overview(self) -> dict[str, Any]:
+        """See workers.agent.site."""
+        return overview(self._home)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Every round that was ever answered."""
+        return answered_rounds(self._home)
+
+    def rounds_csv(self) -> str:
+        """The same as CSV."""
+        return as_csv(self.rounds())
+
+    def approve(self, digest: str) -> None:
+        """Let the agent answer a task.
+
+        Raises:
+            NotFound: nobody asked for it; a person approves what was shown.
+        """
+        self._check_asked(digest)
+        decisions.approve(self._home, digest)
+
+    def refuse(self, digest: str, reason: str) -> None:
+        """Refuse a task, also one that was approved; what was charged is still answered.
+
+        Raises:
+            NotFound: nobody asked for it.
+            InvalidSetting: no reason, or one that is too long.
+        """
+        self._check_asked(digest)
+        decisions.refuse(self._home, digest, reason)
+
+    def stop(self, reason: str) -> None:
+        """Answer nothing new."""
+        decisions.stop(self._home, reason)
+
+    def resume(self) -> None:
+        """Answer again."""
+        decisions.resume(self._home)
+
+    def _check_asked(self, digest: str) -> None:
+        asked = (*waiting_tasks(self._home), *decided_tasks(self._home))
+        if digest not in {one["task_id"] for one in asked}:
+            raise NotFound("nobody asked for this task, or it was withdrawn; look at the page again")
+
+
+COLUMNS: Final = (
+    "at",
+    "task_id",
+    "name",
+    "requesters",
+    "method",
+    "classes",
+    "job_id",
+    "round",
+    "queries",
+    "talliers",
+    "instance_epsilon",
+    "agent_epsilon",
+    "delta",
+    "instance_nano",
+    "agent_nano",
+)
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def as_csv(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """The lines with a heading. Lists are joined by semicolons; a price without a bound is an empty cell.
+
+    A text of others that a spreadsheet would take for a formula gets an apostrophe in front.
+    """
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for one in rounds:
+        lines.writerow([_cell(one[name]) for name in COLUMNS])
+    return written.getvalue()
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text

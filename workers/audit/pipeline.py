@@ -43,12 +43,11 @@ from labeler.setting import StatedLevel
 from labeler.sharing import ShareVector, unshard
 from labeler.tally import BallotShare, QueryBatch, round_of
 from labeler.task import Task
-from workers.agent.agent import NOISE, Agent, Answer, Seal, as_it_is, shares_of
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import NOISE, Agent, Answer, InMemoryLedger, Seal, as_it_is, shares_of
 from workers.progress import silent
 from workers.run.folder import RoundStore
+from workers.run.labelling import Order, open_run_journal, run_rounds
 from workers.run.parties import RunParties, tallier_names
-from workers.run.run_journal import Order, open_run_journal, run_rounds
 
 CANARY_PERSON = 1
 """The person whose records the first canary is, where a task counts persons; canary j is person 1 + j."""

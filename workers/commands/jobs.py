@@ -210,8 +210,8 @@ def predict(
     from feature_store.results.exports.pictures import check_new
     from feature_store.results.models import read_model
     from workers.progress import progress_bars
-    from workers.run.predicting import predict_images
     from workers.run.publishing import write_table
+    from workers.run.student import predict_images
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")

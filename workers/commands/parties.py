@@ -234,8 +234,7 @@ def agent_join(
 
     Example: `labeler agent join hospital-a.invitation.json --shard a.shard --home agent`
     """
-    from workers.agent.policy import read_policy
-    from workers.agent.policy_words import policy_in_words
+    from workers.agent.policy import policy_in_words, read_policy
     from workers.homes.joining import join_agent, pinned_changes
     from workers.party.home import POLICY_FILE
 

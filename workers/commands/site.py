@@ -154,8 +154,7 @@ def history(
 
     Example: `labeler agent history --format csv --out answered.csv --home hospital-a`
     """
-    from workers.agent.history_csv import as_csv
-    from workers.agent.site import answered_jobs, answered_rounds
+    from workers.agent.site import answered_jobs, answered_rounds, as_csv
 
     check_file(out)
     chosen = "json" if as_json else one_of("format", format, FORMATS)

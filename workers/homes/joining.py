@@ -32,9 +32,9 @@ from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
 from labeler.system.files import replace_file, sync_folder
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
-from workers.agent.joined_policy import joined_policy, repinned_policy
-from workers.agent.policy import Policy, read_policy
+from workers.agent.policy import Policy, joined_policy, read_policy, repinned_policy
 from workers.homes.new import UNNAMED_AGENTS, add_winner_identity, public_document, write_public
+from workers.party.coordinator import CoordinatorHttp, Unreachable
 from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
@@ -51,7 +51,6 @@ from workers.party.home import (
     read_tallier_config,
     settings_toml,
 )
-from workers.party.http import CoordinatorHttp, Unreachable
 from workers.party.link import PartyLink
 
 
@@ -173,7 +172,7 @@ def join_agent(
     Args:
         invitation: read, and its phrase compared.
         shard: the private shard it answers from; may be absent where the home is there.
-        wanted: what the site's policy says of `workers.agent.joined_policy.CHOICES`; the defaults elsewhere.
+        wanted: what the site's policy says of `workers.agent.policy.CHOICES`; the defaults elsewhere.
 
     Raises:
         InvalidSetting: there is another home, no shard was named, or it is public or declares no bound.
@@ -371,7 +370,7 @@ def _try_connection(
         wait_s=0.0,
     )
     try:
-        with link:
+        with closing(link):
             link.poll()
             link.mail.settle()
     except (Interrupted, NotEnrolled) as error:

@@ -255,7 +255,7 @@ def _check_name(party_id: str) -> None:
 
 def _check_coordinator(url: str) -> None:
     """Refused when a home is made and not when it is first used: an address with a password in it would be kept."""
-    from workers.party.http import check_url  # loads the client, which other commands of homes do not need
+    from workers.party.coordinator import check_url  # loads the client, which other commands of homes do not need
 
     check_url(url)
 

@@ -255,7 +255,7 @@ class TrainedStudent:
         """
         from labeler.system.files import named_path
         from workers.progress import progress_bars
-        from workers.run.predicting import predict_images
+        from workers.run.student import predict_images
 
         named_path(images, "images")
         with progress_bars(quiet=quiet) as progress:

@@ -24,9 +24,8 @@ from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from labeler.errors import InvalidSetting, JournalBehind, UnsafeStorage
+from labeler.errors import InvalidSetting, UnsafeStorage
 from labeler.settings import SettingsText
-from labeler.system.erasable import erase_file
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import check_party_id
@@ -41,8 +40,6 @@ ANCHOR_FILE = "journal.head"
 CA_FILE = "coordinator-ca.pem"
 SEEN_FILE = "coordinator.head"
 PROOF_FILE = "coordinator.proof"
-SECRET_FILE = "noise.secret"
-"""What versions before 0.1.0 drew all noise from, for life."""
 
 _MAX_SETTINGS_BYTES = 64 * 1024
 
@@ -177,37 +174,6 @@ def witness_of(home: Path, config: AgentConfig) -> Path | None:
             "nobody could tell whether this home is the newest"
         )
     return path
-
-
-def retire_noise_secret(home: Path) -> None:
-    """Erase the secret from which older versions drew all of an agent's noise, for life.
-
-    Every round that was answered with it is over for this agent: nothing is stored of it, so it is refused whatever
-    the records are. Whoever has an old backup with the secret can still subtract that noise; delete such backups.
-    """
-    erase_file(home / SECRET_FILE)
-
-
-def check_journal_kept(home: Path, *, has_entries: bool) -> None:
-    """Refuse to start where an older version's journal was lost: a new one would give all budget back.
-
-    Accounts were opened in the journal before the noise secret was made, so where there is a secret there are entries.
-    For homes of this version see `labeler.ledger.erasable_home.check_home`.
-
-    Args:
-        home: of the agent.
-        has_entries: whether its journal holds any.
-
-    Raises:
-        JournalBehind: there is a noise secret and a journal that knows of nothing.
-    """
-    if (home / SECRET_FILE).exists() and not has_entries:
-        raise JournalBehind(
-            f"{SECRET_FILE} is here, and the journal beside it is empty: the journal was lost, and with it what "
-            f"this agent has spent and answered. Restore {JOURNAL_FILE} and {ANCHOR_FILE} from the newest backup of "
-            "this home. If they are lost for good, retire this agent: enrol a new one with a new home and a policy "
-            "whose caps allow only what the old one had left, and no votes for life (life_epsilon)"
-        )
 
 
 def make_home(home: Path) -> None:

@@ -1,18 +1,17 @@
-"""The link of an agent or a tallier to its coordinator: outbound HTTP only, signed both ways, repeated until taken.
+"""A party's side of its conversation with the coordinator: outbound only, signed both ways, repeated until taken.
 
+    converse   poll, handle, answer, and poll again, until told to stop
     poll       "anything for me?" -> messages, checked to be for this party; the coordinator's own head first
-    post       this party's messages, with new sequence numbers at each attempt, until the coordinator takes them
     answer     what the last poll has come to is posted, and with it travels the next poll, which goes on after it
 
 A message is marked as taken only when its effect is durable and the answer to it was accepted. A crash in between
-repeats it, and every effect may happen twice: answers are deterministic, and stores keep the first of equals.
+repeats it, and every effect may happen twice: answers are deterministic, and stores keep the first of equals. What a
+turn has opened is written down with the next transaction of the party, or when nothing else is to be written.
 
-The coordinator's journal is watched: its highest head ever seen is kept in a file, told at every poll with the
-coordinator's own signed answer that stated it (so that one party's word alone stops nobody), and a
-coordinator that shows an older one has lost charges, so this party stops taking part. The file is read at every poll:
-a person who consents to a restored journal (workers.homes.journals) need not stop the party.
-
-What is done with the mail, and what is waited for, is the conversation (workers.party.conversation).
+The coordinator's journal is watched (workers.party.coordinator): its highest head ever seen is told at every poll with
+the coordinator's own signed answer that stated it, so that one party's word alone stops nobody. A coordinator that
+shows an older one has lost charges, so this party stops taking part. The file is read at every poll: a person who
+consents to a restored journal (workers.homes.journals) need not stop the party.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ import logging
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from labeler.errors import (
     Forged,
@@ -34,21 +35,127 @@ from labeler.errors import (
     ProtocolViolation,
     Replayed,
     TooLarge,
+    Unavailable,
+    WrongVersion,
 )
 from labeler.ledger.chain import EMPTY, Head
-from labeler.ledger.database import Database
+from labeler.ledger.database import Connection, Database
 from labeler.ledger.sequences import Sequences
-from labeler.messages import COORDINATOR, Message, frame, read_frames
+from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import Mail, Poll
 from labeler.system.clock import Clock, now_utc
-from labeler.system.keys import PartyKeys
+from labeler.system.keys import PartyKeys, verify
+from workers.party.coordinator import CoordinatorDoor, CoordinatorHttp, Seen, Unreachable
 from workers.party.home import SEEN_FILE
-from workers.party.http import CoordinatorDoor, CoordinatorHttp, Unreachable
-from workers.party.mail import Draft, PartyMail
-from workers.party.seen import Seen
 from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.party")
+
+
+_Numbers = dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True, repr=False)
+class Draft:
+    """A message before it has a number and a signature.
+
+    Attributes:
+        body: in clear, or sealed before (labeler.system.keys.seal_body).
+        seal_to: the recipient's seal key; None sends the body as it is.
+        is_sealed: True where the body was sealed before.
+    """
+
+    kind: Kind
+    recipient: str
+    body: bytes
+    task_digest: str = ""
+    round_digest: str = ""
+    seal_to: str | None = None
+    is_sealed: bool = False
+
+    def __repr__(self) -> str:
+        return f"Draft(kind={self.kind!r}, recipient={self.recipient!r})"
+
+
+class PartyMail:
+    """See the module. Used by one thread."""
+
+    def __init__(self, party_id: str, keys: PartyKeys, *, database: Database, sequences: Sequences) -> None:
+        self.party_id = party_id
+        self._keys = keys
+        self._database = database
+        self._sequences = sequences
+        self._opened: _Numbers = {}
+        self._noted: _Numbers = {}
+
+    def open(self, message: Message, verify_key: str) -> bytes:
+        """Check who signed a message and that it is new, and open its body.
+
+        Args:
+            verify_key: the pinned or enrolled key of the sender it names.
+
+        Raises:
+            ProtocolViolation: it is for somebody else.
+            Forged: signature, digest or seal do not hold.
+            Replayed: this or a later message of the sender was taken before.
+        """
+        self.check_envelope(message, verify_key)
+        signed = (message.header.sender, verify_key)
+        sequence = message.header.sequence
+        if sequence <= max(self._opened.get(signed, 0), self._noted.get(signed, 0)):
+            raise Replayed(f"message {sequence} of {message.header.sender!r} is not new: it or a later one was taken")
+        self._sequences.check(message.header.sender, sequence, verify_key=verify_key)
+        body = self._keys.open(message)
+        self._opened[signed] = sequence
+        return body
+
+    def check_envelope(self, message: Message, verify_key: str) -> None:
+        """Check for whom a message is and who signed it."""
+        if message.header.recipient != self.party_id:
+            raise ProtocolViolation(f"a message for {message.header.recipient!r} came to {self.party_id!r}")
+        verify(message, verify_key)
+
+    def open_sealed(self, message: Message) -> bytes:
+        """The body in clear of a message whose envelope was checked and whose number somebody else keeps."""
+        return self._keys.open(message)
+
+    def drop(self) -> None:
+        """What was opened since the last turn had no effect: it may come again."""
+        self._opened.clear()
+
+    def note(self) -> None:
+        """Everything opened had its effect, and its answers were taken."""
+        for signed, sequence in self._opened.items():
+            self._noted[signed] = max(sequence, self._noted.get(signed, 0))
+        self.drop()
+
+    def write_noted(self, connection: Connection) -> None:
+        """Write down what was noted, in a transaction of the party's journal."""
+        for (sender, key), sequence in self._noted.items():
+            self._sequences.taken(sender, sequence, verify_key=key, connection=connection)
+        if self._noted:
+            self._database.after_commit(self._noted.clear)
+
+    def settle(self) -> None:
+        """Write down what was noted, if anything was, in a transaction of its own."""
+        if self._noted:
+            with self._database.write() as connection:
+                self.write_noted(connection)
+
+    def sign(self, draft: Draft) -> Message:
+        """A draft with the next number for its recipient, signed."""
+        return self._keys.message(
+            draft.kind,
+            sender=self.party_id,
+            recipient=draft.recipient,
+            task_digest=draft.task_digest,
+            round_digest=draft.round_digest,
+            sequence=self._sequences.next(draft.recipient),
+            body=draft.body,
+            seal_to=draft.seal_to,
+            is_sealed=draft.is_sealed,
+        )
+
 
 MAX_MAIL = 256
 VERSION = "labeler/0.5"
@@ -71,13 +178,22 @@ _HELD_BEHIND_LETTERS_S = 0.5
 they are sent again."""
 
 
+def said(error: LabelerError) -> dict[str, str]:
+    """An error as fields of the party's own log."""
+    return {"problem": error.problem_type, "sentence": str(error)}
+
+
+def cause(error: Exception) -> dict[str, str]:
+    """For the party's own log: a sentence of ours, or where somebody else's error came from, without its words."""
+    if isinstance(error, LabelerError):
+        return said(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return {"problem": type(error).__name__, "where": where}
+
+
 class PartyLink:
     """See the module. Used by one thread.
-
-    Attributes:
-        mail: opens, signs and numbers this party's messages.
-        wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
-        polled_at: when the newest poll returned, in seconds of `ticks`.
 
     Args:
         url: of the coordinator; https, or http to this machine only.
@@ -92,6 +208,9 @@ class PartyLink:
         door: the way to the coordinator; HTTP to `url` where absent.
 
     Attributes:
+        mail: opens, signs and numbers this party's messages.
+        wait_s: how long the coordinator may hold a poll while there is no mail; may be changed between polls.
+        polled_at: when the newest poll returned, in seconds of `ticks`.
         while_waiting: called before every pause in which nobody answers, which may last for days; it sends nothing.
 
     Raises:
@@ -133,15 +252,9 @@ class PartyLink:
         self._came = b""
         self._last_answer = 0
         self._failures = 0
-        self.while_waiting: Callable[[], None] = _nothing
+        self.while_waiting: Callable[[], None] = lambda: None
         self._is_known = False
         self._http = door or CoordinatorHttp(url, ca_file=ca_file, read_timeout_s=wait_s + 30.0, stop=stop)
-
-    def __enter__(self) -> PartyLink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every connection."""
@@ -181,10 +294,6 @@ class PartyLink:
             tell_ready()
         return [message for message in mail if self._is_ours(message)]
 
-    def handled(self) -> None:
-        """Everything of the last poll is done with; the next one asks for what comes after it."""
-        self._after = self._next_after
-
     def answer(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
         """Send what the mail of the last poll has come to, which is done with then; see `post_all`.
 
@@ -194,7 +303,8 @@ class PartyLink:
         errors = self._answered_with_poll(letters)
         if errors is None:
             errors = self.post_all(letters)
-        self.handled()
+        # Everything of the last poll is done with; the next one asks for what comes after it.
+        self._after = self._next_after
         return errors
 
     def _answered_with_poll(self, letters: Sequence[Letter]) -> list[LabelerError | None] | None:
@@ -264,14 +374,6 @@ class PartyLink:
             return error
         return None
 
-    def open(self, message: Message, verify_key: str) -> bytes:
-        """See PartyMail.open; `message` is as `poll` returned it."""
-        return self.mail.open(message, verify_key)
-
-    def taken(self, messages: Sequence[Message]) -> None:
-        """See PartyMail.taken."""
-        self.mail.taken(messages)
-
     def _is_ours(self, message: Message) -> bool:
         if message.header.recipient == self.party_id:
             return True
@@ -320,16 +422,12 @@ class PartyLink:
         if self._failures == 0:
             log.warning(
                 "coordinator cannot be reached; trying again",
-                extra={"party": self.party_id, "problem": error.problem_type, "sentence": str(error)},
+                extra={"party": self.party_id} | said(error),
             )
         self._failures += 1
         self.while_waiting()
         if self._stop.wait(pause):
             raise Interrupted("stopped while the coordinator could not be reached") from None
-
-
-def _nothing() -> None:
-    """There is nothing to see to."""
 
 
 def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
@@ -349,3 +447,91 @@ def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
 
 def _size_of(letter: Letter) -> int:
     return sum(len(draft.body) + _ABOUT_HEADER_BYTES for draft in letter)
+
+
+_REFUSED_PAUSE_S = 10.0
+_PASSING_PAUSE_S = 2.0
+
+
+class Handler(Protocol):
+    """What a party does with its mail; without network or threads."""
+
+    def tidy(self) -> None:
+        """Do what is due by the clock, such as erasing; send nothing.
+
+        Called whether or not the coordinator answers, since it could otherwise keep alive what it wants by being away,
+        or by turning this party away.
+        """
+        ...
+
+    @property
+    def due_in_s(self) -> float | None:
+        """After how many seconds `handle` wants to be called also without mail; None where it need not be."""
+        ...
+
+    def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
+        """Have the effect of every message, durably; what is to be sent. Raises only what concerns them all."""
+        ...
+
+    def sent(self, errors: Sequence[LabelerError | None]) -> None:
+        """The letters were taken, each unless it has an error: what was opened need not come again."""
+        ...
+
+
+def converse(
+    link: PartyLink, handler: Handler, stop: threading.Event, *, held_s: Callable[[], float] | None = None
+) -> None:
+    """Poll, handle and send until told to stop; what passes by itself is waited for, what does not is said in the log.
+
+    Args:
+        held_s: after how many seconds what `handle` has come to may leave, and the next poll with it, also where it
+            raised (`workers.agent.public_clock`); at once where absent. Told to stop meanwhile nothing leaves: what
+            was answered is stored, and its mail comes again.
+
+    Raises:
+        LabelerError: this party's own journal or files cannot be used any more.
+    """
+    link.while_waiting = handler.tidy
+    longest_s = link.wait_s
+    while not stop.is_set():
+        try:
+            handler.tidy()
+            link.wait_s = _wait_s(handler, longest_s)
+            mail = link.poll()
+            if not mail:
+                link.mail.settle()
+            try:
+                letters = handler.handle(mail)
+            finally:
+                left_s = 0.0 if held_s is None else held_s()
+                is_over = left_s > 0 and stop.wait(left_s)
+            if is_over:
+                return
+            link.wait_s = _wait_s(handler, longest_s)  # the next poll may travel with the letters
+            handler.sent(link.answer(letters))
+        except Interrupted:
+            return
+        except (NotEnrolled, Forged) as error:
+            _pause(
+                error, "the coordinator does not accept this party; an administrator has to enrol its keys", link, stop
+            )
+        except JournalBehind as error:
+            _pause(error, "a journal is behind; this party takes no part", link, stop)
+        except WrongVersion as error:
+            _pause(
+                error, "the coordinator's program is of another version; one of the two has to be upgraded", link, stop
+            )
+        except (ProtocolViolation, TooLarge, Unavailable) as error:
+            _pause(error, "mail could not be handled; trying again", link, stop, pause_s=_PASSING_PAUSE_S)
+
+
+def _wait_s(handler: Handler, longest_s: float) -> float:
+    due_in_s = handler.due_in_s
+    return longest_s if due_in_s is None else min(longest_s, due_in_s)
+
+
+def _pause(
+    error: LabelerError, what: str, link: PartyLink, stop: threading.Event, *, pause_s: float = _REFUSED_PAUSE_S
+) -> None:
+    log.error(what, extra={"party": link.party_id} | said(error))
+    stop.wait(pause_s)

@@ -6,29 +6,64 @@
 
 A job owns its output folder (see workers.run.folder) and can be interrupted anywhere: the same command
 continues, replays the same noise, and charges nothing twice.
+
+Its coordinator is the service's own driver (labeler.driver), over its own stores in the job's folder:
+
+    turn of the driver: machine steps, one commit, what leaves  ->  parties answer  ->  the next turn takes it
+
+Every rule of a round is the machine's and every durable step the journal's, the same as in the service. Nobody is
+waited for: each send is answered before the next turn. So a run that cannot go on is over, and says why; the same
+command goes on from what is in the journal.
+
+    .job/journal.db    the task, the job and its rounds, what was charged and what was opened
+
+Nothing private lies in it: who contributed, charges, and what the charges paid for. The talliers' sums come in the turn
+that opens them, so they are never written (`labeler.driver.storing`). All agents of a run have the same budget
+and pay the same, so one account stands for each of them.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from feature_store.results.pseudo_labels import AnsweredRound
-from labeler.budget import Account, budget_for
+from feature_store.results.questions import named_error
+from labeler.batching import round_charges
+from labeler.budget import Account, NothingLeft, budget_for
+from labeler.driver.coordinator import CoordinatorDriver
+from labeler.driver.mail_memory import MemoryMailbox
+from labeler.driver.reading import PartyBook
+from labeler.driver.sending import Writer
+from labeler.driver.stepping import Questions
+from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.expectation import expect
+from labeler.ledger.database import Connection, Database, open_database
+from labeler.ledger.jobs import JobRecord, JobState, JobStore, RoundRecord
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.rounds import AggregateStore
+from labeler.ledger.sequences import Sequences
+from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.randomness import KEY_BYTES, seeded_source
-from labeler.release import WinnerEngine
-from labeler.rounds.effects import JobRun
+from labeler.release import Release, WinnerEngine, release_from_bytes, release_to_bytes
+from labeler.rounds.effects import UNFINISHED, JobRun, Patience
+from labeler.system.clock import now_utc
+from labeler.tally import QueryBatch
 from labeler.task import Level, Task
-from workers.agent.agent import Agent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder, RoundStore, open_job_folder
 from workers.run.parties import RunParties, tallier_names
 from workers.run.preparation import LabellingJob, PreparedJob, job_charges, prepare
 from workers.run.publishing import publish
-from workers.run.run_journal import Order, RunJournal, open_run_journal, run_rounds
 
 
 def run_job(
@@ -171,3 +206,278 @@ def _caps(prepared: PreparedJob) -> dict[Level, int]:
         if epsilon is not None:
             caps[cast(Level, level)] = budget_for(epsilon, prepared.task.delta)
     return caps
+
+
+JOURNAL_FILE: Final = "journal.db"
+ACCOUNT: Final = "each agent"
+NO_DEADLINE: Final = datetime(4000, 1, 1, tzinfo=UTC)
+"""A job in one process waits for nobody."""
+
+_BY = "run"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job as it is written down.
+
+    Attributes:
+        batches: the questions of each round, in order.
+        caps: what each agent may spend, in nano-units of mu^2, at the levels at which the task has a price.
+        images, strategy, count, seed: how many there are, and how questions were chosen among them.
+    """
+
+    job_id: str
+    task: Task
+    agents: tuple[str, ...]
+    batches: tuple[QueryBatch, ...] = field(repr=False)
+    caps: Mapping[Level, int]
+    images: int
+    strategy: str
+    count: int | None
+    seed: int
+
+
+class RunJournal:
+    """See the module; made by `open_run_journal`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.ledger = Ledger(database, clock=now_utc)
+        self.tasks, self.jobs = TaskStore(database), JobStore(database)
+        self._aggregates, self._sequences = AggregateStore(database), Sequences(database)
+
+    def begin(self, order: Order) -> JobRecord:
+        """Write a job down, or find it as it was left."""
+        with self._database.write() as connection:
+            if order.job_id not in self.jobs.many([order.job_id], connection=connection):
+                self._add(order, connection)
+            return self.jobs.get(order.job_id, connection=connection)
+
+    def rounds(self, job_id: str) -> list[RoundRecord]:
+        """The rounds of a job, in order."""
+        return self.jobs.rounds(job_id)
+
+    def release(self, job_id: str, number: int) -> Release | None:
+        """What a round opened, if it did."""
+        data = self.jobs.release(job_id, number)
+        return None if data is None else release_from_bytes(data)
+
+    def charges(self) -> list[dict[str, Any]]:
+        """What was charged for ever, oldest first: reservation, level, amount, and who contributed."""
+        found = self.ledger.entries(limit=1000)
+        while len(page := self.ledger.entries(after=found[-1].seq if found else 0, limit=1000)):
+            found += page
+        return [
+            {"id": one.reservation_id, "level": one.level, "amount": one.amount, "detail": one.detail}
+            for one in found
+            if one.kind == "post"
+        ]
+
+    def driver(
+        self, writer: Writer, parties: PartyBook, questions: Questions, settlement: RunSettlement, *, is_simulated: bool
+    ) -> CoordinatorDriver:
+        """The coordinator of this journal."""
+        return CoordinatorDriver(
+            database=self._database,
+            ledger=self.ledger,
+            tasks=self.tasks,
+            jobs=self.jobs,
+            aggregates=self._aggregates,
+            parties=parties,
+            sequences=self._sequences,
+            sender=writer,
+            mailbox=MemoryMailbox(),
+            questions=questions,
+            settlement=settlement,
+            encode_release=release_to_bytes,
+            # Nobody is waited for: who is asked answers at once, or what happens to it ends the run.
+            patience=Patience(0.0, float("inf")),
+            clock=now_utc,
+            is_simulated=is_simulated,
+        )
+
+    def _add(self, order: Order, connection: Connection) -> None:
+        now = now_utc()
+        task = self.tasks.add(TaskRecord(order.task, order.agents, now, _BY), connection=connection)
+        for level, cap in order.caps.items():
+            self.ledger.open_account(ACCOUNT, level, cap, connection=connection)
+        job = JobRecord(
+            job_id=order.job_id,
+            task_digest=task.digest,
+            name=order.task.name,
+            state="queued",
+            images=order.images,
+            num_queries=sum(map(len, order.batches)),
+            first_query=0,
+            strategy=order.strategy,
+            count=order.count,
+            seed=order.seed,
+            source="features",
+            created_at=now,
+            updated_at=now,
+            expires_at=NO_DEADLINE,
+            created_by=_BY,
+        )
+        rounds = [
+            RoundRecord(job.job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(order.batches)
+        ]
+        self.jobs.add(job, rounds, connection=connection)
+        # Nobody is asked whether they will: whoever names a shard has said so.
+        self.jobs.willingness.fix_asked(job.job_id, order.agents, connection=connection)
+
+    def reserve(self, job_id: str, number: int, charges: Mapping[Level, int], connection: Connection) -> None:
+        """Set the price of a round aside."""
+        amounts = [Charge(ACCOUNT, level, amount) for level, amount in charges.items()]
+        self.ledger.reserve(reservation_id(job_id, number), amounts, detail={"job": job_id}, connection=connection)
+
+
+class RunSettlement:
+    """What a run charges, and how one that cannot go on ends; a `labeler.driver.storing.Settlement`.
+
+    Attributes:
+        error: why the job ended, where it ended otherwise than completed.
+    """
+
+    def __init__(self, journal: RunJournal) -> None:
+        self._journal = journal
+        self.error: LabelerError | None = None
+
+    def prices(
+        self,
+        job: JobRecord,  # noqa: ARG002  # a price is of a round
+        rounds: Sequence[RoundRecord],
+        task: TaskRecord,
+    ) -> list[dict[Level, int]]:
+        """See Settlement."""
+        return [round_charges(task.task, one.num_queries, answered=one.first_query) for one in rounds]
+
+    def divide(
+        self,
+        job: JobRecord,
+        rounds: Sequence[RoundRecord],
+        task: TaskRecord,  # noqa: ARG002  # its price is known
+        asked: Collection[str],  # noqa: ARG002  # everybody: they are in this process
+        *,
+        amounts: Sequence[Mapping[Level, int]],
+        connection: Connection,
+    ) -> None:
+        """See Settlement."""
+        for one, nano in zip(rounds, amounts, strict=True):
+            self._journal.reserve(job.job_id, one.number, nano, connection)
+
+    def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
+        """See Settlement. What was asked stays charged; nothing of the rest has left."""
+        journal, self.error = self._journal, error
+        for one in journal.jobs.rounds(job.job_id, connection=connection):
+            name = reservation_id(job.job_id, one.number)
+            if journal.ledger.state(name, connection=connection) != "reserved":
+                continue
+            if one.state == "waiting":
+                journal.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
+            else:
+                journal.ledger.post(name, detail={"job": job.job_id, "because": state}, connection=connection)
+        problem = None if error is None else {"type": error.problem_type, "detail": str(error)}
+        return journal.jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
+
+
+def reservation_id(job_id: str, number: int) -> str:
+    """The ledger's name for the charge of one round."""
+    return f"{job_id}/{number}"
+
+
+def ended_because(job: JobRecord) -> LabelerError:
+    """Why a job ended otherwise than completed."""
+    problem = job.problem or {}
+    return named_error(str(problem.get("type", "")), str(problem.get("detail", f"the job has ended: {job.state}")))
+
+
+@contextmanager
+def open_run_journal(state: Path) -> Iterator[RunJournal]:
+    """Open the journal in the folder of a job's state, made where it is missing.
+
+    Raises:
+        JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
+    """
+    # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
+    with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
+        yield RunJournal(database)
+
+
+class GivenQuestions:
+    """Questions that were there before the job; a `labeler.driver.stepping.Questions`."""
+
+    def __init__(self, features: NDArray[np.int16]) -> None:
+        self._features = features
+
+    def has_features(self, job: JobRecord, task: Task) -> bool:  # noqa: ARG002  # of the only job
+        """They were given."""
+        return True
+
+    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16]:  # noqa: ARG002  # of the only job
+        """See Questions."""
+        return self._features
+
+    def read(self, job_id: str) -> NDArray[np.int16]:  # noqa: ARG002  # as above
+        """See Questions."""
+        return self._features
+
+
+def run_rounds(
+    journal: RunJournal,
+    job: JobRecord,
+    features: NDArray[np.int16],
+    parties: RunParties,
+    *,
+    is_seeded: bool,
+    on_step: Callable[[JobRun], None] = lambda _: None,
+) -> None:
+    """Bring a job to its end.
+
+    Args:
+        features: its questions, int16, shape (queries, dimension).
+        is_seeded: noise from a known seed is expected.
+        on_step: told of the job after each step that is durable.
+
+    Raises:
+        LabelerError: a party refuses, or the job cannot go on; what was charged stays charged.
+    """
+    if job.state not in UNFINISHED:
+        if job.state != "completed":
+            raise ended_because(job)
+        return
+    settlement = RunSettlement(journal)
+    driver = journal.driver(parties, parties, GivenQuestions(features), settlement, is_simulated=is_seeded)
+    last: list[JobRun] = []
+
+    def observe(_: JobRun, after: JobRun) -> None:
+        last[:] = [after]
+        on_step(after)
+
+    driver.observe = observe
+    while not (last and last[0].state not in UNFINISHED):
+        _turns(driver, job.job_id)
+        events = parties.answer()
+        if not (events or (last and last[0].state not in UNFINISHED)):
+            raise (
+                ProtocolViolation(f"a job in one process stopped at {last[0].state}; this is a defect of this program")
+                if last
+                else Unavailable("the journal in the job's folder cannot be read now; run the same command again")
+            )
+        for event in events:
+            driver.tell(job.job_id, event)
+    if settlement.error is not None:
+        raise settlement.error
+
+
+def _turns(driver: CoordinatorDriver, job_id: str) -> None:
+    """As many turns as follow from what was said.
+
+    Raises:
+        Exception: why the job could not go on; a service would try again, and a run is told.
+    """
+    is_more = True
+    while is_more:
+        is_more = driver.turn()
+        trouble = driver.trouble(job_id)
+        if trouble is not None:
+            raise trouble

@@ -6,7 +6,7 @@ Nothing is written, sealed or signed, because nothing leaves the process. Everyb
 is raised reaches the caller as it is.
 
     agents      labeler.rounds.agent: charged, then computed, then stored, all agents of a round together
-                (workers.run.folder), then handed to the talliers (workers.run.talliers)
+                (workers.run.folder), then handed to the talliers
 
 Agents and talliers meet only through input shares: nothing here reads a ballot.
 """
@@ -14,7 +14,8 @@ Agents and talliers meet only through input shares: nothing here reads a ballot.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from labeler.driver.mail import Letter
@@ -22,18 +23,31 @@ from labeler.errors import BadData, ProtocolViolation
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
-from labeler.messages.bodies import Ask, TallierKey
-from labeler.release import WinnerEngine
+from labeler.messages.bodies import Ask, OpenRound, SumRequest, TallierKey, aggregate_to_bytes, winner_to_bytes
+from labeler.release import WinnerEngine, open_winner
 from labeler.rounds import agent as machine
+from labeler.rounds import tallier
 from labeler.rounds.agent import AgentRound, RoundEvent
-from labeler.rounds.effects import AskForSums, Event, JobRun, OpenAt, RoundRun, Send, SendAsks, TellSettled
+from labeler.rounds.effects import (
+    AskForSums,
+    Event,
+    HoldingsCame,
+    JobRun,
+    OpenAt,
+    RoundRun,
+    Send,
+    SendAsks,
+    SumCame,
+    TellSettled,
+)
+from labeler.rounds.tallier import TallierEffect
 from labeler.system.clock import now_utc
-from labeler.tally import QueryBatch
+from labeler.tally import AggregateShare, InputShare, QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, as_it_is, shares_of
 from workers.progress import ProgressCallback
 from workers.run.folder import Bodies, RoundStore
-from workers.run.talliers import RunTalliers
+from workers.tallier.rounds import Changes, TallierRounds
 
 _NOW: Final = 0.0
 """No time passes: nothing expires in a process that waits for nobody."""
@@ -70,7 +84,7 @@ class RunParties:
         self._progress = progress
         names = tallier_names(task)
         self._keys = tuple(TallierKey(one, _instead_of_key("seal", one), _instead_of_key("sign", one)) for one in names)
-        self._talliers = RunTalliers(task, names, winner_engine, noise_key=kept.tallier_key, is_seeded=is_seeded)
+        self._talliers = RunTalliers(task, winner_engine, noise_key=kept.tallier_key, is_seeded=is_seeded)
         self._sent: list[tuple[JobRun, Send, Head]] = []
         now = now_utc()
         self._enrolled = tuple(
@@ -132,37 +146,36 @@ class RunParties:
                     self._sent.append((job, send, head))  # what is paid for is opened first
                 case SendAsks(number):
                     self._open(job, number)
-                    if not self._agents.keys() <= self._talliers.holds(number):
-                        self._hand_over(job, number)
+                    if not self._agents.keys() <= self._talliers.holds(job.rounds[number]):
+                        self._hand_over(job, job.rounds[number])
                     asked[number] = job
                 case AskForSums(number, names):
                     self._open(job, number)
-                    events += self._talliers.sums(job, number, names, head)
+                    events += self._talliers.sums(job.rounds[number], names, head)
                 case TellSettled(numbers):
                     self._kept.erase([job.rounds[number].round_digest for number in numbers])
                     for number in numbers:
-                        self._talliers.forget(number)
+                        self._talliers.forget(job.rounds[number])
                 case _:
                     pass  # a word to somebody who is not here
         for number, job in asked.items():
-            events += self._talliers.holdings(job, number)
+            events += self._talliers.holdings(job.rounds[number])
         return events
 
     # Rounds.
 
     def _open(self, job: JobRun, number: int) -> None:
         """Open a round at the talliers; one that an earlier process began, with what the agents have stored of it."""
-        if self._talliers.knows(number):
+        one = job.rounds[number]
+        if self._talliers.knows(one):
             return
-        self._talliers.open(job, number)
-        one = job.rounds[number]
+        self._talliers.open(job, one)
         if one.state in ("agreed", "posted") or self._kept.answers(one.round_digest) is not None:
-            self._hand_over(job, number)
+            self._hand_over(job, one)
 
-    def _hand_over(self, job: JobRun, number: int) -> None:
-        one = job.rounds[number]
+    def _hand_over(self, job: JobRun, one: RoundRun) -> None:
         for agent_id, bodies in self._answers(job, one).items():
-            self._talliers.take(number, shares_of(agent_id, job.round_value(one), bodies))
+            self._talliers.take(one, shares_of(agent_id, job.round_value(one), bodies))
 
     def _answers(self, job: JobRun, one: RoundRun) -> Mapping[str, Bodies]:
         """What every agent answers, durable together before the first of it reaches a tallier."""
@@ -241,3 +254,118 @@ def _step(
 def _instead_of_key(what: str, name: str) -> str:
     """What stands for a party's key where nobody signs or seals: another one for each party."""
     return hashlib.sha256(f"labeler run, {what}: {name}".encode()).hexdigest()
+
+
+class RunTalliers:
+    """The talliers of a run: objects of this process, each with the rounds that it has as a process of its own.
+
+    They are in memory only (labeler.rounds.tallier says what has to be durable, and why). What a tallier holds of a
+    round is what the agents have stored of it, durably and before a tallier has any of it; so a run that goes on hands
+    it over again, and the sum is the same. So is the noise, where talliers add it: its key lies beside the agents'.
+
+    Args:
+        engine: how they find the winner of each query; None puts their sums together in this process.
+        noise_key: (tallier, digest of a round): what it draws its noise of the round from, where talliers add it.
+        is_seeded: such keys came from a known seed.
+    """
+
+    def __init__(
+        self, task: Task, engine: WinnerEngine | None, *, noise_key: Callable[[str, str], bytes], is_seeded: bool
+    ) -> None:
+        self._task = task
+        self._engine = engine
+        self._talliers = {
+            name: TallierRounds(noise_key=partial(noise_key, name), is_seeded=is_seeded) for name in tallier_names(task)
+        }
+        self._sums: dict[str, list[AggregateShare]] = {}
+
+    def knows(self, one: RoundRun) -> bool:
+        """Whether a round is open, or summed, here."""
+        return self._first.state(one.round_digest).stage != "unknown"
+
+    def open(self, job: JobRun, one: RoundRun) -> None:
+        """Have every tallier open a round."""
+        for index, rounds in enumerate(self._talliers.values()):
+            opening = OpenRound(
+                round=job.round_value(one),
+                tallier=index,
+                participants=one.participants,
+                expires_at=job.expires_at_s,
+            )
+            _raise_refusals(rounds.step(one.round_digest, tallier.Opened(opening, rounds.site()), _NOW))
+
+    def take(self, one: RoundRun, shares: Sequence[InputShare]) -> None:
+        """Hand the shares of one agent over, one to each tallier.
+
+        Raises:
+            LabelerError: a tallier does not take its share.
+        """
+        for rounds, sent in zip(self._talliers.values(), shares, strict=True):
+            _raise_refusals(rounds.take(one.round_digest, [(sent.agent_id, sent.share)], _NOW))
+
+    def holds(self, one: RoundRun) -> frozenset[str]:
+        """Agents whose shares of a round are held."""
+        return frozenset(self._first.state(one.round_digest).sharing_ids)
+
+    def holdings(self, one: RoundRun) -> list[HoldingsCame]:
+        """What each tallier says that it holds of a round."""
+        return [
+            HoldingsCame(
+                round_digest=one.round_digest,
+                task_digest=self._task.digest,
+                tallier_id=name,
+                holdings={
+                    agent: sharing.hex() for agent, sharing in rounds.state(one.round_digest).sharing_ids.items()
+                },
+            )
+            for name, rounds in self._talliers.items()
+        ]
+
+    def sums(self, one: RoundRun, names: Sequence[str], head: Head) -> list[SumCame]:
+        """What each tallier that is asked answers: its sum, or the winners that they have found together.
+
+        Raises:
+            LabelerError: a tallier does not sum these contributors; the winners cannot be found.
+        """
+        digest = one.round_digest
+        request = SumRequest(contributors=frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
+        for rounds in self._talliers.values():
+            _raise_refusals(rounds.step(digest, tallier.SumAsked(request, rounds.site()), _NOW))
+            if digest in rounds.changes.summed:
+                self._sums.setdefault(digest, []).append(rounds.changes.summed[digest][2])
+            rounds.changes = Changes()
+        return [
+            SumCame(
+                round_digest=digest,
+                task_digest=self._task.digest,
+                tallier_id=name,
+                kind=self._task.release,
+                stated=(digest, number),
+                data=answer,
+            )
+            for number, (name, answer) in enumerate(zip(self._talliers, self._answers(self._sums[digest]), strict=True))
+            if name in names
+        ]
+
+    def forget(self, one: RoundRun) -> None:
+        """A round is opened; nobody misses anything of it."""
+        self._sums.pop(one.round_digest, None)
+        for rounds in self._talliers.values():
+            rounds.drop(one.round_digest)
+
+    @property
+    def _first(self) -> TallierRounds:
+        return next(iter(self._talliers.values()))
+
+    def _answers(self, sums: Sequence[AggregateShare]) -> list[bytes]:
+        if self._task.release == "histogram":
+            return [aggregate_to_bytes(one) for one in sums]
+        labels = open_winner(sums, self._task, engine=self._engine).labels
+        return [winner_to_bytes(one.winner(labels)) for one in sums]
+
+
+def _raise_refusals(told: Sequence[TallierEffect]) -> None:
+    """What a tallier refuses ends a run."""
+    for effect in told:
+        if isinstance(effect, tallier.Refuse | tallier.Decline):
+            raise effect.error

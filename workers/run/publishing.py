@@ -1,12 +1,18 @@
-"""What a job gives back: pseudo-labels, a student, a report. All of it follows from what was released, at no price."""
+"""Everything a job gives back: pseudo-labels, a student, a report; of attributes a head for each instead of a student.
+
+All of it follows from what was released, at no price.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,27 +22,44 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.backbone_names import loadable_name
-from feature_store.results.attribute_labels import attribute_label_table
+from feature_store.results.attribute_labels import ON, attribute_label_table
 from feature_store.results.for_students import ForStudents
-from feature_store.results.image_labels import ImageStamp, image_label_table
+from feature_store.results.image_labels import ImageStamp, Origin, image_label_table
 from feature_store.results.models import ATTRIBUTES, model_file
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.results.report.model import CurvePoint, JobReport, StudentOutcome
+from feature_store.results.report.coverage import map_public_set
+from feature_store.results.report.model import (
+    MOST_IMAGES,
+    AnsweredQuery,
+    AttributeImage,
+    AttributeOutcome,
+    AttributeReport,
+    CurvePoint,
+    ImageLabels,
+    JobReport,
+    LevelPrice,
+    PriceRow,
+    Privacy,
+    StudentOutcome,
+)
 from feature_store.results.report.publish import report_json, write_report
+from feature_store.results.report.thumbnails import MAX_PER_QUERY, places_to_show
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
-from feature_store.students.attributes import LabelledAttributes
+from feature_store.students.attributes import LabelledAttributes, attributes_of
 from feature_store.students.labelling import LabelledImages, label_images
+from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.accounting.integer import improved_epsilon
 from labeler.linear_model import released_model
+from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
-from labeler.rounds.effects import ABSTAINED_LABEL, StudentKind
+from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus, StudentKind
 from labeler.system.files import replace_file, replacing
+from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
-from workers.run.attributes import read_releases
 from workers.run.folder import JobFolder
 from workers.run.preparation import PreparedJob
-from workers.run.report import job_report
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """How many times noisier the same answers are made to show what a cheaper job would have given."""
@@ -291,3 +314,256 @@ def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, stud
         points.append(CurvePoint(epsilon, mean, deviation, "these answers with more noise"))
     points.append(CurvePoint(statement.epsilon, test.share_right(student), None, "this job"))
     return tuple(points)
+
+
+POINTS_OF_SPENDING = 100
+PACKAGES = ("private-labeler", "torch", "timm", "numpy")
+
+
+def job_report(
+    prepared: PreparedJob,
+    answers: NDArray[np.integer],
+    noisy_votes: NDArray[np.float64] | None,
+    student: StudentOutcome | None,
+    curve: tuple[CurvePoint, ...],
+    labels: pa.Table | None,
+    *,
+    created_at: datetime,
+    is_seeded: bool,
+    contributors: int,
+    attributes: AttributeReport | None = None,
+) -> JobReport:
+    """Everything the report of a job shows, but for the seconds it took.
+
+    Args:
+        answers: what was released of each question, -1 where it was left without an answer.
+        noisy_votes: the noisy sums behind it; None where only winners were released.
+        student: None where nothing was answered.
+        labels: of every public image, as `student_labels.parquet` holds them; None where they have attributes, or no
+            labels because nothing was answered.
+    """
+    is_about_a_model = prepared.task.traits.asks_for_a_model
+    return JobReport(
+        task=prepared.task,
+        queries=_answered_queries(prepared, answers, noisy_votes),
+        privacy=_privacy(prepared),
+        contributors=contributors,
+        public_images=len(prepared.public),
+        student=student,
+        curve=curve,
+        images=None if labels is None else _shown_labels(prepared, labels),
+        attributes=attributes,
+        coverage=map_public_set(
+            prepared.public.features,
+            prepared.answered_features,
+            answers >= 0,
+            cells=prepared.queries.assignment if prepared.asks_clusters else None,
+        ),
+        versions={name: version(name) for name in PACKAGES},
+        is_seeded=is_seeded,
+        backbone=prepared.public.backbone_name,
+        job_id=prepared.job_id,
+        created_at=created_at.isoformat(timespec="seconds"),
+        downloads=(
+            (
+                "pseudo_labels.parquet",
+                "the released counts, one row per question"
+                if attributes is not None
+                else f"every label, one row per {'image' if is_about_a_model else 'question'}",
+            ),
+            *(() if student is None else (("student_labels.parquet", "what the student says of every public image"),)),
+            *((("model.safetensors", "the released model, with its privacy card"),) if is_about_a_model else ()),
+            *(() if student is None else (("student.safetensors", "the student, with the privacy card"),)),
+            ("privacy_card.md", "what these files may tell of one private image, in words"),
+            ("report.json", "the numbers of this page, for programs"),
+        ),
+    )
+
+
+def finite(value: float) -> float | None:
+    """JSON and report pages have no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _answered_queries(
+    prepared: PreparedJob, answers: NDArray[np.integer], noisy_votes: NDArray[np.float64] | None
+) -> tuple[AnsweredQuery, ...]:
+    names = prepared.query_names
+    truths, groups = _truths(prepared), _groups(prepared)
+    found = [
+        AnsweredQuery(
+            query_id=names.query_ids[number],
+            source=names.sources[number],
+            label=label,
+            status=AnswerStatus.ANSWERED if label >= 0 else AnswerStatus.ABSTAINED,
+            truth=truths[number],
+            noisy_votes=None if noisy_votes is None else noisy_votes[number],
+            group_size=len(group),
+        )
+        for number, (label, group) in enumerate(zip(answers.tolist(), groups, strict=True))
+    ]
+    shown = {place: groups[place][:MAX_PER_QUERY] for place in places_to_show(found)}
+    pictures = prepared.public.thumbnails(sorted({row for rows in shown.values() for row in rows}))
+    return tuple(
+        replace(query, thumbnails=tuple(pictures[row] for row in shown.get(place, ()) if row in pictures))
+        for place, query in enumerate(found)
+    )
+
+
+def _shown_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
+    """What the student says of every public image, with the truth where the requester knows it."""
+    public = prepared.public
+    has_truth = public.classes == prepared.task.classes
+    found = ImageLabels(
+        sources=labels["source"].to_pylist(),
+        labels=labels["label"].to_numpy(),
+        confidences=np.clip(labels["confidence"].to_numpy().astype(np.float64), 0.0, 1.0),
+        asked=np.asarray(labels["origin"].to_numpy(zero_copy_only=False) == str(Origin.ASKED)),
+        truth=public.labels if has_truth else np.full(len(public), -1, dtype=np.int16),
+    )
+    return replace(found, thumbnails=public.thumbnails(found.numbers_to_show()))
+
+
+def _truths(prepared: PreparedJob) -> list[int | None]:
+    """True class of each query where the requester knows it: of its image, or of most of its cluster's images."""
+    public, queries, task = prepared.public, prepared.queries, prepared.task
+    if public.classes != task.classes or task.attributes_per_record is not None:
+        return [None] * len(queries.rows)
+    if not prepared.asks_clusters:
+        return [label if label >= 0 else None for label in public.labels[prepared.query_rows].tolist()]
+    known = public.labels >= 0
+    cells = queries.assignment[known] * task.num_classes + public.labels[known]
+    counts = np.bincount(cells, minlength=len(queries.features) * task.num_classes).reshape(-1, task.num_classes)
+    return [int(row.argmax()) if row.any() else None for row in counts]
+
+
+def _groups(prepared: PreparedJob) -> list[list[int]]:
+    """Rows of the public images each query stands for, the one it is named after first."""
+    rows, assignment = prepared.query_rows, prepared.queries.assignment
+    if not prepared.asks_clusters:
+        return [[row] for row in rows.tolist()]
+    order = np.argsort(assignment, kind="stable")
+    starts = np.searchsorted(assignment[order], np.arange(len(rows) + 1)).tolist()
+    members = [order[start:end].tolist() for start, end in itertools.pairwise(starts)]
+    return [[row, *(m for m in group if m != row)] for row, group in zip(rows.tolist(), members, strict=True)]
+
+
+def _privacy(prepared: PreparedJob) -> Privacy:
+    task, instance, agent = prepared.task, prepared.price.instance, prepared.price.agent
+    rows = (
+        ("Exact bound for the integer noise that runs", instance.epsilon, agent.epsilon, True),
+        ("Exact, for real-valued noise", instance.continuous_epsilon, agent.continuous_epsilon, False),
+        ("Renyi DP, improved conversion (2020)", _improved(task, instance), _improved(task, agent), False),
+        ("As computed in the papers", instance.as_in_paper_epsilon, agent.as_in_paper_epsilon, False),
+    )
+    return Privacy(
+        delta=task.delta,
+        instance=_level_price(instance),
+        agent=_level_price(agent),
+        breakdown=tuple(PriceRow(name, finite(one), finite(other), reported) for name, one, other, reported in rows),
+        spent=_spending(prepared),
+        person=None if prepared.price.person is None else _level_price(prepared.price.person),
+        records_per_person=prepared.price.records_per_person,
+    )
+
+
+def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
+    """Instance epsilon after so many questions."""
+    asked = prepared.task.max_queries
+    if prepared.task.traits.single_round:
+        return ((asked, prepared.price.instance.epsilon),)
+    counts = np.unique(np.linspace(1, asked, min(asked, POINTS_OF_SPENDING)).astype(int)).tolist()
+    return tuple((count, instance_epsilon(prepared.task, count)) for count in counts)
+
+
+def _level_price(statement: PrivacyStatement) -> LevelPrice:
+    return LevelPrice(
+        finite(statement.epsilon),
+        statement.method,
+        statement.reason or "",
+        finite(statement.participant_epsilon),
+        statement.histogram_epsilon,
+    )
+
+
+def _improved(task: Task, statement: PrivacyStatement) -> float:
+    if statement.squared_sensitivity is None:
+        return math.inf
+    return improved_epsilon(
+        GaussianSum(Fraction(statement.squared_sensitivity), task.sigma_votes, statement.level), task.delta
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AttributeResult:
+    """What was read off the releases.
+
+    Attributes:
+        labelled: the student, and what it says of every public image.
+        outcome: of the student, where there are images to score it on.
+    """
+
+    labelled: LabelledAttributes
+    outcome: StudentOutcome
+    report: AttributeReport
+
+
+def read_releases(prepared: PreparedJob, releases: Sequence[Release]) -> AttributeResult:
+    """Fit the heads, label the public images, and score both where truth is known."""
+    task, queries, public = prepared.task, prepared.queries, prepared.public
+    opened = [one for one in releases if one.noisy_votes is not None]
+    labelled = attributes_of(
+        task,
+        np.concatenate([one.noisy_votes for one in opened if one.noisy_votes is not None]),
+        np.concatenate([np.full(len(one.labels), len(one.contributors)) for one in opened]),
+        queries.features,
+        public.features,
+        rows=queries.rows,
+        seed=prepared.job.file.student.seed,
+    )
+    outcome = StudentOutcome(kind=ATTRIBUTES, public_images=len(public))
+    if prepared.test is not None:
+        said = labelled.student.predict_proba(prepared.test.features) >= ON
+        right = float((said == prepared.test.labels).mean())
+        outcome = replace(outcome, accuracy=right, test_images=len(prepared.test))
+    return AttributeResult(labelled, outcome, _report(prepared, labelled))
+
+
+def _report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
+    public, names = prepared.public, prepared.task.classes
+    has = labelled.probabilities >= ON
+    sure = np.where(has, labelled.probabilities, 1 - labelled.probabilities)
+    truth: NDArray[np.int16] | None = None
+    if public.shard.has_attributes and public.classes == names and (public.labels >= 0).any():
+        truth = public.labels
+    known = np.zeros(len(public), dtype=np.bool_) if truth is None else truth[:, 0] >= 0
+    outcomes = tuple(
+        AttributeOutcome(
+            name=name,
+            on=int(has[:, place].sum()),
+            confidence=float(sure[:, place].mean()),
+            right=None if truth is None else float((has[known, place] == truth[known, place]).mean()),
+            commoner=None if truth is None else _commoner(truth[known, place]),
+        )
+        for place, name in enumerate(names)
+    )
+    numbers = np.unique(np.linspace(0, len(public) - 1, min(MOST_IMAGES, len(public))).astype(np.int64)).tolist()
+    pictures = public.thumbnails(numbers)
+    images = tuple(
+        AttributeImage(
+            source=public.sources[number],
+            has=tuple(names[place] for place in np.flatnonzero(has[number])),
+            truth=None
+            if truth is None or not known[number]
+            else tuple(names[place] for place in np.flatnonzero(truth[number] == 1)),
+            thumbnail=pictures.get(number),
+        )
+        for number in numbers
+    )
+    return AttributeReport(outcomes, images, len(public), int(known.sum()))
+
+
+def _commoner(truth: NDArray[np.int16]) -> float:
+    """How often whoever always gave the commoner answer would be right."""
+    share = float(truth.mean())
+    return max(share, 1 - share)

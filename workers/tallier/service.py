@@ -1,6 +1,6 @@
 """The tallier process: keeps its share of every ballot of a round, and adds them up once, when the round is paid for.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.tallier); `workers.tallier.desk`
+What it does about a round, and in which order, says its machine (labeler.rounds.tallier); `workers.tallier.driver`
 carries it out for all the mail of a poll at once. Here the two are given a home: journal, keys and the link.
 
 Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum single shares are
@@ -23,11 +23,9 @@ from labeler.ledger.ledger import Ledger
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.keys import PartyKeys
-from workers.party.conversation import converse
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, KEYS_FILE, path_in_home, read_tallier_config
-from workers.party.link import PartyLink
-from workers.tallier.desk import TallierDesk
-from workers.tallier.journal import TallierJournal
+from workers.party.link import PartyLink, converse
+from workers.tallier.driver import TallierDriver, TallierJournal
 from workers.tallier.peers import read_group
 from workers.tallier.winners import WinnerDesk
 from workers.winner.session import SecureEngine
@@ -76,7 +74,7 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             wait_s=wait_s,
         )
         owned.callback(link.close)
-        desk = TallierDesk(
+        driver = TallierDriver(
             link.mail,
             coordinator_key=link.coordinator_key,
             coordinator_seal_key=config.coordinator_seal_key,
@@ -86,6 +84,6 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             clock=clock,
         )
         log.info("tallier ready", extra={"tallier": config.tallier_id})
-        converse(link, desk, stop)
+        converse(link, driver, stop)
         link.mail.settle()
     log.info("tallier stopped", extra={"tallier": config.tallier_id})

@@ -23,7 +23,7 @@ from labeler.task import ReleaseKind, parse_task
 from tests.answering import AnsweringAgent
 from tests.e2e.service.conftest import Service, running, wait_until
 from tests.one_round import run_round
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 
 QUERIES = 6
 AGENTS = 3

@@ -25,7 +25,7 @@ from labeler.planning import price
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 
 CLASSES = ("healthy", "ill")
 ROWS, DIMENSION = 3000, 128

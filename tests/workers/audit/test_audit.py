@@ -16,7 +16,7 @@ import pytest
 
 import labeler.contribution
 import labeler.records
-import workers.agent.ledger
+import workers.agent.agent
 from labeler.auditing import AuditFacts, AuditFindings, findings_of, promised_mu
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods import METHODS
@@ -140,7 +140,7 @@ def test_noise_that_is_halved_is_found_in_winners(tmp_path: Path, monkeypatch: p
 @pytest.mark.long
 def test_a_count_that_is_forgotten_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agents' ledgers charge nothing and count no question: so a second life of the task is answered as well."""
-    monkeypatch.setattr(workers.agent.ledger.InMemoryLedger, "charge", lambda *_, **__: None)
+    monkeypatch.setattr(workers.agent.agent.InMemoryLedger, "charge", lambda *_, **__: None)
     # Five lives are worth sqrt(5) mu.
     assert findings(TASKS["knn"], tmp_path / "audit", runs=120).is_above
 
@@ -153,7 +153,7 @@ def test_the_agents_answer_nothing_beyond_what_was_paid_for(
         assert isinstance(attack, SceneAttack)
         assert len(attack.life("one", present=True).releases) == 1
         with monkeypatch.context() as forgetting:
-            forgetting.setattr(workers.agent.ledger.InMemoryLedger, "charge", lambda *_, **__: None)
+            forgetting.setattr(workers.agent.agent.InMemoryLedger, "charge", lambda *_, **__: None)
             # Not six: questions beyond the task's are refused by the agent, whatever its ledger says.
             assert len(attack.life("two", present=True).releases) == 5
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from labeler.errors import BadData, InvalidSetting, InvalidTask, MixedShards, NotReady
-from workers.run.run_journal import open_run_journal
+from workers.run.labelling import open_run_journal
 
 CLASSES = ("zero", "one", "two", "three")
 

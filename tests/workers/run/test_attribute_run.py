@@ -23,13 +23,11 @@ from labeler.budget import Account
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefusal
 from labeler.tally import QueryBatch
 from labeler.task import Task
-from workers.agent.agent import Agent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent, InMemoryLedger
 from workers.audit.pool import shard_pool
 from workers.notebook.job import LabelledJob
 from workers.run.labelling import LabellingJob, run_job
-from workers.run.predicting import predict_images
-from workers.run.student import read_job, score_student
+from workers.run.student import predict_images, read_job, score_student
 from workers.run.task_file import read_task_file
 
 NAMES = ("filled", "large", "red")

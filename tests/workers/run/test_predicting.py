@@ -10,7 +10,7 @@ from feature_store import backbones
 from feature_store.backbone_names import is_plain_name
 from feature_store.results.models import StoredModel
 from labeler.errors import InvalidSetting
-from workers.run.predicting import predict_images
+from workers.run.student import predict_images
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from labeler.system.erasable import KeyFolder
 from labeler.system.faults import listening
 from tests.workers.conftest import CLASSES
 from workers.run.folder import RoundStore, open_job_folder
-from workers.run.labelling import label
+from workers.run.labelling import label, open_run_journal
 from workers.run.preparation import LabellingJob, prepare
-from workers.run.run_journal import open_run_journal
 from workers.run.task_file import TaskFile, TaskTable
 
 ONE, OTHER = "a" * 64, "b" * 64

@@ -29,14 +29,12 @@ from tests.simulation.subject import service
 from tests.simulation.ways import questions
 from tests.simulation.world import World
 from tests.workers.conftest import CLASSES
-from workers.agent.agent import Agent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import silent
 from workers.run.folder import RoundStore, open_job_folder
-from workers.run.labelling import label
+from workers.run.labelling import ACCOUNT, Order, label, open_run_journal, run_rounds
 from workers.run.parties import RunParties
 from workers.run.preparation import LabellingJob, job_charges, prepare
-from workers.run.run_journal import ACCOUNT, Order, open_run_journal, run_rounds
 from workers.run.task_file import TaskFile, TaskTable
 
 SIZES = (2, 1)

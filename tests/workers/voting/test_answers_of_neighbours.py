@@ -51,8 +51,8 @@ from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.answer import answer as answer_of
 from tests.workers.journal_store import ChargingLedger, JournalStore
-from workers.agent.durable_ledger import DurableLedger
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
+from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes

@@ -16,7 +16,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.feature_store.index.fake_devices import FakeDevice
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 
 
 class NotingLedger(InMemoryLedger):

@@ -20,7 +20,7 @@ from labeler.methods.blind_average import weight_sum
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 from workers.embedder.shards import embed_images
 
 DIMENSION, CLASSES = 4, ("ill", "well")

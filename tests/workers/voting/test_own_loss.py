@@ -22,7 +22,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task
 from tests.answering import AnsweringAgent
 from tests.workers.audit.conftest import audited_task, natural_records
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 from workers.cli import main
 from workers.homes.new import make_agent_home
 from workers.party.home import AGENT_FILE, read_agent_config, settings_toml

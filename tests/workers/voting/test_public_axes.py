@@ -24,7 +24,7 @@ from labeler.release import Release
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 
 DIMENSION, AXES, CLASSES = 12, 5, ("a", "b", "c")
 PUBLIC = quantize(np.random.default_rng(2).normal(size=(80, DIMENSION)) + 3)

@@ -24,7 +24,7 @@ from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import StatedLevel, Task, parse_task
 from tests.answering import AnsweringAgent
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 from workers.learning.private_heads import fit_heads
 from workers.voting import select_records
 

@@ -25,7 +25,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.answer import answer as answer_of
-from workers.agent.ledger import InMemoryLedger
+from workers.agent.agent import InMemoryLedger
 from workers.learning.linear import LARGEST_WEIGHT, predict, train_head
 
 DIMENSION, CLASSES = 6, 3

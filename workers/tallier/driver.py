@@ -6,13 +6,13 @@
 
 So a turn costs one commit, however many shares it brings. It has no network: `handle` takes messages and returns
 letters, and `sent` is told when they were taken. What is in memory may be lost at any moment; only the journal counts.
-Winners are found beside it (workers.tallier.winners); rounds in memory are `DeskMemory`'s.
+Winners are found beside it (workers.tallier.winners).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -28,7 +28,9 @@ from labeler.errors import (
     Unavailable,
     WrongDigest,
 )
-from labeler.ledger.tallier_memory import KeptShare
+from labeler.ledger.database import Connection, Database
+from labeler.ledger.ledger import Charge, Ledger
+from labeler.ledger.tallier_memory import KeptShare, TallierMemory
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
 from labeler.messages.bodies import (
     OpenRound,
@@ -41,17 +43,14 @@ from labeler.messages.bodies import (
     share_to_bytes,
     winner_to_bytes,
 )
-from labeler.noise import noise_source
 from labeler.rounds import tallier as machine
-from labeler.rounds.tallier import Came, TallierEvent, TallierRound
+from labeler.rounds.tallier import TallierEffect, TallierEvent, TallierRound
 from labeler.sharing import Winner
 from labeler.system.clock import Clock
+from labeler.system.erasable import ErasableKeys
 from labeler.system.faults import fault_point
-from labeler.tally import add_shares, misfit_of
-from workers.agent.words import said
-from workers.party.mail import Draft, PartyMail
-from workers.tallier.desk_memory import DeskMemory, Share
-from workers.tallier.journal import TallierJournal
+from workers.party.link import Draft, PartyMail, said
+from workers.tallier.rounds import Changes, Share, TallierRounds
 from workers.tallier.winners import WinnerDesk, refusal_of
 
 log = logging.getLogger("labeler.tallier")
@@ -70,21 +69,52 @@ class _Letter:
 
 @dataclass
 class _Turn:
-    """What one turn has come to: what is to be durable, then what is to be sent."""
+    """What one turn has come to: shares that are to be taken, then what is to be sent."""
 
     now: float
-    pending: dict[str, list[tuple[Came, Share, Message]]] = field(default_factory=dict)
-    opened: dict[str, OpenRound] = field(default_factory=dict)
-    held: dict[tuple[str, str], KeptShare] = field(default_factory=dict)
-    excluded: list[tuple[str, str]] = field(default_factory=list)
-    summed: dict[str, tuple[frozenset[str], frozenset[str], bytes]] = field(default_factory=dict)
+    pending: dict[str, list[tuple[str, Share, Message]]] = field(default_factory=dict)
+    summed: dict[str, bytes] = field(default_factory=dict, repr=False)
     sums: dict[str, None] = field(default_factory=dict)
     winners: list[str] = field(default_factory=list)
     touched: dict[str, None] = field(default_factory=dict)
     letters: list[_Letter] = field(default_factory=list)
 
 
-class TallierDesk:
+SUMS = "rounds-summed"
+"""The account in a tallier's ledger that counts sums."""
+
+
+class TallierJournal:
+    """A tallier's memory, with an entry in the ledger's chain for every sum.
+
+    A journal that was replaced by an older copy would have forgotten which rounds were summed, and would sum them over
+    other agents. The chain has a file that remembers its end, and the coordinator is told of it at every poll, so such
+    a copy is found out. The entries are a count of rounds, not a price.
+    """
+
+    def __init__(self, database: Database, keys: ErasableKeys, ledger: Ledger) -> None:
+        self.memory = TallierMemory(database, keys)
+        self.database = database
+        self._ledger = ledger
+        ledger.open_account(SUMS, "agent", None)
+
+    def sweep(self) -> list[str]:
+        """See TallierMemory.sweep; to be called at the start of a process."""
+        lost = self.memory.sweep()
+        self.database.forget_log()
+        return lost
+
+    def fix(
+        self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
+    ) -> None:
+        """Fix whom rounds are summed over and what the sums are (TallierMemory.fix_open), with entries in the chain."""
+        self.memory.fix_open(summed, connection=connection)
+        for round_digest in summed:
+            self._ledger.reserve(round_digest, [Charge(SUMS, "agent", 1)], connection=connection)
+            self._ledger.post(round_digest, connection=connection)
+
+
+class TallierDriver:
     """See the module. Used by one thread.
 
     Args:
@@ -112,7 +142,7 @@ class TallierDesk:
         self._memory = journal.memory
         self._winners = winners
         self._clock = clock
-        self._known = DeskMemory(journal.memory, agents)
+        self._rounds = TallierRounds(noise_key=journal.memory.noise_key, agents=agents, journal=journal.memory)
         self._sending: list[_Letter] = []
 
     @property
@@ -133,7 +163,7 @@ class TallierDesk:
             return self._handle(mail)
         except BaseException:
             # What is in memory may be ahead of the journal.
-            self._known.clear()
+            self._rounds.clear()
             self._mail.drop()
             raise
 
@@ -156,7 +186,7 @@ class TallierDesk:
     def tidy(self) -> None:
         """Delete what is not needed any more: single shares at once, sums after a week, keys that open nothing."""
         self._memory.tidy()
-        over = self._known.expire(self._clock().timestamp())
+        over = self._rounds.expire(self._clock().timestamp())
         if not over:
             return
         try:
@@ -164,10 +194,10 @@ class TallierDesk:
                 for digest, _ in over:
                     self._memory.forget(digest, connection=connection)
         except BaseException:
-            self._known.clear()
+            self._rounds.clear()
             raise
         for digest, is_summed in over:
-            self._known.drop(digest)
+            self._rounds.drop(digest)
             log.info("round expired", extra={"round_digest": digest, "summed": is_summed})
 
     # One turn.
@@ -193,7 +223,7 @@ class TallierDesk:
 
     def _take(self, turn: _Turn, message: Message) -> None:
         header = message.header
-        state = self._known.state(header.round_digest)
+        state = self._rounds.state(header.round_digest)
         body = self._mail.open(message, self._key_of(message, state))
         if header.kind == "open-round":
             try:
@@ -204,7 +234,7 @@ class TallierDesk:
                 if state.stage == "unknown":
                     self._decline(turn, message, error, is_final=True)
                 raise
-            self._event(turn, message, state, machine.Opened(opening, self._known.site()))
+            self._step(turn, message, machine.Opened(opening, self._rounds.site()))
             return
         if state.opening is not None and header.task_digest != state.opening.round.task_digest:
             raise WrongDigest("a message names another task than its round is of")
@@ -214,8 +244,10 @@ class TallierDesk:
             self._share(turn, message, body, state.opening)
             return
         self._flush(turn, header.round_digest)
-        state = self._known.state(header.round_digest)
-        self._event(turn, message, state, machine.SumAsked(SumRequest.decode(body), self._known.site()))
+        self._step(turn, message, machine.SumAsked(SumRequest.decode(body), self._rounds.site()))
+
+    def _step(self, turn: _Turn, message: Message, event: TallierEvent) -> None:
+        self._note(turn, message, self._rounds.step(message.header.round_digest, event, turn.now))
 
     def _decline(self, turn: _Turn, message: Message, error: LabelerError, *, is_final: bool) -> None:
         body = replace(Refusal.of(error), is_final=is_final).encode()
@@ -238,47 +270,23 @@ class TallierDesk:
         return key
 
     def _share(self, turn: _Turn, message: Message, body: bytes, opening: OpenRound) -> None:
-        round, agent = opening.round, message.header.sender
+        round = opening.round
         share = share_from_bytes(body, max_entries=round.num_queries * round.num_classes, terms=round.terms)
-        # With noise from a known seed the round would be void once it is paid for; this agent alone is refused instead.
-        misfit = "says that its noise came from a known seed" if share.is_seeded else misfit_of(share, round)
-        came = Came(agent, share.sharing_id, share.fingerprint(), misfit)
         fault_point("tallier.received")
-        turn.pending.setdefault(round.digest, []).append((came, share, message))
+        turn.pending.setdefault(round.digest, []).append((message.header.sender, share, message))
 
     def _flush(self, turn: _Turn, digest: str) -> None:
         """Take the shares of a round that came since the last look at it."""
         waiting = turn.pending.pop(digest, None)
-        if waiting is None:
-            return
-        state = self._known.state(digest)
-        after, effects = machine.step(state, machine.SharesCame(tuple(came for came, _, _ in waiting)), turn.now)
-        self._known.remember(after)
-        for effect in effects:
-            match effect:
-                case machine.Hold(agent, place):
-                    came, share, _ = waiting[place]
-                    self._known.hold(digest, agent, share)
-                    turn.held[digest, agent] = KeptShare(share_to_bytes(share), came.sharing_id, came.fingerprint)
-                case machine.Exclude(agent):
-                    self._known.let_go(digest, agent)
-                    turn.held.pop((digest, agent), None)
-                    turn.excluded.append((digest, agent))
-                case machine.Refuse(error):
-                    _refused(waiting[-1][2].message_id, digest, error)
-                case _:
-                    turn.touched[digest] = None
+        if waiting is not None:
+            told = self._rounds.take(digest, [(agent, share) for agent, share, _ in waiting], turn.now)
+            self._note(turn, waiting[-1][2], told)
 
-    def _event(self, turn: _Turn, message: Message, state: TallierRound, event: TallierEvent) -> None:
-        digest = state.round_digest
-        after, effects = machine.step(state, event, turn.now)
-        self._known.remember(after)
-        for effect in effects:
+    def _note(self, turn: _Turn, message: Message, told: Sequence[TallierEffect]) -> None:
+        """Note what is to be said of the round of a message, once what it has come to is durable."""
+        digest = message.header.round_digest
+        for effect in told:
             match effect:
-                case machine.Keep(opening):
-                    turn.opened[digest] = opening
-                case machine.Add(contributors):
-                    self._event(turn, message, after, self._add(turn, after, contributors))
                 case machine.SendSum():
                     turn.sums[digest] = None
                 case machine.FindWinners():
@@ -290,40 +298,33 @@ class TallierDesk:
                 case machine.Decline(error, is_final):
                     _refused(message.message_id, digest, error)
                     self._decline(turn, message, error, is_final=is_final)
-                case _:
-                    pass  # a sum that is to be fixed is in the turn already
-
-    def _add(self, turn: _Turn, state: TallierRound, contributors: frozenset[str]) -> machine.Added:
-        opening, digest = state.opening, state.round_digest
-        if opening is None:
-            raise ProtocolViolation("a round that is unknown is not summed")
-        held = self._known.take_shares(digest)
-        try:
-            noise = None
-            if opening.round.tallier_sigma_grid is not None:
-                # A function of what is durable: killed before the sum is, this tallier draws the same again.
-                key = self._memory.noise_key(digest)
-                noise = noise_source(key, digest, contributors, is_seeded=False)
-            shares = {agent: held[agent] for agent in contributors}
-            aggregate = add_shares(opening.tallier, opening.round, shares, noise=noise)
-        except LabelerError:
-            self._known.clear()  # which says already that it was summed
-            raise
-        others = frozenset(held) - contributors
-        turn.summed[digest] = (contributors, others, aggregate_to_bytes(aggregate))
-        return machine.Added()
 
     def _keep(self, turn: _Turn) -> None:
         """Everything that is to be durable before anything is said, in one transaction."""
-        if not (turn.opened or turn.held or turn.excluded or turn.summed):
+        changes = self._rounds.changes
+        if not changes:
             return
+        held = {
+            (digest, agent): KeptShare(
+                share_to_bytes(share), share.sharing_id, self._rounds.state(digest).fingerprints[agent]
+            )
+            for (digest, agent), share in changes.held.items()
+        }
+        turn.summed = {digest: aggregate_to_bytes(sum_) for digest, (_, _, sum_) in changes.summed.items()}
         with self._journal.database.write() as connection:
             self._mail.write_noted(connection)
-            self._memory.keep_open(turn.opened, turn.held, connection=connection)
-            for digest, agent in turn.excluded:
+            self._memory.keep_open(changes.opened, held, connection=connection)
+            for digest, agent in changes.excluded:
                 self._memory.exclude(digest, agent, connection=connection)
-            self._journal.fix(turn.summed, connection=connection)
-        if turn.held:
+            self._journal.fix(
+                {
+                    digest: (contributors, others, turn.summed[digest])
+                    for digest, (contributors, others, _) in changes.summed.items()
+                },
+                connection=connection,
+            )
+        self._rounds.changes = Changes()
+        if held:
             fault_point("tallier.stored")
         if turn.summed:
             fault_point("tallier.fixed")
@@ -340,21 +341,21 @@ class TallierDesk:
                 self._ask_for_winners(turn, digest)
             self._winners.begin()
         for digest in turn.touched:
-            state = self._known.state(digest)
+            state = self._rounds.state(digest)
             if state.stage in ("open", "fixed"):
                 self._letter(turn, digest, "holdings", holdings_to_bytes(state.sharing_ids), "holdings sent")
         self._tend_winners(turn)
 
     def _sum(self, turn: _Turn, digest: str) -> bytes:
         if digest in turn.summed:
-            return turn.summed[digest][2]
+            return turn.summed[digest]
         aggregate = self._memory.load(digest).aggregate
         if aggregate is None:
             raise Unavailable("the sum of a round that was fixed is gone; start the tallier again")
         return aggregate
 
     def _ask_for_winners(self, turn: _Turn, digest: str) -> None:
-        opening = self._known.state(digest).opening
+        opening = self._rounds.state(digest).opening
         if opening is None:
             return
         try:
@@ -378,7 +379,7 @@ class TallierDesk:
             turn.letters.append(_Letter(self._draft(opening, "refused", outcome.answer.encode()), "refusal sent"))
 
     def _letter(self, turn: _Turn, digest: str, kind: Kind, body: bytes, taken: str) -> None:
-        opening = self._known.state(digest).opening
+        opening = self._rounds.state(digest).opening
         if opening is not None:
             turn.letters.append(_Letter(self._draft(opening, kind, body), taken))
 
