@@ -103,7 +103,7 @@ def test_what_does_not_fit_goes_over_at_every_step(terms: LinearTerms, monkeypat
         yield np.ones((1, 9, 3)), np.ones((1, 9, 5), dtype=bool)
 
     def never_kept(blocks: descent.Blocks, device: object) -> object:
-        return lambda: [descent._moved(one, device) for one in blocks()]
+        return lambda: [(descent._moved(rows, device), descent._moved(truth, device)) for rows, truth in blocks()]
 
     monkeypatch.setattr(descent, "_there", never_kept)
     from workers.learning.linear import SLOPES
