@@ -176,8 +176,8 @@ class Witness:
                 self._check_ask(message)
             elif header.kind == "sum":
                 current = self._check_posted(message, "a sum was asked for")
-                wanted = SumRequest.decode(message.body).contributors
-                if tuple(wanted) != current.contributors:
+                wanted = tuple(sorted(SumRequest.decode(message.body).contributors))
+                if wanted != current.contributors:
                     raise Violation(
                         "contributors", f"a sum over {wanted} was asked for, agreed on {current.contributors}"
                     )
