@@ -24,6 +24,9 @@ from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
 from labeler.messages.bodies import AnswerSent, Mail, Poll
 from labeler.randomness import seeded_source
 from labeler.system.keys import PartyKeys, PublicKeys, verify
+from tests.command_line import labeler
+
+__all__ = ["labeler"]
 
 CLASSES = ("cat", "dog", "eel")
 DIMENSION = 16

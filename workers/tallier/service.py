@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import open_database
-from labeler.ledger.erasable_home import check_home, mark_home
 from labeler.ledger.ledger import Ledger
 from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
