@@ -15,15 +15,16 @@ label = f(h) for the fixed function f above, which looks at no data; T is public
 every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
 (post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
 
-`release_to_bytes` is a release as it is stored: a row of the coordinator's journal, a file in the folder of a run.
+**Stored**, a release is a row of the coordinator's journal, or a file in the folder of a `labeler run`: arrays and a
+header as bytes (safetensors), equal content as equal bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -291,19 +292,42 @@ def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
 RELEASE_VERSION = "labeler-release/1"
 
 
+def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file with its metadata sorted: the library writes them in an order that differs by process."""
+    data = save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, dict(metadata))
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+def arrays_from_bytes(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The arrays of a safetensors file, and its metadata.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return load(data), dict(header.get("__metadata__", {}))
+    except (SafetensorError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no arrays ({type(error).__name__})") from None
+
+
 def release_to_bytes(release: Release) -> bytes:
     """A release as it is stored; equal releases are equal bytes."""
-    arrays = {"labels": np.ascontiguousarray(release.labels, dtype=np.int16)}
+    arrays: dict[str, NDArray[Any]] = {"labels": release.labels.astype(np.int16)}
     if release.noisy_votes is not None:
-        arrays["noisy_votes"] = np.ascontiguousarray(release.noisy_votes, dtype=np.float64)
+        arrays["noisy_votes"] = release.noisy_votes.astype(np.float64)
     about = {
         "version": RELEASE_VERSION,
         "kind": release.kind,
         "contributors": sorted(release.contributors),
         "is_seeded": release.is_seeded,
     }
-    # One entry: several would be written in an order that differs from process to process.
-    return save(arrays, {"release": json.dumps(about, sort_keys=True, separators=(",", ":"))})
+    return arrays_to_bytes(arrays, {"release": json.dumps(about, sort_keys=True, separators=(",", ":"))})
 
 
 def release_from_bytes(data: bytes) -> Release:
@@ -313,9 +337,8 @@ def release_from_bytes(data: bytes) -> Release:
         BadData: they are damaged, or of another version.
     """
     try:
-        arrays = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header["__metadata__"]["release"])
+        arrays, metadata = arrays_from_bytes(data)
+        about = json.loads(metadata["release"])
         labels, votes = arrays["labels"], arrays.get("noisy_votes")
         if about["version"] != RELEASE_VERSION or labels.dtype != np.int16 or labels.ndim != 1:
             raise ValueError
@@ -330,5 +353,5 @@ def release_from_bytes(data: bytes) -> Release:
             contributors=frozenset(str(agent) for agent in about["contributors"]),
             is_seeded=bool(about["is_seeded"]),
         )
-    except (SafetensorError, ValueError, KeyError, TypeError, LabelerError):
+    except (ValueError, KeyError, TypeError, LabelerError):
         raise BadData("a stored release is damaged, or of another version; restore the journal from a backup") from None

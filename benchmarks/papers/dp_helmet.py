@@ -52,7 +52,7 @@ from benchmarks.data import DataSet, cifar10_features
 from benchmarks.learning.linear_users import linear_scores, train_linear, train_users
 from benchmarks.papers import Cell
 from benchmarks.sums import private_sum
-from feature_store.students.projection import Projection, unit_rows
+from feature_store.students.answers import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
-from feature_store.manifest import read_manifest, write_manifest
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
-from feature_store.shard import Shard
+from feature_store.shard import Shard, read_manifest, write_manifest
 from labeler.ledger import rounds as steps
 from labeler.release import release_from_bytes
 

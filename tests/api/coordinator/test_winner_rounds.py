@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from api.coordinator.views import read_view
 from api.schema import JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.ledger.chain import Head

@@ -19,10 +19,10 @@ from safetensors.numpy import save_file
 
 from api.client import Client
 from api.schema import JobView, LabelsRequest, TaskView
-from feature_store.quantize import quantize
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
+from feature_store.rows import quantize
 from labeler.release import Release, release_to_bytes
 from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone, eventually
 from tests.job_steps import take_step
