@@ -44,7 +44,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.parties import PartyRecord
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.keys import PartyKeys, verify, verify_header
 
 T = TypeVar("T")
@@ -290,7 +290,7 @@ class Mailroom:
 
     def _is_written(self, party: PartyRecord, poll: Poll) -> bool:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
-        is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
+        is_news = before is None or (before.facts, before.program) != (poll.facts, poll.program)
         is_recent = self._steady() - written_at < CONTACT_S
         return not is_news and is_recent and self._parties.is_as_far(party, _own_head(poll))
 
@@ -306,7 +306,7 @@ class Mailroom:
             if party.party_id not in self._written:
                 # The first poll since this process started: an old one, recorded and sent again, ends here.
                 self._sequences.check(numbered, sequence, verify_key=party.verify_key, connection=connection)
-            facts = dict(poll.facts) | {"version": poll.version}
+            facts = dict(poll.facts) | {"version": poll.program}
             self._parties.contact(party.party_id, self._clock(), facts, _own_head(poll), connection=connection)
             self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
         self._written[party.party_id] = (self._steady(), poll)

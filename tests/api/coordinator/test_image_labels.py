@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from feature_store.students.labeling import label_images
 from sklearn.datasets import load_digits
 
 from api.coordinator import retention
@@ -22,6 +21,7 @@ from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, Questio
 from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
 from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers
+from feature_store.students.labeling import label_images
 from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.planning import price
