@@ -309,7 +309,7 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
         raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
 
 
-class DeskSite:
+class SiteConsole:
     """One home, for the page of its site. What is shown is read anew each time: agent and shell write meanwhile.
 
     Raises:
