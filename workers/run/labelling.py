@@ -128,14 +128,19 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        engine = _winner_engine(prepared)
+        winner_engine: WinnerEngine | None = None
+        if prepared.job.winner == "secure" and prepared.task.release == "winner":
+            # Loaded where it is wanted: a histogram needs none of it.
+            from workers.winner.session import ThreeTalliers
+
+            winner_engine = ThreeTalliers()
         parties = RunParties(
             prepared.task,
             prepared.batches,
             agents,
             store,
             is_seeded=is_seeded,
-            winner_engine=engine,
+            winner_engine=winner_engine,
             progress=progress,
         )
         selection = prepared.job.file.queries
@@ -179,15 +184,6 @@ def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
 def agent_ids(task: Task) -> list[str]:
     """Names of the agents of a job in one process, in the order of their shards."""
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
-
-
-def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
-    if prepared.job.winner == "plain" or prepared.task.release != "winner":
-        return None
-    # Loaded where it is wanted: a histogram needs none of it.
-    from workers.winner.session import ThreeTalliers
-
-    return ThreeTalliers()
 
 
 def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
