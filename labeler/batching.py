@@ -14,7 +14,7 @@ from functools import lru_cache
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.methods.sensitivity import integer_event
-from labeler.planning import has_finite_price
+from labeler.planning import OfKind, has_finite_price
 from labeler.setting import LEVELS
 from labeler.sharing import words_per_query
 from labeler.task import Level, Task
@@ -112,7 +112,7 @@ def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level,
     Raises:
         PrivacyRefusal: nobody has stated the sensitivity of the task's method.
     """
-    return due(task, dict(_charges(task, queries)), answered=answered)
+    return due(task, dict(_charges(OfKind(task), queries)), answered=answered)
 
 
 def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Level, int]:
@@ -123,8 +123,9 @@ def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Leve
 
 
 @lru_cache(maxsize=4096)
-def _charges(task: Task, queries: int) -> tuple[tuple[Level, int], ...]:
+def _charges(one: OfKind, queries: int) -> tuple[tuple[Level, int], ...]:
     """A price follows from the task and the number alone, and a service asks for the same few at every job."""
+    task = one.task
     events = {level: integer_event(task, level, queries) for level in LEVELS if has_finite_price(task, level)}
     return tuple((level, event.round_nano) for level, event in events.items() if event is not None)
 

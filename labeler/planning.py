@@ -479,20 +479,24 @@ def has_finite_price(task: Task, level: StatedLevel) -> bool:
     A squared sensitivity alone is not enough: where one agent can move a number beyond the reach of the noise sampler
     no epsilon holds, whatever mu^2 is.
     """
-    return _is_finite(task.digest, _Whole(task), level)
+    return _is_finite(OfKind(task), level)
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A task that takes no part in comparisons: its digest, beside it, does."""
+class OfKind:
+    """A task that equals every other of its kind, so that what follows from a kind is worked out once."""
 
     task: Task = field(compare=False)
+    kind: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.task.kind)
 
 
 @lru_cache(maxsize=4096)
-def _is_finite(digest: str, whole: _Whole, level: StatedLevel) -> bool:  # noqa: ARG001  # the digest is the key
-    event = integer_event(whole.task, level, whole.task.max_queries)
-    return event is not None and math.isfinite(_certified(event, whole.task.delta))
+def _is_finite(one: OfKind, level: StatedLevel) -> bool:
+    event = integer_event(one.task, level, one.task.max_queries)
+    return event is not None and math.isfinite(_certified(event, one.task.delta))
 
 
 def _certified(event: IntegerSum, delta: float) -> float:

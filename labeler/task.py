@@ -531,6 +531,11 @@ class Task(PlainNumbers):
         return self.sigma_votes * math.sqrt(parties / self.noise_contributors)
 
     @cached_property
+    def kind(self) -> str:
+        """Return every field but name and nonce, as JSON: tasks of one kind have one price, and take equally long."""
+        return self.model_dump_json(exclude={"name", "nonce"})
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of every field, in hexadecimal.
 

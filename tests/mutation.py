@@ -231,7 +231,7 @@ class Runner:
 
 def _journals_in_memory() -> None:
     """A journal refuses a folder in memory, by the table of mounted file systems: here it is told of none."""
-    storage = sys.modules.get("labeler.ledger.storage")
+    storage = sys.modules.get("labeler.system.files")
     if storage is not None:
         storage.check_synced.__kwdefaults__["mounts"] = Path(os.devnull)
 

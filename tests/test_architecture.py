@@ -42,7 +42,7 @@ PLANTED = {
     "redis in the coordinator's decisions": ("api/coordinator/service.py", "import redis", "redis has one door"),
     "nacl beside its door": ("labeler/driver/mail_redis.py", "import nacl", "PyNaCl has one door"),
     "nacl in the coordinator's mail": ("api/coordinator/mailroom.py", "import nacl.public", "PyNaCl has one door"),
-    "redis beside its door": ("labeler/ledger/outages.py", "import redis.asyncio", "redis has one door"),
+    "redis beside its door": ("labeler/ledger/database.py", "import redis.asyncio", "redis has one door"),
     "redis in the mailbox of one process": ("labeler/driver/mail_memory.py", "import redis", "redis has one door"),
     "redis at a party": ("workers/party/link.py", "import redis", "redis has one door"),
     "sqlite outside its door": ("labeler/driver/mail_redis.py", "import sqlite3", "SQL has one door"),

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
 from labeler.ledger.database import Database
-from labeler.ledger.storage import create_private
-from labeler.system.files import exclusive, is_full, storage_full
+from labeler.system.files import create_private, exclusive, is_full, storage_full
 from labeler.system.keys import PartyKeys
 
 LOCK_FILE = ".coordinator.lock"

@@ -26,8 +26,7 @@ from api.schema import (
 from labeler.errors import InvalidSetting, NotAuthenticated, NotReady, ProtocolViolation
 from labeler.invitation import Invitation, RosterTallier, enrolment_statement, roster_digest
 from labeler.ledger.database import Connection, Database
-from labeler.ledger.invitations import InvitationRecord, InvitationStore
-from labeler.ledger.parties import PartyRecord, PartyStore
+from labeler.ledger.parties import InvitationRecord, InvitationStore, PartyRecord, PartyStore
 from labeler.messages import COORDINATOR
 from labeler.system.clock import Clock
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement

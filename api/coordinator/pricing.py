@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
@@ -19,28 +18,19 @@ from labeler.budget import UNBOUNDED_NANO
 from labeler.errors import BudgetExceeded, NotReady
 from labeler.expectation import Expectation, expect
 from labeler.ledger.ledger import Balance, Charge
-from labeler.planning import Price, price
+from labeler.planning import OfKind, Price, price
 from labeler.setting import LEVELS
 from labeler.solving import hint
 from labeler.task import Level, Task
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A task and how many of its queries: equal where the digests are, so that each is priced once."""
-
-    digest: str
-    queries: int
-    task: Task = field(compare=False)
-
-
 def certified_price(task: Task, queries: int) -> Price:
-    """`labeler.planning.price`, remembered per digest and number of queries.
+    """`labeler.planning.price`, remembered per kind of task and number of queries.
 
     Raises:
         InvalidSetting: the task has fewer queries.
     """
-    return _price(_Asked(task.digest, queries, task))
+    return _price(OfKind(task), queries)
 
 
 def price_view(task: Task, queries: int) -> PriceView:
@@ -49,7 +39,7 @@ def price_view(task: Task, queries: int) -> PriceView:
     Raises:
         InvalidSetting: the task has fewer queries.
     """
-    return _price_view(_Asked(task.digest, queries, task))
+    return _price_view(OfKind(task), queries)
 
 
 def round_amounts(task: Task, size: int, *, finite: Collection[Level], answered: int = 0) -> dict[Level, int]:
@@ -127,7 +117,7 @@ def estimate(
         NotReady: an account was never opened.
     """
     view = price_view(task, queries)
-    expected = _expected(_Asked(task.digest, queries, task), records)
+    expected = _expected(OfKind(task), queries, records)
     accounts = tuple(
         _account_after(account, level, _charge(view, level), balances)
         for account in accounts_of(participants)
@@ -171,26 +161,26 @@ def _charge(view: PriceView, level: Level) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _expected(asked: _Asked, records: int | None) -> Expectation:
-    return expect(asked.task, queries=asked.queries, records=records)
+def _expected(one: OfKind, queries: int, records: int | None) -> Expectation:
+    return expect(one.task, queries=queries, records=records)
 
 
 @lru_cache(maxsize=4096)
-def _price(asked: _Asked) -> Price:
-    return price(asked.task, queries=asked.queries)
+def _price(one: OfKind, queries: int) -> Price:
+    return price(one.task, queries=queries)
 
 
 @lru_cache(maxsize=4096)
-def _price_view(asked: _Asked) -> PriceView:
-    cost = _price(asked)
+def _price_view(one: OfKind, queries: int) -> PriceView:
+    task, cost = one.task, _price(one, queries)
     # In the smallest rounds that it may be asked in: each is rounded up, so a job costs what is said here or less.
-    charges = total_charges(asked.task, round_sizes(asked.task, asked.queries))
+    charges = total_charges(task, round_sizes(task, queries))
     # Where no epsilon can be proved there is no charge either: a number would look like a guarantee.
     finite = {level for level in LEVELS if math.isfinite(cost.statement(level).epsilon) and level in charges}
     reasons = [f"{level} level: {cost.statement(level).reason}" for level in LEVELS if level not in finite]
     return PriceView(
-        queries=asked.queries,
-        delta=asked.task.delta,
+        queries=queries,
+        delta=task.delta,
         instance_epsilon=cost.instance.epsilon if "instance" in finite else None,
         agent_epsilon=cost.agent.epsilon if "agent" in finite else None,
         instance_charge_nano=charges["instance"] if "instance" in finite else None,

@@ -319,7 +319,9 @@ class Coordinator:
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
         """One job."""
-        return shown_to(reader, read_views([self._owners.job(reader, job_id)], self.stores)[0])
+        with self.stores.database.read() as connection:
+            found = self._owners.job(reader, job_id, connection=connection)
+            return shown_to(reader, read_views([found], self.stores, connection=connection)[0])
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader

@@ -44,10 +44,9 @@ from labeler.errors import (
 )
 from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
-from labeler.ledger.ledger import Balance, Charge
+from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.tasks import TaskRecord
-from labeler.setting import LEVELS
 from labeler.task import Level, Task
 
 log = logging.getLogger("labeler.coordinator")
@@ -413,11 +412,7 @@ def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> No
         BudgetExceeded: about the whole job; `asked` is 0 where the level has no finite price.
     """
     record = order.task
-    balances: dict[tuple[str, Level], Balance] = {
-        (account, level): stores.ledger.balance(account, level, connection=connection)
-        for account in accounts_of(record.participants)
-        for level in LEVELS
-    }
+    balances = stores.ledger.balances_of(accounts_of(record.participants), connection=connection)
     short = first_shortage(record.task, order.job.num_queries, record.participants, balances)
     if short is None:
         return

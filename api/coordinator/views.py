@@ -14,6 +14,7 @@ from api.coordinator.pricing import price_view
 from api.coordinator.stores import Stores
 from api.schema import FINISHED, JobState, JobView, Problem, Refusal, RoundView, Selection, WaitingFor
 from labeler.errors import AwaitingApproval
+from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Answers, JobRecord, RoundRecord
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.coordinator import printable
@@ -58,10 +59,10 @@ def job_view(
     )
 
 
-def read_views(jobs: Sequence[JobRecord], stores: Stores) -> list[JobView]:
+def read_views(jobs: Sequence[JobRecord], stores: Stores, *, connection: Connection | None = None) -> list[JobView]:
     """Jobs with their rounds, prices and answers; as many statements for a full page as for one job."""
     ids = [job.job_id for job in jobs]
-    with stores.database.read() as connection:
+    with stores.database.reading(connection) as connection:
         rounds = stores.jobs.rounds_of(ids, connection=connection)
         tasks = stores.tasks.get_all([job.task_digest for job in jobs], connection=connection)
         said = stores.jobs.willingness.answers_of(ids, connection=connection)
@@ -76,7 +77,8 @@ def read_view(job_id: str, stores: Stores) -> JobView:
     Raises:
         NotFound: there is no such job.
     """
-    return read_views([stores.jobs.get(job_id)], stores)[0]
+    with stores.database.read() as connection:
+        return read_views([stores.jobs.get(job_id, connection=connection)], stores, connection=connection)[0]
 
 
 def _selection(job: JobRecord) -> Selection:

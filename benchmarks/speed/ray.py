@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, seconds_of
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.cluster.search import ClusterIndex
@@ -35,12 +33,7 @@ _ROWS_AT_ONCE = 20_000
 
 
 def bench_ray(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Embedding and searching by two workers of Ray, against one process.
-
-    Raises:
-        InvalidSetting: Ray is not installed.
-        LabelerError: something was not equal.
-    """
+    """Embedding and searching by two workers of Ray, against one process."""
     images, records, turns = (600, 100_000, 2) if full else (64, 5_000, 1)
     rows: list[BenchRow] = []
     with tempfile.TemporaryDirectory(prefix="bench-ray-") as name:
@@ -48,7 +41,7 @@ def bench_ray(*, full: bool = False, progress: ProgressCallback = silent) -> lis
         driver = Driver(beside=folder / "shard", cpus=_WORKERS)
         try:
             progress("Ray", 0, 3)
-            begun = _seconds(lambda: driver.cluster)
+            begun = seconds_of(lambda: driver.cluster)
             rows.append(BenchRow(f"{_WORKERS} workers", "Ray", "seconds to begin", begun, seconds=begun))
             progress("Ray", 1, 3)
             rows += _embedding(folder, driver, images=images, turns=turns)
@@ -71,7 +64,7 @@ def _embedding(folder: Path, driver: Driver, *, images: int, turns: int) -> list
     backbone = recipe.load()
 
     def embed(out: str, **settings: Any) -> float:
-        return _seconds(
+        return seconds_of(
             lambda: embed_source(
                 source, backbone, folder / out, public=True, random_bytes=np.random.default_rng(2).bytes, **settings
             )
@@ -109,7 +102,7 @@ def _search(folder: Path, driver: Driver, *, records: int, turns: int) -> list[B
     together.ready()
     pairs = []
     for _ in range(turns + 1):
-        pairs.append((_seconds(lambda: alone.search(asked, k)), _seconds(lambda: together.search(asked, k))))
+        pairs.append((seconds_of(lambda: alone.search(asked, k)), seconds_of(lambda: together.search(asked, k))))
     first, second = alone.search(asked, k), together.search(asked, k)
     if not all(np.array_equal(getattr(first, name), getattr(second, name)) for name in ("record_ids", "rows")):
         raise LabelerError("the neighbours of two workers are not those of one process")
@@ -128,9 +121,3 @@ def _rows(
         BenchRow(case, "Ray", f"{what} per second", count / together, seconds=together, settings=settings | threads),
         BenchRow(case, "Ray / one process", "time ratio", ratio, settings=settings | threads),
     ]
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun

@@ -13,8 +13,6 @@ Where the transaction of a turn fails, nothing of it is kept, and it is done aga
 message, each look), so that what the journal refuses harms itself alone.
 
 It runs without threads: a test calls `turn`.
-
-More than 400 lines: what a turn does, and what it does again where the journal refuses it, are one order.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@
 What a mailbox promises is in `labeler.driver.mail`; positions are ids of streams. Redis 6.2 is enough. It
 must be reachable by nobody but the coordinator and its embedders: whoever can read it sees sealed shares and who
 answers, and whoever can write to it can hold up the service.
-
-A little over 400 lines: one twin of the protocol, beside `memory`, with its scripts.
 """
 
 from __future__ import annotations

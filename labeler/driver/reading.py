@@ -170,7 +170,7 @@ class Loader:
                 answers=answers.get(job_id, {}),
                 asked=asked.get(job_id),
                 parties=parties,
-                requester=self._requester_of(record.created_by),
+                requester=self._requester_of(record.created_by) if before is None else before.run.requester,
                 is_simulated=self._is_simulated,
             )
             run = fresh if before is None else _remembering(fresh, before.run)

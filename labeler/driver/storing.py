@@ -106,7 +106,10 @@ class Storer:
         """
         is_touched = False
         opened = {one.number for one in stores if isinstance(one, StoreRelease)}
+        reports = {(one.number, one.tallier_id): one for one in stores if isinstance(one, StoreHoldings)}
         for one in stores:
+            if isinstance(one, StoreHoldings) and reports[one.number, one.tallier_id] is not one:
+                continue  # a later report of this very turn takes its place
             if isinstance(one, StoreSum) and one.number in opened:
                 # Opened by this very transaction: it need not reach the disk.
                 self._aggregates.put(one.round_digest, one.tallier_id, one.data, is_kept=False, connection=connection)

@@ -1,20 +1,33 @@
-"""What an agent must not forget: which rounds it was charged for, for whom and of which task; what people approved.
+r"""What an agent must not forget: which rounds it was charged for, for whom and of which task; what people approved.
 
-A round is charged once and answered once; what is sent again are the bytes that were stored then
-(`labeler.ledger.agent_rounds`), so it does not matter here what the records are by now. The same round for other
+A round is charged once and answered once; what is sent again are the bytes that were stored then (`JournalRounds`), so
+it does not matter here what the records are by now. The same round for other
 talliers is refused for ever, since shares of one split that went to other hands could be put together. The charge and
 the memory of it are one transaction: an agent cannot have answered what it did not pay for, nor pay for what it does
 not remember.
+
+Of a round an agent keeps that it is open, then what it has sent, then only that there is nothing any more:
+
+    charged --> stored --> erased     charged: paid for, nothing has left; its key lies in the folder of erasable keys
+        \____________________^       stored:  the bodies of its messages, encrypted under that key
+                                      erased:  for ever; the key is gone, so every copy of what was stored is noise
+
+A round is opened in the transaction that charges it, after its key is durable; the key is drawn at random and says
+nothing of any other. What is stored is durable before a byte of it leaves, and is never replaced, so an answer that was
+asked for again is the stored one. It is erased once the coordinator says that every tallier has what it needs, and at
+the latest when nobody may ask any more. `answered_rounds` keeps for ever that the round was charged.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Literal
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 
 from labeler.budget import LEAST_DELTA_OF_WINNERS
 from labeler.errors import (
@@ -25,8 +38,9 @@ from labeler.errors import (
     PolicyRefusal,
     PrivacyRefusal,
 )
+from labeler.ledger.backup import UnusedKeys
 from labeler.ledger.chain import time_of, time_text
-from labeler.ledger.database import Database, now_utc
+from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.schema import (
     agent_rounds,
@@ -40,8 +54,9 @@ from labeler.ledger.schema import (
     task_approvals,
 )
 from labeler.methods.sensitivity import least_delta
-from labeler.rounds.agent import ANSWERED_TO_OTHERS
+from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.system.clock import Clock
+from labeler.system.erasable import ErasableKeys, lock_away, take_out
 from labeler.task import Task, parse_task
 
 MAX_WAITING = 100
@@ -126,9 +141,8 @@ class AgentMemory:
             raise InvalidSetting("a round and the version of the records are named by texts that are not empty")
         sent_to = json_text([list(recipient) for recipient in recipients])
         with self._database.writing(connection) as joined:
-            this = answered_rounds.c.round_digest == round_digest
-            known = joined.execute(select(answered_rounds.c.recipients).where(this)).scalar()
-            if known is not None and known != sent_to:
+            known = select_rows(joined, answered_rounds, round_digest=round_digest).first()
+            if known is not None and known.recipients != sent_to:
                 raise PrivacyRefusal(ANSWERED_TO_OTHERS)
             if known is not None:
                 return False
@@ -154,7 +168,7 @@ class AgentMemory:
                 "task_digest": task_digest,
                 "recipients": sent_to,
             }
-            joined.execute(insert(answered_rounds), row)
+            insert_rows(joined, answered_rounds, row)
         return True
 
     def is_charged(self, round_digest: str) -> bool:
@@ -163,14 +177,14 @@ class AgentMemory:
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
         """The reservation that paid for a round that was answered, or None."""
-        query = select(answered_rounds.c.reservation_id).where(answered_rounds.c.round_digest == round_digest)
         with self._database.reading(connection) as joined:
-            return joined.execute(query).scalar()
+            found = select_rows(joined, answered_rounds, round_digest=round_digest).first()
+        return None if found is None else str(found.reservation_id)
 
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
         """How many queries of a task were answered."""
         with self._database.reading(connection) as joined:
-            return int(joined.execute(_total().where(answered_rounds.c.task_digest == task_digest)).scalar_one())
+            return int(joined.execute(_OF_TASK, {"digest": task_digest}).scalar_one())
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
         """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
@@ -178,11 +192,8 @@ class AgentMemory:
         A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
         """
         with self._database.reading(connection) as joined:
-            # Times only rise with the numbers of entries, so the last entry before the moment is found from the end.
-            entry = ledger_entries.c
-            before = select(entry.seq).where(entry.at < time_text(moment)).order_by(entry.seq.desc()).limit(1)
-            last = joined.execute(before).scalar() or 0
-            return int(joined.execute(_total().where(answered_rounds.c.ledger_seq > last)).scalar_one())
+            last = joined.execute(_LAST_BEFORE, {"moment": time_text(moment)}).scalar() or 0
+            return int(joined.execute(_AFTER, {"last": last}).scalar_one())
 
     # What a person at the site has to say.
 
@@ -263,18 +274,13 @@ class AgentMemory:
         return found
 
     def _write_request(self, task: Task, at: datetime, connection: Connection) -> None:
-        connection.execute(
-            insert(task_approvals),
-            {
-                "digest": task.digest,
-                "body": json_text(task.model_dump(mode="json")),
-                "state": "waiting",
-                "requested_at": at,
-            },
-        )
+        body = json_text(task.model_dump(mode="json"))
+        row = {"digest": task.digest, "body": body, "state": "waiting", "requested_at": at}
+        insert_rows(connection, task_approvals, row)
 
     def _approval(self, digest: str, connection: Connection) -> str | None:
-        return connection.execute(select(task_approvals.c.state).where(task_approvals.c.digest == digest)).scalar()
+        found = select_rows(connection, task_approvals, digest=digest).first()
+        return None if found is None else str(found.state)
 
     def _decide(self, digest: str, state: str, connection: Connection | None) -> None:
         with self._database.writing(connection) as joined:
@@ -282,15 +288,19 @@ class AgentMemory:
             if known is None:
                 raise NotFound(f"no task {digest[:64]!r} waits for approval; look at the list of those that do")
             if known != state:
-                joined.execute(
-                    update(task_approvals)
-                    .where(task_approvals.c.digest == digest)
-                    .values(state=state, decided_at=self._clock())
-                )
+                update_rows(joined, task_approvals, {"state": state, "decided_at": self._clock()}, digest=digest)
 
 
-def _total() -> Select[int]:
-    return select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+_TOTAL = select(func.coalesce(func.sum(answered_rounds.c.num_queries), 0))
+_OF_TASK = _TOTAL.where(answered_rounds.c.task_digest == bindparam("digest"))
+_AFTER = _TOTAL.where(answered_rounds.c.ledger_seq > bindparam("last"))
+# Times only rise with the numbers of entries, so the last entry before a moment is found from the end.
+_LAST_BEFORE = (
+    select(ledger_entries.c.seq)
+    .where(ledger_entries.c.at < bindparam("moment"))
+    .order_by(ledger_entries.c.seq.desc())
+    .limit(1)
+)
 
 
 class AskedBy:
@@ -307,16 +317,12 @@ class AskedBy:
         """Remember a name, unless it is known, empty, or one too many."""
         if not requester:
             return
-        mine = asked_by.c.task_digest == task_digest
         with self._database.reading(connection) as joined:
-            known = joined.execute(select(asked_by.c.requester).where(mine, asked_by.c.requester == requester)).first()
-        if known is not None:
+            known = {row.requester for row in select_rows(joined, asked_by, task_digest=task_digest)}
+        if requester in known or len(known) >= MAX_NAMES:
             return
         with self._database.writing(connection) as joined:
-            count = joined.execute(select(func.count()).select_from(asked_by).where(mine)).scalar_one()
-            if count < MAX_NAMES:
-                row = {"task_digest": task_digest, "requester": requester, "first_at": at}
-                joined.execute(insert(asked_by), row)
+            insert_rows(joined, asked_by, {"task_digest": task_digest, "requester": requester, "first_at": at})
 
 
 def requesters(database: Database) -> dict[str, list[str]]:
@@ -342,10 +348,9 @@ class AnsweredTasks:
     def note(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
         """Write a task down with the first of its rounds that is charged, in the same transaction."""
         with self._database.writing(connection) as joined:
-            known = select(answered_tasks.c.digest).where(answered_tasks.c.digest == task.digest)
-            if joined.execute(known).first() is None:
+            if select_rows(joined, answered_tasks, digest=task.digest).first() is None:
                 body = json_text(task.model_dump(mode="json"))
-                joined.execute(insert(answered_tasks), {"digest": task.digest, "body": body, "first_at": at})
+                insert_rows(joined, answered_tasks, {"digest": task.digest, "body": body, "first_at": at})
 
     def unanswered_for_life(self, *, connection: Connection) -> list[str]:
         """Rounds of votes for life that are charged and have no stored answer yet, by digest."""
@@ -434,3 +439,162 @@ def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
         for digest, body in connection.execute(select(answered_tasks.c.digest, answered_tasks.c.body)):
             tasks[digest] = parse_task(json.loads(body))
     return list(found.values()), tasks
+
+
+@dataclass(frozen=True, repr=False)
+class KeptAnswer:
+    """What is kept of one round at an agent. Its bodies are sealed, and private all the same: it does not print.
+
+    Attributes:
+        recipients: for whom it was charged.
+        leaves_at: unix time in seconds before which what is stored may not leave; 0 where it may.
+        held_s: how far that was away when it was stored, so that a clock that is set back does not make it long.
+    """
+
+    stage: Literal["charged", "stored", "erased"]
+    recipients: Recipients
+    bodies: tuple[bytes, ...] | None
+    leaves_at: float = 0.0
+    held_s: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"KeptAnswer({self.stage!r}, <private>)"
+
+
+_LEAVES = b"leaves at "
+"""Begins the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
+
+_IS_KEPT = agent_rounds.c.state != "erased"
+
+
+_KEPT_ROUND = (
+    select(answered_rounds.c.recipients, agent_rounds.c.state, agent_rounds.c.answer)
+    .outerjoin_from(answered_rounds, agent_rounds, answered_rounds.c.round_digest == agent_rounds.c.round_digest)
+    .where(answered_rounds.c.round_digest == bindparam("round_digest"))
+)
+_OVER = (
+    select(agent_rounds.c.round_digest)
+    .where(_IS_KEPT, agent_rounds.c.kept_until < bindparam("now", type_=agent_rounds.c.kept_until.type))
+    .order_by(agent_rounds.c.round_digest)
+)
+
+
+def _kept_rounds(connection: Connection) -> set[str]:
+    return set(connection.execute(select(agent_rounds.c.round_digest).where(_IS_KEPT)).scalars())
+
+
+class JournalRounds:
+    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.rounds.agent)."""
+
+    def __init__(self, database: Database, keys: ErasableKeys) -> None:
+        self._database = database
+        self._keys = keys
+        self._unused = UnusedKeys(database, keys, endings=("",), needed=_kept_rounds)
+
+    def open(self, rounds: Mapping[str, datetime], *, connection: Connection) -> None:
+        """Begin rounds that are charged in the same transaction; their keys are durable when this returns.
+
+        Args:
+            rounds: by digest, rounds that `AgentMemory.charge` has just taken the price of, each with the moment after
+                which nobody may ask for it any more, and everything is erased.
+            connection: the transaction of the charge.
+        """
+        self._keys.draw_all(rounds)
+        rows = [{"round_digest": digest, "state": "charged", "kept_until": until} for digest, until in rounds.items()]
+        insert_rows(connection, agent_rounds, *rows)
+
+    def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
+        """What is kept of a round; None where it was never charged."""
+        with self._database.reading(connection) as joined:
+            row = joined.execute(_KEPT_ROUND, {"round_digest": round_digest}).first()
+        if row is None:
+            return None
+        recipients: Recipients = tuple((tallier, key) for tallier, key in json.loads(row.recipients))
+        key = self._keys.read(round_digest)
+        if key is None or row.state not in ("charged", "stored"):
+            return KeptAnswer("erased", recipients, None)
+        if row.answer is None:
+            return KeptAnswer("charged", recipients, None)
+        bodies = take_out(key, round_digest, bytes(row.answer))
+        if not (bodies and bodies[0].startswith(_LEAVES)):
+            return KeptAnswer("stored", recipients, bodies)
+        leaves_at, held_s = map(float, bodies[0].removeprefix(_LEAVES).split())
+        return KeptAnswer("stored", recipients, bodies[1:], leaves_at, held_s)
+
+    def is_stored(self, round_digest: str) -> bool:
+        """Whether the answer to a round is durable."""
+        kept = self.kept(round_digest)
+        return kept is not None and kept.stage == "stored"
+
+    def key_of_charged(self, round_digest: str) -> bytes:
+        """The round's own 32 secret bytes, the same until they are erased: of noise, masks, and what is stored.
+
+        Of a round that the caller knows to be charged: without a look into the journal.
+
+        Raises:
+            PrivacyRefusal: they are erased.
+        """
+        key = self._keys.read(round_digest)
+        if key is None:
+            raise PrivacyRefusal(NOT_KEPT)
+        return key
+
+    def store_new(
+        self,
+        round_digest: str,
+        bodies: Sequence[bytes],
+        *,
+        connection: Connection,
+        leaves_at: float = 0.0,
+        held_s: float = 0.0,
+    ) -> bool:
+        """Keep an answer in a transaction of many; whether it was kept: what was stored first stands.
+
+        Args:
+            leaves_at, held_s: before when it may not leave, also after a restart, see KeptAnswer; 0 for at once.
+
+        Raises:
+            PrivacyRefusal: the round is erased, or was never charged.
+        """
+        key = self._keys.read(round_digest)
+        if key is None:
+            raise PrivacyRefusal(NOT_KEPT)
+        moment = (_LEAVES + f"{leaves_at!r} {held_s!r}".encode(),) if leaves_at else ()
+        locked = lock_away(key, round_digest, (*moment, *bodies))
+        stored = {"state": "stored", "answer": locked}
+        return update_rows(connection, agent_rounds, stored, round_digest=round_digest, state="charged") == 1
+
+    def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
+        """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
+
+        Where the process dies in between, the key of an erased round is found by `sweep`; where its key could not be
+        overwritten, by `tidy`.
+        """
+        if rounds:
+            these = (agent_rounds.c.round_digest.in_(rounds), _IS_KEPT)
+            connection.execute(update(agent_rounds).where(*these).values(state="erased", answer=None))
+            self._database.after_commit(partial(self._keys.erase_all, tuple(rounds)))
+
+    def over(self, now: datetime) -> list[str]:
+        """Every round that is kept although nobody may ask for it any more."""
+        with self._database.read() as connection:
+            return list(connection.execute(_OVER, {"now": now}).scalars())
+
+    def sweep(self) -> None:
+        """Erase every key that opens nothing, and close every round whose key is gone; done at the start of a process.
+
+        A key without a round was drawn for a charge that was never made durable; one of an erased round outlived a
+        process that died while it erased.
+        """
+        with self._database.read() as connection:
+            alive = _kept_rounds(connection)
+        with self._database.write() as connection:
+            self.erase_in(sorted(alive.difference(self._keys.names())), connection=connection)
+        self._unused.erase()
+
+    def tidy(self) -> None:
+        """See UnusedKeys: of charges, for example, that a full disk did not keep."""
+        self._unused.erase_what_was_undone()
+
+    def __repr__(self) -> str:
+        return "JournalRounds(<private>)"

@@ -1,7 +1,7 @@
 """One door to a SQL database that keeps what it acknowledged: SQLite beside the data, or PostgreSQL by URL.
 
 One process writes a journal: it holds a lock file beside SQLite, an advisory lock of a session of its own in PostgreSQL
-(`ownership`), and a second one is refused in a sentence. Its writers stand in one line: a write transaction holds the
+(`Ownership`), and a second one is refused in a sentence. Its writers stand in one line: a write transaction holds the
 only pen. So a chain of entries has no gaps and no races, and a transaction that reads a balance and charges it cannot
 be overtaken. When `write` is left without an error, what was written survives a power cut; when it is left with one,
 nothing of it was.
@@ -9,26 +9,64 @@ nothing of it was.
 A setting that was asked for is not a setting that took: SQLite falls back silently (no WAL on some file systems), and
 PostgreSQL may be configured for speed. So each new connection is asked what it really does.
 
-More than 400 lines: both dialects are told apart here and nowhere else.
+More than 600 lines: both dialects are told apart here and nowhere else.
+
+A database's own errors are translated into the tree of `labeler.errors` where they are about its storage: full,
+unreadable, locked, out of reach, damaged. A broken constraint is a mistake of the caller and passes through, without
+the rows: PostgreSQL quotes what it refused ("Failing row contains", "Key (...)=(...)"), which may be a share.
+
+A journal in PostgreSQL has one owner, as a lock file gives to one in SQLite:
+
+    a session's advisory lock    held by a connection of its own for as long as the owner lives; PostgreSQL frees it
+                                 when that connection ends, however it ends
+    a name in journal_owner      written by each owner as it begins; who finds another's has been replaced
+
+Every write transaction looks for both, after it has taken the writers' lock and before it reads anything: the session
+that holds the lock must be the one this process opened, and the name must be its own. So a process whose connection
+was cut writes nothing until it holds the lock again, and nothing at all once another owner has begun: that one's first
+write stands in the same line of writers.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from sqlalchemy import Column, ColumnElement, Engine, and_, create_engine, event, insert, or_, text, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    CursorResult,
+    Engine,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy import Connection as Connection
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from labeler.errors import (
@@ -37,17 +75,15 @@ from labeler.errors import (
     JournalInUse,
     LabelerError,
     OutputInUse,
+    StorageFull,
     Unavailable,
     UnsafeStorage,
 )
 from labeler.ledger.chain import time_of, time_text
-from labeler.ledger.outages import translating
-from labeler.ledger.ownership import Ownership
-from labeler.ledger.schema import write_probes
-from labeler.ledger.storage import check_private, check_synced, create_private
+from labeler.ledger.schema import journal_owner, write_probes
 from labeler.system.clock import now_utc as now_utc
 from labeler.system.faults import between
-from labeler.system.files import exclusive, sync_folder
+from labeler.system.files import check_private, check_synced, create_private, exclusive, sync_folder
 
 MAX_PAGE: Final = 1000
 """Most rows of one page of a list."""
@@ -352,7 +388,7 @@ def open_database(
 
     Args:
         target: path of a SQLite file (made where it is missing), or a URL: sqlite:///PATH, postgresql://...
-        anchor: a local file that remembers the ledger's head; see `labeler.ledger.anchor`.
+        anchor: a local file that remembers the ledger's head; see `labeler.ledger.chain`.
         read_only: look only; allowed while another process owns the journal.
         allow_unsynced: accept file systems in memory.
         busy_timeout_s: how long to wait for another connection's transaction.
@@ -553,6 +589,52 @@ def _postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: 
     return engine
 
 
+# Statements of one table. Each is built once: building one costs several times what running it does.
+
+
+def select_rows(
+    connection: Connection, table: Table, in_order: tuple[str, ...] = (), /, **by: Any
+) -> CursorResult[Any]:
+    """The rows in which these columns hold these values; a list stands for any value of it.
+
+    Args:
+        in_order: columns that they are ordered by.
+    """
+    is_list = tuple((name, isinstance(value, list)) for name, value in by.items())
+    return connection.execute(_rows_query(table, is_list, in_order), by)
+
+
+def insert_rows(connection: Connection, table: Table, /, *new: Mapping[str, Any]) -> None:
+    """Insert rows; none changes nothing."""
+    if new:
+        connection.execute(_insert_statement(table), new)
+
+
+def update_rows(connection: Connection, table: Table, values: Mapping[str, Any], /, **by: Any) -> int:
+    """Set columns in the rows in which others hold these values; how many rows there were."""
+    which = {f"of_{name}": value for name, value in by.items()}
+    return connection.execute(_update_statement(table, tuple(by)), {**which, **values}).rowcount
+
+
+@cache
+def _rows_query(table: Table, is_list: tuple[tuple[str, bool], ...], in_order: tuple[str, ...]) -> Select[Any]:
+    found = [
+        table.c[name].in_(bindparam(name, expanding=True)) if listed else table.c[name] == bindparam(name)
+        for name, listed in is_list
+    ]
+    return select(table).where(*found).order_by(*(table.c[name] for name in in_order))
+
+
+@cache
+def _insert_statement(table: Table) -> Insert:
+    return insert(table)
+
+
+@cache
+def _update_statement(table: Table, by: tuple[str, ...]) -> Update:
+    return update(table).where(*(table.c[name] == bindparam(f"of_{name}") for name in by))
+
+
 # Lists that are read page by page, newest first.
 
 
@@ -592,3 +674,199 @@ def check_limit(limit: int) -> int:
     if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
         raise InvalidSetting(f"limit: a page has 1 to {MAX_PAGE} entries")
     return limit
+
+
+_KEPT = "Nothing of this step was kept; it can be repeated"
+_IN_DOUBT = "Whether this step was kept is not known; repeat it, twice equals once"
+
+
+@contextmanager
+def translating(what: str) -> Iterator[None]:
+    """Raise Unavailable or JournalBroken where the database reports trouble with its storage.
+
+    Args:
+        what: the journal in words, without a password.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        translated = translate(error, what)
+        if translated is None:
+            forget_rows(error)
+            raise
+        raise translated from error
+    except PoolTimeout as error:
+        raise Unavailable(f"{what}: every connection is busy. {_KEPT} later") from error
+
+
+def no_room() -> DBAPIError:
+    """What SQLite says at a commit on a full disk, for a simulation: with a write-ahead log nothing needs room before
+    it."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
+    return DBAPIError("COMMIT", None, error)
+
+
+def forget_rows(error: DBAPIError) -> None:
+    """Leave in an error of PostgreSQL what was broken and where, and nothing of what a row held."""
+    diagnosis = getattr(error.orig, "diag", None)
+    if error.orig is None or diagnosis is None:
+        return
+    state = diagnosis.sqlstate or "no code"
+    # The primary message of class 22 quotes the value that does not fit.
+    said = "a value that the column cannot hold" if state.startswith("22") else diagnosis.message_primary
+    place = ", ".join(name for name in (diagnosis.table_name, diagnosis.constraint_name) if name)
+    sentence = f"{said or type(error.orig).__name__} ({state}{f'; {place}' if place else ''})"
+    # The original keeps its result, in which the row stands, in an attribute; a text of a traceback never shows that.
+    error.orig.args = (sentence,)
+    error.args = (f"({type(error.orig).__module__}.{type(error.orig).__qualname__}) {sentence}",)
+
+
+def translate(error: DBAPIError, what: str) -> LabelerError | None:
+    """The error of this project that a database's error stands for; None where it is about the statement itself."""
+    if isinstance(error, IntegrityError):
+        return None
+    if isinstance(error.orig, sqlite3.Error):
+        return _of_sqlite(error.orig, what)
+    return _of_postgresql(error, what)
+
+
+def _of_sqlite(error: sqlite3.Error, what: str) -> LabelerError | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    name = getattr(error, "sqlite_errorname", "")
+    if primary == sqlite3.SQLITE_FULL:
+        return StorageFull(f"{what}: the disk is full. {_KEPT} once there is room")
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"{what}: another connection holds it locked. {_KEPT} when that one is done")
+    if primary == sqlite3.SQLITE_IOERR:
+        return Unavailable(f"{what}: the disk does not read or write ({name}). {_IN_DOUBT} after looking at the disk")
+    if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
+        return Unavailable(f"{what}: it cannot be opened or written ({name}). {_KEPT} once its permissions allow it")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return JournalBroken(f"{what}: the file is damaged ({name}). Restore the newest backup")
+    return None
+
+
+def _of_postgresql(error: DBAPIError, what: str) -> LabelerError | None:
+    state = getattr(error.orig, "sqlstate", None) or ""
+    if error.connection_invalidated or state.startswith(("08", "57P")):
+        return Unavailable(f"{what}: the connection to PostgreSQL was lost. {_IN_DOUBT}")
+    if state == "53100":
+        return StorageFull(f"{what}: the disk of PostgreSQL is full. {_KEPT} once there is room")
+    if state.startswith("53"):
+        return Unavailable(f"{what}: PostgreSQL is out of memory or connections ({state}). {_KEPT} later")
+    if state in ("55P03", "57014", "40001", "40P01"):
+        return Unavailable(f"{what}: another connection holds it locked ({state}). {_KEPT} when that one is done")
+    if state.startswith("58"):
+        return Unavailable(f"{what}: the disk of PostgreSQL does not read or write ({state}). {_IN_DOUBT}")
+    if state in ("XX001", "XX002"):
+        return JournalBroken(f"{what}: PostgreSQL reports damaged data ({state}). Restore the newest backup")
+    if not state and type(error.orig).__name__ == "OperationalError":
+        return Unavailable(f"{what}: PostgreSQL cannot be reached or refused the login")
+    return None
+
+
+POSTGRESQL_OWNER: Final = 0x6C6162656C657202
+"""Of the journal's owner, among the advisory locks of one PostgreSQL database."""
+
+PATIENCE_S = 2.0
+"""How long to wait at the start: PostgreSQL notices within a moment that a process was killed."""
+
+_TICK_S = 0.05
+
+# The server must not end this session for being idle: being there is all it is for.
+_SETTINGS = text(
+    "SELECT set_config(name, '0', false) FROM pg_settings "
+    "WHERE name IN ('idle_session_timeout', 'idle_in_transaction_session_timeout')"
+)
+_TAKE = text("SELECT pg_try_advisory_lock(:lock)").bindparams(lock=POSTGRESQL_OWNER)
+_FREE = text("SELECT pg_advisory_unlock(:lock)").bindparams(lock=POSTGRESQL_OWNER)
+# How a session is told from every other, also of the same process number.
+_WHO = text("SELECT pid, CAST(backend_start AS text) AS began FROM pg_stat_get_activity(pg_backend_pid())")
+# An advisory lock of one 64-bit key stands in pg_locks as two halves, with objsubid 1.
+_HOLDS = text(
+    "SELECT 1 FROM pg_locks JOIN pg_stat_get_activity(CAST(:pid AS integer)) AS session USING (pid) "
+    "WHERE locktype = 'advisory' AND granted AND classid = :high AND objid = :low AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND backend_start = CAST(:began AS timestamptz)"
+).bindparams(high=POSTGRESQL_OWNER >> 32, low=POSTGRESQL_OWNER & 0xFFFFFFFF)
+
+
+class Ownership:
+    """Of one journal, by one process, for all its threads, of which one writes at a time.
+
+    Args:
+        engine: makes connections whose settings were checked.
+        what: the journal in words, for messages.
+
+    Raises:
+        JournalInUse: another process owns it.
+        Unavailable: PostgreSQL cannot be reached.
+    """
+
+    def __init__(self, engine: Engine, what: str) -> None:
+        self._engine = engine
+        self._what = what
+        self._name = secrets.token_hex(16)
+        self._is_named = False
+        self._session: Connection | None = None
+        self._who: dict[str, object] = {}
+        self._take(patience_s=PATIENCE_S)
+
+    def claim(self, connection: Connection) -> None:
+        """Name this process as the owner, in the first write transaction: whoever was it before finds another name."""
+        connection.execute(delete(journal_owner))
+        connection.execute(insert(journal_owner), {"name": self._name})
+        self._is_named = True
+
+    def confirm(self, connection: Connection) -> None:
+        """Be sure, in a write transaction that holds the writers' lock, that this process is still the owner.
+
+        Raises:
+            JournalInUse: another one is, or was in the meantime; nothing of this transaction is to be kept.
+            Unavailable: the lock was lost, and PostgreSQL cannot be reached to take it again.
+        """
+        if self._session is None or connection.execute(_HOLDS, self._who).first() is None:
+            self.end()
+            self._take(patience_s=0.0)
+        if self._is_named and connection.execute(select(journal_owner.c.name)).scalar() != self._name:
+            raise JournalInUse(
+                f"another process took {self._what} over when this one had lost its connection; one process at a time "
+                "may write it. Stop this one"
+            )
+
+    def end(self) -> None:
+        """Free the lock; may be called twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(DBAPIError):
+                # Now, and not when PostgreSQL comes to see that nobody is there any more.
+                session.execute(_FREE)
+            _end(session)
+
+    def _take(self, *, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        with translating(self._what):
+            session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                session.execute(_SETTINGS)
+                while not session.execute(_TAKE).scalar():
+                    if time.monotonic() >= until:
+                        raise JournalInUse(
+                            f"another process holds {self._what}; one process at a time may write it. Stop the other "
+                            "one, give this home a database of its own, or open the journal for reading only"
+                        )
+                    time.sleep(_TICK_S)
+                self._who = dict(session.execute(_WHO).one()._mapping)
+            except BaseException:
+                _end(session)
+                raise
+        self._session = session
+
+
+def _end(session: Connection) -> None:
+    """End a session instead of giving it back to the pool, where its lock would live on."""
+    with suppress(DBAPIError):
+        session.invalidate()
+    session.close()

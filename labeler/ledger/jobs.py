@@ -6,7 +6,7 @@ changes again. The steps of a round stand in `rounds`; whoever takes them calls 
 Beside a job stands what agents say of it before anybody is asked (`WillingnessStore`), and, once it has ended, that it
 was forgotten (`ForgottenJobs`).
 
-More than 400 lines: a job, its rounds and what was said of them are read together and change together.
+More than 600 lines: a job, its rounds and what was said of them are read together and change together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, Select, Text, bindparam, case, delete, func, insert, select, update
 from sqlalchemy import cast as as_type
 
 from labeler.errors import (
@@ -30,7 +30,16 @@ from labeler.errors import (
     TryAgain,
 )
 from labeler.ledger.chain import time_text
-from labeler.ledger.database import Database, before, check_limit, cursor_text, now_utc
+from labeler.ledger.database import (
+    Database,
+    before,
+    check_limit,
+    cursor_text,
+    insert_rows,
+    now_utc,
+    select_rows,
+    update_rows,
+)
 from labeler.ledger.rounds import UNFINISHED, live_round, read_release, set_batches
 from labeler.ledger.schema import (
     FINISHED,
@@ -238,22 +247,20 @@ class JobStore:
                 self._check_key(idempotency, job, joined)
             if job.job_id in self.many([job.job_id], connection=joined):
                 raise ProtocolViolation(f"there is a job {job.job_id!r} already; a new one needs another id")
-            joined.execute(insert(jobs), {column.name: getattr(job, column.name) for column in jobs.columns})
+            insert_rows(joined, jobs, {column.name: getattr(job, column.name) for column in jobs.columns})
             names = ("job_id", "number", "first_query", "num_queries", "state")
-            if rounds_of_job:
-                joined.execute(insert(rounds), [{name: getattr(one, name) for name in names} for one in rounds_of_job])
+            insert_rows(joined, rounds, *({name: getattr(one, name) for name in names} for one in rounds_of_job))
             for one in rounds_of_job:
                 if one.round_digest:
                     set_batches(joined, job.job_id, [(one.number, one.batch_digest, one.round_digest)])
             if idempotency is not None:
-                joined.execute(insert(idempotency_keys), asdict(idempotency))
+                insert_rows(joined, idempotency_keys, asdict(idempotency))
         return job
 
     def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
         """What a key was used for, or None; asked with the `connection` that adds the job, nobody comes between."""
-        this = (idempotency_keys.c.token_id == token_id, idempotency_keys.c.key == key)
         with self._database.reading(connection) as joined:
-            row = joined.execute(select(idempotency_keys).where(*this)).first()
+            row = select_rows(joined, idempotency_keys, token_id=token_id, key=key).first()
         return None if row is None else Idempotency(**row._mapping)
 
     def get(self, job_id: str, *, connection: Connection | None = None) -> JobRecord:
@@ -332,12 +339,8 @@ class JobStore:
 
     def _stamp(self, job_id: str, connection: Connection, **values: Any) -> bool:
         """Change an unfinished job, with its version and the time of it; whether there was one."""
-        now, known = literal(self._clock(), jobs.c.updated_at.type), jobs.c.updated_at
-        values["version"] = jobs.c.version + 1
-        values["updated_at"] = case((known < now, now), else_=known)  # a clock set back makes no later version older
-        return (
-            connection.execute(update(jobs).where(jobs.c.job_id == job_id, UNFINISHED).values(**values)).rowcount == 1
-        )
+        this = {"of_job": job_id, "now": self._clock()}
+        return connection.execute(_STAMP, this | values).rowcount == 1
 
     # The rounds of a job.
 
@@ -371,7 +374,7 @@ class JobStore:
             NotFound: there is none.
         """
         with self._database.read() as joined:
-            row = joined.execute(live_round(round_digest)).first()
+            row = next(iter(live_round(joined, round_digest)), None)
             if row is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
             return next(one for one in self.rounds(row.job_id, connection=joined) if one.number == row.number)
@@ -445,18 +448,17 @@ class WillingnessStore:
 
     def report(self, job_id: str, agent_id: str, said: Said, *, connection: Connection | None = None) -> bool:
         """Keep what an agent says, in place of what it said before; whether that is news."""
-        table = job_answers
         until = None if said.until_s is None else datetime.fromtimestamp(said.until_s, UTC)
         values = {"answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until}
-        this = (table.c.job_id == job_id, table.c.agent_id == agent_id)
+        this = {"job_id": job_id, "agent_id": agent_id}
         with self._database.writing(connection) as joined:
-            known = joined.execute(select(*(table.c[name] for name in values)).where(*this)).first()
+            known = select_rows(joined, job_answers, **this).first()
             if known is None:
-                joined.execute(insert(table), {"job_id": job_id, "agent_id": agent_id} | values)
-            elif dict(known._mapping) == values:
+                insert_rows(joined, job_answers, this | values)
+            elif dict(known._mapping) == this | values:
                 return False
             else:
-                joined.execute(update(table).where(*this).values(**values))
+                update_rows(joined, job_answers, values, **this)
             return True
 
     def asked(self, job_id: str, *, connection: Connection | None = None) -> tuple[str, ...] | None:
@@ -466,8 +468,7 @@ class WillingnessStore:
     def asked_of(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, tuple[str, ...]]:
         """`asked` of several jobs at once; those in which it is open are left out."""
         with self._database.reading(connection) as joined:
-            query = select(job_asked).where(job_asked.c.job_id.in_(sorted(job_ids)))
-            return {row.job_id: tuple(row.agents) for row in joined.execute(query)}
+            return {row.job_id: tuple(row.agents) for row in select_rows(joined, job_asked, job_id=sorted(job_ids))}
 
     def fix_asked(self, job_id: str, agents: Collection[str], *, connection: Connection | None = None) -> None:
         """Fix whom a job asks, once for ever.
@@ -483,7 +484,7 @@ class WillingnessStore:
             if known is not None and known != tuple(agents):
                 raise PrivacyRefusal(f"whom job {job_id!r} asks is fixed, and their charges with it")
             if known is None:
-                joined.execute(insert(job_asked), {"job_id": job_id, "agents": list(agents)})
+                insert_rows(joined, job_asked, {"job_id": job_id, "agents": list(agents)})
 
     def unasked_lately(self, token_id: str, now: datetime, *, connection: Connection | None = None) -> int:
         """How many jobs of a token of the last 24 hours got answers of agents and ended before anybody was asked.
@@ -491,18 +492,9 @@ class WillingnessStore:
         Args:
             now: when the next one is submitted.
         """
-        was_answered = select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists()
-        was_asked = (
-            select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists()
-        )
-        query = (
-            select(func.count())
-            .select_from(jobs)
-            .where(jobs.c.created_by == token_id, jobs.c.created_at >= now - _DAY, jobs.c.state.in_(_UNPAID))
-            .where(was_answered, ~was_asked)
-        )
+        lately = {"token_id": token_id, "since": now - _DAY}
         with self._database.reading(connection) as joined:
-            return int(joined.execute(query).scalar_one())
+            return int(joined.execute(_UNASKED, lately).scalar_one())
 
 
 class ForgottenJobs:
@@ -563,19 +555,42 @@ class ForgottenJobs:
             return list(connection.execute(query).scalars())
 
 
+_UNASKED = (
+    select(func.count())
+    .select_from(jobs)
+    .where(
+        jobs.c.created_by == bindparam("token_id"),
+        jobs.c.created_at >= bindparam("since", type_=jobs.c.created_at.type),
+        jobs.c.state.in_(_UNPAID),
+    )
+    .where(
+        select(job_answers.c.job_id).where(job_answers.c.job_id == jobs.c.job_id).exists(),
+        ~select(rounds.c.job_id).where(rounds.c.job_id == jobs.c.job_id, rounds.c.state != "waiting").exists(),
+    )
+)
+_NOW = bindparam("now", type_=jobs.c.updated_at.type)
+_STAMP = (
+    update(jobs)
+    .where(jobs.c.job_id == bindparam("of_job"), UNFINISHED)
+    .values(
+        version=jobs.c.version + 1,
+        updated_at=case((jobs.c.updated_at < _NOW, _NOW), else_=jobs.c.updated_at),  # a clock set back makes none older
+    )
+)
+
+
 def no_such_job(job_id: str) -> NotFound:
     """Said of a job that is not there, and in the same words of one that is somebody else's."""
     return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
 
 
 def _jobs_of(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
-    query = select(jobs).where(jobs.c.job_id.in_(sorted(job_ids)))
-    return {row.job_id: JobRecord(**row._mapping) for row in connection.execute(query)}
+    return {row.job_id: JobRecord(**row._mapping) for row in select_rows(connection, jobs, job_id=sorted(job_ids))}
 
 
 def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, dict[str, Said]]:
     found: dict[str, dict[str, Said]] = {}
-    for row in connection.execute(select(job_answers).where(job_answers.c.job_id.in_(sorted(job_ids)))):
+    for row in select_rows(connection, job_answers, job_id=sorted(job_ids)):
         until_s = None if row.until is None else row.until.timestamp()
         found.setdefault(row.job_id, {})[row.agent_id] = Said(row.answer, row.reason, row.sentence, until_s)
     return found
@@ -614,11 +629,11 @@ def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, li
     ids = sorted(set(job_ids))
     found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
     holdings: dict[tuple[str, int], dict[str, Mapping[str, str]]] = {}
-    for row in connection.execute(select(round_holdings).where(round_holdings.c.job_id.in_(ids))):
+    for row in select_rows(connection, round_holdings, job_id=ids):
         holdings.setdefault((row.job_id, row.number), {})[row.tallier_id] = row.holdings
     refusals: dict[tuple[str, int], dict[str, str]] = {}
     final: dict[tuple[str, int], set[str]] = {}
-    for row in connection.execute(select(round_refusals).where(round_refusals.c.job_id.in_(ids))):
+    for row in select_rows(connection, round_refusals, job_id=ids):
         refusals.setdefault((row.job_id, row.number), {})[row.agent_id] = row.sentence
         if row.kind == "final":
             final.setdefault((row.job_id, row.number), set()).add(row.agent_id)
@@ -647,8 +662,7 @@ def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, li
 
 
 def _forgotten_at(connection: Connection, job_ids: Collection[str]) -> dict[str, datetime]:
-    query = select(forgotten_jobs.c.job_id, forgotten_jobs.c.at).where(forgotten_jobs.c.job_id.in_(sorted(job_ids)))
-    return {row.job_id: row.at for row in connection.execute(query)}
+    return {row.job_id: row.at for row in select_rows(connection, forgotten_jobs, job_id=sorted(job_ids))}
 
 
 def _check_rounds(job: JobRecord, rounds: Sequence[RoundRecord]) -> None:

@@ -8,18 +8,18 @@ nothing left. Each step may run twice and twice equals once. Entries are never c
 before it (`chain`), and a file beside the journal remembers it (`anchor`), so that a journal that was cut, edited or
 replaced by an older copy is refused. Time never runs backwards in it: an entry is at least as late as the one before.
 
-More than 400 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
+More than 600 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from sqlalchemy import Connection, Select, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, bindparam, case, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from labeler.budget import NothingLeft
@@ -32,21 +32,23 @@ from labeler.errors import (
     PrivacyRefusal,
     ProtocolViolation,
 )
-from labeler.ledger.anchor import WHAT_TO_DO, Anchor, check_not_behind
 from labeler.ledger.chain import (
     EMPTY,
     SALT_BYTES,
     SALTED,
+    WHAT_TO_DO,
+    Anchor,
     Entry,
     Head,
     Kind,
+    check_not_behind,
     detail_text,
     entry_hash,
     entry_of,
     salted,
     time_text,
 )
-from labeler.ledger.database import MAX_PAGE, Database
+from labeler.ledger.database import MAX_PAGE, Database, insert_rows, select_rows, update_rows
 from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reservations
 from labeler.ledger.verification import verify_ledger
 from labeler.setting import LEVELS
@@ -183,6 +185,12 @@ class _Known:
 
 _entry, _account, _reservation = ledger_entries.c, ledger_accounts.c, ledger_reservations.c
 _BALANCES = select(_account.account, _account.level, _account.cap, _account.spent, _account.posted)
+_LAST = select(_entry.seq, _entry.at, _entry.hash).order_by(_entry.seq.desc()).limit(1)
+_CHARGED = (
+    select(_entry.account, _entry.level, _entry.amount)
+    .where(_entry.seq.between(bindparam("first"), bindparam("last")))
+    .order_by(_entry.seq)
+)
 _MOVE = (
     update(ledger_accounts)
     .where(_account.account == bindparam("of_account"), _account.level == bindparam("of_level"))
@@ -268,6 +276,17 @@ class Ledger:
         check_account(account, level)
         with self._database.reading(connection) as held:
             return self._balance(held, account, level)
+
+    def balances_of(
+        self, accounts: Collection[str], *, connection: Connection | None = None
+    ) -> dict[tuple[str, Level], Balance]:
+        """What some accounts may spend and have spent, by name and level; those never opened are left out."""
+        with self._database.reading(connection) as held:
+            found = select_rows(held, ledger_accounts, account=sorted(accounts))
+            return {
+                (row.account, row.level): _balance(row.account, row.level, row.cap, row.spent, row.posted)
+                for row in found
+            }
 
     def balances(self) -> list[Balance]:
         """Every account, by name and level."""
@@ -360,10 +379,9 @@ class Ledger:
                 )
             if known is None:
                 row = {"account": account, "level": level, "cap": cap, "spent": 0, "posted": 0}
-                held.execute(insert(ledger_accounts), row)
+                insert_rows(held, ledger_accounts, row)
             else:
-                mine = (_account.account == account, _account.level == level)
-                held.execute(update(ledger_accounts).where(*mine).values(cap=cap))
+                update_rows(held, ledger_accounts, {"cap": cap}, account=account, level=level)
             self._append(held, "open" if known is None else "cap", "", [(account, level, cap or 0)], detail)
 
     def reserve(
@@ -399,12 +417,17 @@ class Ledger:
             if known is not None:
                 self._check_repeated(held, reservation_id, known, asked)
                 return known.first_seq
+            balances = self.balances_of({charge.account for charge in charges}, connection=held)
             for charge in charges:
-                self._check_left(held, charge)
+                balance = balances.get((charge.account, charge.level))
+                if balance is None:
+                    raise _never_opened(charge.account, charge.level)
+                if charge.amount > _room(balance):
+                    raise self.overdrawn(charge, connection=held)
             rows = [(charge.account, charge.level, charge.amount) for charge in charges]
             seq = self._append(held, "reserve", reservation_id, rows, written)
             row = {"reservation_id": reservation_id, "state": "reserved", "first_seq": seq, "charges": len(rows)}
-            held.execute(insert(ledger_reservations), row)
+            insert_rows(held, ledger_reservations, row)
             _move(held, rows, spent=1, posted=0)
             return seq
 
@@ -597,7 +620,7 @@ class Ledger:
             }  # fmt: skip
             head = Head(head.seq + 1, entry_hash(entry))
             entries.append(entry | {"hash": head.hash})
-        held.execute(insert(ledger_entries), entries)
+        insert_rows(held, ledger_entries, *entries)
 
         def remember() -> None:
             self._known_head = self._untold = head
@@ -610,8 +633,8 @@ class Ledger:
     def _settle(self, held: Connection, reservation_id: str, known: _Known, state: State, detail: str) -> int:
         rows = _charged(held, known)
         seq = self._append(held, "post" if state == "posted" else "void", reservation_id, rows, detail)
-        mine = _reservation.reservation_id == reservation_id
-        held.execute(update(ledger_reservations).where(mine).values(state=state, settled_seq=seq))
+        settled = {"state": state, "settled_seq": seq}
+        update_rows(held, ledger_reservations, settled, reservation_id=reservation_id)
         _move(held, rows, spent=0 if state == "posted" else -1, posted=1 if state == "posted" else 0)
         return seq
 
@@ -625,7 +648,7 @@ class Ledger:
     def _balance(self, held: Connection, account: str, level: str) -> Balance:
         balance = _balance_of(held, account, level)
         if balance is None:
-            raise NotFound(f"there is no account {account!r} at the {level} level; open it first")
+            raise _never_opened(account, level)
         return balance
 
     def _check_repeated(
@@ -640,10 +663,6 @@ class Ledger:
         if known.state == "void":
             # Answering "reserved" to a delayed repeat would let work start that nothing pays for.
             raise PrivacyRefusal(f"reservation {reservation_id!r} was voided and pays for nothing; use a new id")
-
-    def _check_left(self, held: Connection, charge: Charge) -> None:
-        if charge.amount > _room(self._balance(held, charge.account, charge.level)):
-            raise self.overdrawn(charge, connection=held)
 
     def overdrawn(self, charge: Charge, *, connection: Connection) -> BudgetExceeded:
         """Return the refusal of a charge that an account does not cover: what is left, what was asked, who spent."""
@@ -673,14 +692,18 @@ def _balance(account: str, level: Level, cap: int | None, spent: int, posted: in
     return Balance(account, level, cap, spent - posted, posted)
 
 
+def _never_opened(account: str, level: str) -> NotFound:
+    return NotFound(f"there is no account {account!r} at the {level} level; open it first")
+
+
 def _balance_of(held: Connection, account: str, level: str) -> Balance | None:
-    row = held.execute(_BALANCES.where(_account.account == account, _account.level == level)).first()
-    return None if row is None else _balance(*row)
+    row = select_rows(held, ledger_accounts, account=account, level=level).first()
+    return None if row is None else _balance(row.account, row.level, row.cap, row.spent, row.posted)
 
 
 def _tail(held: Connection) -> tuple[Head, str]:
     """The head, and the stored time of the last entry."""
-    last = held.execute(select(_entry.seq, _entry.at, _entry.hash).order_by(_entry.seq.desc()).limit(1)).first()
+    last = held.execute(_LAST).first()
     return (EMPTY, "") if last is None else (Head(last.seq, last.hash), last.at)
 
 
@@ -688,20 +711,20 @@ def hash_at(held: Connection, seq: int) -> str:
     """The hash of an entry; empty where there is none, all zeros before the first."""
     if seq == 0:
         return EMPTY.hash
-    return str(held.execute(select(_entry.hash).where(_entry.seq == seq)).scalar() or "")
+    found = select_rows(held, ledger_entries, seq=seq).first()
+    return "" if found is None else str(found.hash)
 
 
 def _reservation_of(held: Connection, reservation_id: str) -> _Known | None:
-    columns = (_reservation.state, _reservation.first_seq, _reservation.charges, _reservation.settled_seq)
-    row = held.execute(select(*columns).where(_reservation.reservation_id == reservation_id)).first()
-    return None if row is None else _Known(*row)
+    row = select_rows(held, ledger_reservations, reservation_id=reservation_id).first()
+    return None if row is None else _Known(row.state, row.first_seq, row.charges, row.settled_seq)
 
 
 def _charged(held: Connection, known: _Known) -> list[Row]:
     """What a reservation charged, read from its entries."""
     last = known.first_seq + known.charges - 1
-    query = select(_entry.account, _entry.level, _entry.amount).where(_entry.seq.between(known.first_seq, last))
-    return [(row.account, row.level, row.amount) for row in held.execute(query.order_by(_entry.seq))]
+    found = held.execute(_CHARGED, {"first": known.first_seq, "last": last})
+    return [(row.account, row.level, row.amount) for row in found]
 
 
 def _last_spenders(held: Connection, account: str, level: str) -> tuple[tuple[str, int], ...]:

@@ -1,27 +1,32 @@
-"""Who is enrolled: agents and talliers, their public keys, their last contact, and how far their journals are.
+"""Enrolled agents and talliers: their public keys, last contact, how far their journals are, and their invitations.
 
 A key is used by one party, once: a key that was replaced or revoked is never taken again, and no two parties share one.
 The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
 charges, and is refused.
 
-More than 400 lines: a party's keys and what was seen of its journal are looked up and changed together.
+The token of an invitation is shown once, in the file; here lies its hash. An invitation is used by one pair of keys
+for ever, so a request that is sent again is answered the same, and other keys are refused. Rows are kept: who was let
+in, when and by whose word is what an auditor asks for.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
+import secrets
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from labeler.errors import InvalidSetting, JournalBehind, NotEnrolled, NotFound, ProtocolViolation
+from labeler.invitation import token_digest
 from labeler.ledger.chain import EMPTY, Head
-from labeler.ledger.database import Database, now_utc
-from labeler.ledger.schema import json_text, parties, party_heads, party_keys
+from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
+from labeler.ledger.schema import invitations, json_text, parties, party_heads, party_keys
 from labeler.messages import COORDINATOR
 from labeler.system.clock import Clock
 from labeler.tally import MAX_TALLIERS
@@ -143,7 +148,7 @@ class PartyStore:
             self._check_unused((verify_key, seal_key), joined)
             record = PartyRecord(party_id, role, tallier, verify_key, seal_key, "active", self._clock())
             self._changed()
-            joined.execute(insert(parties), {column.name: getattr(record, column.name) for column in parties.columns})
+            insert_rows(joined, parties, {column.name: getattr(record, column.name) for column in parties.columns})
             self._keep_keys(party_id, (verify_key, seal_key), joined)
             return record
 
@@ -162,8 +167,8 @@ class PartyStore:
     def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
         """All parties, or those of one role, by id; revoked ones among them."""
         with self._database.reading(connection) as joined:
-            rows = joined.execute(select(parties).order_by(parties.c.party_id)).all()
-        return [PartyRecord(**row._mapping) for row in rows if role in (None, row.role)]
+            found = select_rows(joined, parties, ("party_id",)).all()
+        return [PartyRecord(**row._mapping) for row in found if role in (None, row.role)]
 
     def rotate(
         self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
@@ -186,11 +191,8 @@ class PartyStore:
             self._check_unused((verify_key, seal_key), joined)
             self._changed()
             self._keep_keys(party_id, (verify_key, seal_key), joined)
-            joined.execute(
-                update(parties)
-                .where(parties.c.party_id == party_id)
-                .values(verify_key=verify_key, seal_key=seal_key, state="active")
-            )
+            new = {"verify_key": verify_key, "seal_key": seal_key, "state": "active"}
+            update_rows(joined, parties, new, party_id=party_id)
             return self.get(party_id, connection=joined)
 
     def revoke(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
@@ -201,7 +203,7 @@ class PartyStore:
         """
         with self._database.writing(connection) as joined:
             self._changed()
-            joined.execute(update(parties).where(parties.c.party_id == party_id).values(state="revoked"))
+            update_rows(joined, parties, {"state": "revoked"}, party_id=party_id)
             return self.get(party_id, connection=joined)
 
     def contact(
@@ -235,7 +237,7 @@ class PartyStore:
             self._changed()
             heard = {"last_contact": max(at, known.last_contact or at), "facts": dict(facts)}
             heard |= {"journal_seq": head.seq, "journal_hash": head.hash if head.seq else ""}
-            joined.execute(update(parties).where(parties.c.party_id == party_id).values(**heard))
+            update_rows(joined, parties, heard, party_id=party_id)
 
     def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
         """Keep how far journals were that parties' answers came from; one that is not further changes nothing."""
@@ -243,9 +245,9 @@ class PartyStore:
             before = self._answered_at(party_id, connection)
             values = {"seq": head.seq, "hash": head.hash}
             if before == EMPTY and head.seq:
-                connection.execute(insert(party_heads), {"party_id": party_id} | values)
+                insert_rows(connection, party_heads, {"party_id": party_id} | values)
             elif head.seq > before.seq:
-                connection.execute(update(party_heads).where(party_heads.c.party_id == party_id).values(**values))
+                update_rows(connection, party_heads, values, party_id=party_id)
 
     def last_answer(self, party_id: str) -> Head:
         """How far a party's journal was when it answered last.
@@ -261,35 +263,33 @@ class PartyStore:
         return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
 
     def _answered_at(self, party_id: str, connection: Connection) -> Head:
-        query = select(party_heads.c.seq, party_heads.c.hash).where(party_heads.c.party_id == party_id)
-        found = connection.execute(query).first()
-        return EMPTY if found is None else Head(*found)
+        found = select_rows(connection, party_heads, party_id=party_id).first()
+        return EMPTY if found is None else Head(found.seq, found.hash)
 
     def _find(self, party_id: str, connection: Connection) -> PartyRecord | None:
-        row = connection.execute(select(parties).where(parties.c.party_id == party_id)).first()
+        row = select_rows(connection, parties, party_id=party_id).first()
         return None if row is None else PartyRecord(**row._mapping)
 
     def _check_number(self, tallier: int | None, connection: Connection) -> None:
         if tallier is None:
             return
-        query = select(parties.c.party_id).where(parties.c.tallier == tallier, parties.c.state == "active")
-        other = connection.execute(query).scalar()
+        other = select_rows(connection, parties, tallier=tallier, state="active").first()
         if other is not None:
             raise ProtocolViolation(
-                f"tallier {tallier} is {other!r}; two parties of one number would each hold a share meant for one. "
-                "Revoke the other first"
+                f"tallier {tallier} is {other.party_id!r}; two parties of one number would each hold a share meant for "
+                "one. Revoke the other first"
             )
 
     def _check_unused(self, keys: tuple[str, str], connection: Connection) -> None:
-        used = connection.execute(select(party_keys.c.party_id).where(party_keys.c.key.in_(keys))).scalar()
+        used = select_rows(connection, party_keys, key=list(keys)).first()
         if used is not None:
             raise ProtocolViolation(
-                f"one of these keys was enrolled before, for {used!r}; a key belongs to one party and is not taken "
-                "twice. Make new ones with `labeler keys`"
+                f"one of these keys was enrolled before, for {used.party_id!r}; a key belongs to one party and is not "
+                "taken twice. Make new ones with `labeler keys`"
             )
 
     def _keep_keys(self, party_id: str, keys: tuple[str, str], connection: Connection) -> None:
-        connection.execute(insert(party_keys), [{"key": key, "party_id": party_id} for key in keys])
+        insert_rows(connection, party_keys, *({"key": key, "party_id": party_id} for key in keys))
 
 
 def _is_as_far(head: Head, seen: Head) -> bool:
@@ -306,3 +306,138 @@ def _check_keys(verify_key: str, seal_key: str) -> None:
         raise InvalidSetting("a public key is 64 hexadecimal digits in lower case")
     if verify_key == seal_key:
         raise InvalidSetting("the key that verifies and the key that seals are two different ones")
+
+
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class InvitationRecord:
+    """An invitation without its token.
+
+    Attributes:
+        invitation_id: what it is called in records and logs; not secret.
+        party_id, role, tallier: who is invited, as what.
+        is_rotation: the party is enrolled and gets new keys.
+        created_by: id of the access token that made it.
+        withdrawn_at: since when it opens nothing; None while it may.
+        used_at: when keys were enrolled with it; None before.
+        verify_key, seal_key: those keys.
+    """
+
+    invitation_id: str
+    party_id: str
+    role: Role
+    tallier: int | None
+    is_rotation: bool
+    created_by: str
+    created_at: datetime
+    expires_at: datetime
+    withdrawn_at: datetime | None = None
+    used_at: datetime | None = None
+    verify_key: str | None = None
+    seal_key: str | None = None
+
+    def is_open(self, now: datetime) -> bool:
+        """Return whether keys may still be enrolled with it."""
+        return self.used_at is None and self.withdrawn_at is None and self.expires_at > now
+
+
+_SHOWN = tuple(column for column in invitations.c if column.name != "token_digest")
+
+
+class InvitationStore:
+    """All invitations of a coordinator. Every method that writes can join a transaction by `connection`."""
+
+    def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
+        self._database = database
+        self._clock = clock
+
+    def create(
+        self,
+        party_id: str,
+        role: Role,
+        *,
+        tallier: int | None,
+        is_rotation: bool,
+        expires_at: datetime,
+        created_by: str,
+        connection: Connection | None = None,
+    ) -> tuple[InvitationRecord, str]:
+        """Invite a party; an earlier invitation of this name that was not used opens nothing any more.
+
+        Returns:
+            The record, and the token "inv_..."; nobody can show it a second time.
+        """
+        secret = "inv_" + secrets.token_urlsafe(_SECRET_BYTES)
+        with self._database.writing(connection) as joined:
+            self.withdraw(party_id, connection=joined)
+            record = InvitationRecord(
+                f"inv-{secrets.token_hex(8)}",
+                party_id,
+                role,
+                tallier,
+                is_rotation,
+                created_by,
+                self._clock(),
+                expires_at,
+            )
+            fields = {column.name: getattr(record, column.name) for column in _SHOWN}
+            joined.execute(
+                insert(invitations),
+                fields | {"is_rotation": int(is_rotation), "token_digest": token_digest(secret)},
+            )
+        return record, secret
+
+    def find(self, secret: str, *, connection: Connection | None = None) -> InvitationRecord | None:
+        """The invitation of a token, in whatever state; None where there is none.
+
+        What is looked up is a hash that the asker cannot steer, and it is compared in constant time, so the time an
+        answer takes says nothing about any token.
+        """
+        digest = token_digest(secret)
+        query = select(*_SHOWN, invitations.c.token_digest).where(invitations.c.token_digest == digest)
+        with self._database.reading(connection) as joined:
+            row = joined.execute(query).first()
+        if row is None or not hmac.compare_digest(row.token_digest, digest):
+            return None
+        return _record(row)
+
+    def use(self, invitation_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None) -> None:
+        """Note by which keys an open invitation was used, for ever."""
+        with self._database.writing(connection) as joined:
+            joined.execute(
+                update(invitations)
+                .where(invitations.c.invitation_id == invitation_id)
+                .values(used_at=self._clock(), verify_key=verify_key, seal_key=seal_key)
+            )
+
+    def withdraw(self, party_id: str, *, connection: Connection | None = None) -> int:
+        """Let invitations of a name that were not used open nothing any more; how many those were."""
+        is_open = (
+            invitations.c.party_id == party_id,
+            invitations.c.used_at.is_(None),
+            invitations.c.withdrawn_at.is_(None),
+        )
+        with self._database.writing(connection) as joined:
+            done = joined.execute(update(invitations).where(*is_open).values(withdrawn_at=self._clock()))
+        return int(done.rowcount)
+
+    def lately(self, now: datetime, *, used_since: datetime) -> list[InvitationRecord]:
+        """Invitations that may be used at a moment, and those that were used since another, oldest first."""
+        is_open = (invitations.c.used_at.is_(None)) & (invitations.c.withdrawn_at.is_(None))
+        lately = (is_open & (invitations.c.expires_at > now)) | (invitations.c.used_at >= used_since)
+        query = select(*_SHOWN).where(lately).order_by(invitations.c.created_at, invitations.c.invitation_id)
+        with self._database.read() as joined:
+            return [_record(row) for row in joined.execute(query)]
+
+    def list(self, *, connection: Connection | None = None) -> list[InvitationRecord]:
+        """Every invitation, oldest first."""
+        query = select(*_SHOWN).order_by(invitations.c.created_at, invitations.c.invitation_id)
+        with self._database.reading(connection) as joined:
+            return [_record(row) for row in joined.execute(query)]
+
+
+def _record(row: Row[*tuple[Any, ...]]) -> InvitationRecord:
+    fields = {name: value for name, value in row._mapping.items() if name != "token_digest"}
+    return InvitationRecord(**(fields | {"is_rotation": bool(row.is_rotation)}))

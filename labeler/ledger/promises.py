@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, case, func, insert, literal_column, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, literal_column, select, update
 
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import PolicyRefusal
-from labeler.ledger.database import Database
+from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.schema import (
     ledger_reservations,
@@ -89,9 +89,8 @@ class PromiseStore:
 
     def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
         """What was said to a proposal, or None."""
-        said = proposal_answers.c
         with self._database.reading(connection) as joined:
-            row = joined.execute(select(said.answer, said.until).where(said.digest == digest)).first()
+            row = select_rows(joined, proposal_answers, digest=digest).first()
         return None if row is None else Said(row.answer, row.until)
 
     def keep(
@@ -118,7 +117,7 @@ class PromiseStore:
                 charges = [Charge(account, level, amount) for level, amount in amounts.items()]
                 self._ledger.reserve(name, charges, detail={"proposed": about.job_id}, connection=joined)
                 row = {"reservation_id": name, "digest": about.digest, "task_digest": about.task_digest}
-                joined.execute(insert(promised_rounds), row | {"num_queries": num_queries, "amounts": dict(amounts)})
+                insert_rows(joined, promised_rounds, row | {"num_queries": num_queries, "amounts": dict(amounts)})
 
     def decline(self, about: Proposed, *, connection: Connection | None = None) -> None:
         """Remember that the budget did not cover a proposal."""
@@ -167,7 +166,7 @@ class PromiseStore:
 
     def _say(self, about: Proposed, answer: str, held: Connection) -> None:
         row = {"digest": about.digest, "job_id": about.job_id, "task_digest": about.task_digest, "answer": answer}
-        held.execute(insert(proposal_answers), row | {"until": about.until, "answered_at": about.at})
+        insert_rows(held, proposal_answers, row | {"until": about.until, "answered_at": about.at})
 
     def _lapse(self, rounds: Sequence[Row[Any]], connection: Connection) -> int:
         for one in rounds:
@@ -179,15 +178,16 @@ class PromiseStore:
 
 def _open(connection: Connection) -> Sequence[Row[Any]]:
     """Promised rounds whose reservations still stand, with the job and the end of each."""
-    said = proposal_answers.c
-    query = (
-        select(promised_rounds, said.job_id, said.until)
-        .join(proposal_answers, said.digest == promised_rounds.c.digest)
-        .join(ledger_reservations, ledger_reservations.c.reservation_id == promised_rounds.c.reservation_id)
-        .where(ledger_reservations.c.state == literal_column("'reserved'"))  # as the index of few rows has it
-        .order_by(promised_rounds.c.reservation_id)
-    )
-    return connection.execute(query).all()
+    return connection.execute(_OPEN).all()
+
+
+_OPEN = (
+    select(promised_rounds, proposal_answers.c.job_id, proposal_answers.c.until)
+    .join(proposal_answers, proposal_answers.c.digest == promised_rounds.c.digest)
+    .join(ledger_reservations, ledger_reservations.c.reservation_id == promised_rounds.c.reservation_id)
+    .where(ledger_reservations.c.state == literal_column("'reserved'"))  # as the index of few rows has it
+    .order_by(promised_rounds.c.reservation_id)
+)
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,8 @@ class ToldAmounts:
             if not self._is_news(one, connection):
                 continue
             above = (told.amount > one.taken, told.told_at >= at - DAY, told.for_nothing == 1)
-            of_each = Counter(connection.execute(select(told.requester).where(*_of(one), *above)).scalars())
+            query = select(told.requester).where(told.scale == one.scale, told.bound == one.bound, *above)
+            of_each = Counter(connection.execute(query).scalars())
             own, everybody = of_each[requester], sum(min(MOST_OF_ONE, many) for many in of_each.values())
             if own >= MOST_OF_ONE or everybody >= MOST:
                 whose, most = ("to one requester", MOST_OF_ONE) if own >= MOST_OF_ONE else ("to all", MOST)
@@ -281,24 +282,24 @@ class ToldAmounts:
             if self._is_news(one, connection):
                 row = {"digest": digest, "scale": one.scale, "bound": one.bound, "amount": one.amount}
                 row |= {"requester": requester, "told_at": at, "for_nothing": int(not is_yes)}
-                connection.execute(insert(told_amounts), row)
+                insert_rows(connection, told_amounts, row)
             if not one.is_covered:
                 return
 
     def give_back(self, digest: str, connection: Connection) -> None:
         """The price of a yes was given back, or a part of it."""
-        this = (told_amounts.c.digest == digest, told_amounts.c.for_nothing == 0)
-        connection.execute(update(told_amounts).where(*this).values(for_nothing=1))
+        update_rows(connection, told_amounts, {"for_nothing": 1}, digest=digest, for_nothing=0)
 
     def _is_news(self, one: Compared, connection: Connection) -> bool:
-        amount = told_amounts.c.amount
-        covered = connection.execute(select(func.max(amount)).where(*_of(one), amount <= one.bound)).scalar()
-        beyond = connection.execute(select(func.min(amount)).where(*_of(one), amount > one.bound)).scalar()
+        of_bound = {"scale": one.scale, "bound": one.bound}
+        covered = connection.execute(_COVERED, of_bound).scalar()
+        beyond = connection.execute(_BEYOND, of_bound).scalar()
         return max(one.taken, covered or 0) < one.amount and (beyond is None or one.amount < beyond)
 
 
-def _of(one: Compared) -> tuple[ColumnElement[bool], ...]:
-    return (told_amounts.c.scale == one.scale, told_amounts.c.bound == one.bound)
+_OF_BOUND = (told_amounts.c.scale == bindparam("scale"), told_amounts.c.bound == bindparam("bound"))
+_COVERED = select(func.max(told_amounts.c.amount)).where(*_OF_BOUND, told_amounts.c.amount <= told_amounts.c.bound)
+_BEYOND = select(func.min(told_amounts.c.amount)).where(*_OF_BOUND, told_amounts.c.amount > told_amounts.c.bound)
 
 
 class RequesterShares:
@@ -336,7 +337,7 @@ class RequesterShares:
             }
             for name, amounts in reservations
         ]
-        connection.execute(insert(taken_by), rows)
+        insert_rows(connection, taken_by, *rows)
 
     def requesters(self, *, connection: Connection) -> list[str]:
         """Everybody for whom something was ever set aside."""

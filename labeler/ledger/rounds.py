@@ -21,10 +21,10 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, insert, or_, select, update
+from sqlalchemy import Connection, Row, Table, and_, bindparam, or_, select, update
 
 from labeler.errors import InvalidSetting, NotFound, NotReady, PrivacyRefusal, ProtocolViolation
-from labeler.ledger.database import Database
+from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
 from labeler.ledger.schema import (
     FINISHED,
     ROUND_STATES,
@@ -60,7 +60,7 @@ def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int
         _check_live(row)
         _check_no_twin(connection, row, round_digest)
         values = {"batch_digest": batch_digest, "round_digest": round_digest}
-        connection.execute(insert(planned_batches), {"job_id": job_id, "number": number} | values)
+        insert_rows(connection, planned_batches, {"job_id": job_id, "number": number} | values)
         changed = True
     return changed
 
@@ -71,17 +71,16 @@ def fix_participants(connection: Connection, job_id: str, number: int, verify_ke
     wanted = dict(verify_keys)
     if not wanted or not all(isinstance(key, str) and key for pair in wanted.items() for key in pair):
         raise InvalidSetting("the participants of a round are at least one agent, each with its verify key")
-    table = round_participants
-    known = connection.execute(select(table.c.verify_keys).where(_of(table, row))).scalar()
+    known = select_rows(connection, round_participants, job_id=job_id, number=number).first()
     if known is not None:
-        if known != wanted:
+        if known.verify_keys != wanted:
             raise PrivacyRefusal(
                 f"the participants of {_name(job_id, number)} and their keys are fixed; a key that was changed since "
                 "counts from the next round on"
             )
         return False
     _check_live(row)
-    connection.execute(insert(table), {"job_id": job_id, "number": number, "verify_keys": wanted})
+    insert_rows(connection, round_participants, {"job_id": job_id, "number": number, "verify_keys": wanted})
     return True
 
 
@@ -101,10 +100,10 @@ def set_asked(connection: Connection, job_id: str, number: int) -> bool:
 def note_share(connection: Connection, job_id: str, number: int) -> bool:
     """Durable before the first share is passed on: from here on no refusal proves that nothing left."""
     row = _row(connection, job_id, number)
-    if connection.execute(select(round_shares.c.number).where(_of(round_shares, row))).first() is not None:
+    if select_rows(connection, round_shares, job_id=job_id, number=number).first() is not None:
         return False
     _check_live(row)
-    connection.execute(insert(round_shares), {"job_id": job_id, "number": number})
+    insert_rows(connection, round_shares, {"job_id": job_id, "number": number})
     return True
 
 
@@ -124,8 +123,8 @@ def report_refusal(
 ) -> bool:
     """Keep why an agent does not answer; a final refusal is not taken back by one that passes."""
     row = _row(connection, job_id, number)
-    this = _of(round_refusals, row) & (round_refusals.c.agent_id == agent_id)
-    if not is_final and connection.execute(select(round_refusals.c.kind).where(this)).scalar() == "final":
+    known = select_rows(connection, round_refusals, job_id=job_id, number=number, agent_id=agent_id).first()
+    if not is_final and known is not None and known.kind == "final":
         return False
     news = {"sentence": sentence, "kind": "final" if is_final else "passing"}
     return _report(connection, round_refusals, row, {"agent_id": agent_id}, news)
@@ -163,9 +162,8 @@ def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int
     _check_live(row)
     if row.state != "agreed":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; it is posted after its contributors were fixed")
-    entry = ledger_entries.c
-    query = select(entry.kind, entry.reservation_id).where(entry.seq == ledger_seq)
-    if connection.execute(query).first() != ("post", f"{job_id}/{number}"):
+    entry = select_rows(connection, ledger_entries, seq=ledger_seq).first()
+    if entry is None or (entry.kind, entry.reservation_id) != ("post", f"{job_id}/{number}"):
         raise PrivacyRefusal(
             f"entry {ledger_seq} of the ledger does not post the charge of {_name(job_id, number)}; post the "
             f"reservation {job_id}/{number} in the same transaction"
@@ -187,61 +185,66 @@ def store_release(connection: Connection, job_id: str, number: int, data: bytes)
     _check_live(row)
     if row.state != "posted":
         raise NotReady(f"{_name(job_id, number)} is {row.state}; only a round whose charge is posted is released")
-    connection.execute(insert(releases), {"job_id": job_id, "number": number, "data": data})
+    insert_rows(connection, releases, {"job_id": job_id, "number": number, "data": data})
     _step(connection, row, "opened")
-    sums = aggregate_shares.c
-    kept = (sums.round_digest == row.round_digest, sums.data.is_not(None))
-    connection.execute(update(aggregate_shares).where(*kept).values(data=None))
+    connection.execute(_DROP_SUMS, {"of_round": row.round_digest})
     return True
 
 
 def read_release(connection: Connection, job_id: str, number: int) -> bytes | None:
     """What was released, or None."""
-    this = (releases.c.job_id == job_id, releases.c.number == number)
-    found = connection.execute(select(releases.c.data).where(*this)).scalar()
-    return None if found is None else bytes(found)
+    found = select_rows(connection, releases, job_id=job_id, number=number).first()
+    return None if found is None else bytes(found.data)
 
 
-def live_round(round_digest: str) -> Select[Any]:
-    """The query for the round of a digest: for good, or by the plan of a job that is not finished."""
-    planned = planned_batches.c
-    is_planned = (
-        select(planned.job_id)
-        .join(jobs, jobs.c.job_id == planned.job_id)
-        .where(planned.round_digest == round_digest, UNFINISHED)
-        .where(planned.job_id == rounds.c.job_id, planned.number == rounds.c.number)
-        .exists()
-    )
-    is_live = or_(rounds.c.round_digest == round_digest, and_(rounds.c.round_digest.is_(None), is_planned))
-    return select(rounds).where(is_live).order_by(rounds.c.round_digest.is_(None), rounds.c.job_id, rounds.c.number)
+def live_round(connection: Connection, round_digest: str) -> Sequence[Row[Any]]:
+    """The rounds of a digest: for good, or by the plan of a job that is not finished."""
+    return connection.execute(_LIVE, {"digest": round_digest}).all()
+
+
+_PLANNED = (
+    select(planned_batches.c.job_id)
+    .join(jobs, jobs.c.job_id == planned_batches.c.job_id)
+    .where(planned_batches.c.round_digest == bindparam("digest"), UNFINISHED)
+    .where(planned_batches.c.job_id == rounds.c.job_id, planned_batches.c.number == rounds.c.number)
+    .exists()
+)
+_LIVE = (
+    select(rounds)
+    .where(or_(rounds.c.round_digest == bindparam("digest"), and_(rounds.c.round_digest.is_(None), _PLANNED)))
+    .order_by(rounds.c.round_digest.is_(None), rounds.c.job_id, rounds.c.number)
+)
+_WITH_JOB = (
+    select(rounds, jobs.c.state.label("job_state"))
+    .join(jobs, jobs.c.job_id == rounds.c.job_id)
+    .where(rounds.c.job_id == bindparam("job_id"), rounds.c.number == bindparam("number"))
+)
+_DROP_SUMS = (
+    update(aggregate_shares)
+    .where(aggregate_shares.c.round_digest == bindparam("of_round"), aggregate_shares.c.data.is_not(None))
+    .values(data=None)
+)
 
 
 def _row(connection: Connection, job_id: str, number: int) -> Row[Any]:
     """A round as it is stored, with the state of its job."""
-    query = select(rounds, jobs.c.state.label("job_state")).join(jobs, jobs.c.job_id == rounds.c.job_id)
-    row = connection.execute(query.where(rounds.c.job_id == job_id, rounds.c.number == number)).first()
+    row = connection.execute(_WITH_JOB, {"job_id": job_id, "number": number}).first()
     if row is None:
         raise NotFound(f"there is no {_name(job_id, number)}")
     return row
-
-
-def _of(table: Table, row: Row[Any]) -> ColumnElement[bool]:
-    return and_(table.c.job_id == row.job_id, table.c.number == row.number)
 
 
 def _digests(connection: Connection, row: Row[Any]) -> tuple[str, str] | None:
     """What a round asks: for good, or as it is planned; None before its queries are known."""
     if row.round_digest is not None:
         return (row.batch_digest, row.round_digest)
-    planned = planned_batches.c
-    query = select(planned.batch_digest, planned.round_digest).where(_of(planned_batches, row))
-    found = connection.execute(query).first()
+    found = select_rows(connection, planned_batches, job_id=row.job_id, number=row.number).first()
     return None if found is None else (found.batch_digest, found.round_digest)
 
 
 def _check_no_twin(connection: Connection, row: Row[Any], round_digest: str) -> None:
     """Refuse a round that is another one's twin: asked before, or waiting to be."""
-    for twin in connection.execute(live_round(round_digest)):
+    for twin in live_round(connection, round_digest):
         if (twin.job_id, twin.number) != (row.job_id, row.number):
             raise PrivacyRefusal(
                 f"{_name(row.job_id, row.number)} would be the same as one of job {twin.job_id!r}: its noise would be "
@@ -251,22 +254,21 @@ def _check_no_twin(connection: Connection, row: Row[Any], round_digest: str) -> 
 
 def _report(connection: Connection, table: Table, row: Row[Any], by: dict[str, Any], news: dict[str, Any]) -> bool:
     """Keep what a party says of a round, in place of what it said before."""
-    (column, party), *_ = by.items()
-    this = _of(table, row) & (table.c[column] == party)
-    known = connection.execute(select(*(table.c[name] for name in news)).where(this)).first()
+    this = {"job_id": row.job_id, "number": row.number} | by
+    known = select_rows(connection, table, **this).first()
     if known is None:
-        connection.execute(insert(table), {"job_id": row.job_id, "number": row.number} | by | news)
-    elif dict(known._mapping) == news:
+        insert_rows(connection, table, this | news)
+    elif dict(known._mapping) == this | news:
         return False
     else:
-        connection.execute(update(table).where(this).values(**news))
+        update_rows(connection, table, news, **this)
     return True
 
 
 def _step(connection: Connection, row: Row[Any], state: str, **values: Any) -> bool:
     """Change a round only where it still is as it was read; whoever comes second is told."""
-    still = (_of(rounds, row), rounds.c.state == row.state)
-    if connection.execute(update(rounds).where(*still).values(state=state, **values)).rowcount != 1:
+    still = {"job_id": row.job_id, "number": row.number, "state": row.state}
+    if update_rows(connection, rounds, {"state": state} | values, **still) != 1:
         raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
     return True
 
@@ -315,17 +317,15 @@ class AggregateStore:
         """
         digest = hashlib.sha256(data).hexdigest()
         with self._database.writing(connection) as joined:
-            sums = aggregate_shares.c
-            this = (sums.round_digest == round_digest, sums.tallier_id == tallier_id)
-            known = joined.execute(select(sums.data_digest).where(*this)).scalar()
-            if known == digest:
+            known = select_rows(joined, aggregate_shares, round_digest=round_digest, tallier_id=tallier_id).first()
+            if known is not None and known.data_digest == digest:
                 return
             if known is not None:
                 raise PrivacyRefusal(
                     f"tallier {tallier_id!r} has sent another sum of round {round_digest[:12]!r}; a round is summed "
                     "once, so the second is refused for ever. Find out why its journal forgot the first"
                 )
-            asked = joined.execute(live_round(round_digest)).first()
+            asked = next(iter(live_round(joined, round_digest)), None)
             if asked is None:
                 raise NotFound(f"there is no round {round_digest[:12]!r}")
             if asked.state != "posted":
@@ -333,20 +333,18 @@ class AggregateStore:
                     f"round {round_digest[:12]!r} is {asked.state}; a sum is taken while its round is posted only"
                 )
             row = {"round_digest": round_digest, "tallier_id": tallier_id, "data_digest": digest}
-            joined.execute(insert(aggregate_shares), row | {"data": data if is_kept else None})
+            insert_rows(joined, aggregate_shares, row | {"data": data if is_kept else None})
 
     def of_all(
         self, round_digests: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, dict[str, bytes]]:
         """Round -> tallier id -> its sum, of those that have arrived and were not dropped."""
-        table = aggregate_shares
         found: dict[str, dict[str, bytes]] = {}
         if not round_digests:
             return found
-        query = select(table.c.round_digest, table.c.tallier_id, table.c.data).where(
-            table.c.round_digest.in_(list(round_digests)), table.c.data.is_not(None)
-        )
         with self._database.reading(connection) as joined:
-            for row in joined.execute(query):
+            for row in select_rows(joined, aggregate_shares, round_digest=list(round_digests)):
+                if row.data is None:
+                    continue
                 found.setdefault(row.round_digest, {})[row.tallier_id] = bytes(row.data)
         return found

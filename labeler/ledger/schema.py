@@ -13,7 +13,7 @@ is a text with sorted keys. So an equality in SQL is an equality in Python.
 What is once for ever (the contributors of a round, a release, a tallier's sum) is checked in Python, where the error
 can say what to do next, and once more by a trigger, where no defect of a caller can pass it.
 
-More than 400 lines: tables refer to each other and rules look into several, so all of them stand here and nowhere else.
+More than 600 lines: tables refer to each other and rules look into several, so all of them stand here and nowhere else.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def set_once(column: str) -> str:
 
 
 journal_owner = strict_table("journal_owner", Column("name", Text, primary_key=True))
-"""One row in PostgreSQL: the process that began to write it last (`labeler.ledger.ownership`)."""
+"""One row in PostgreSQL: the process that began to write it last (`labeler.ledger.database`)."""
 
 ledger_entries = strict_table(
     "ledger_entries",

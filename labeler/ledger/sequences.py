@@ -14,10 +14,10 @@ import threading
 from collections import deque
 from functools import partial
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection
 
 from labeler.errors import ProtocolViolation, Replayed
-from labeler.ledger.database import Database, now_utc
+from labeler.ledger.database import Database, insert_rows, now_utc, select_rows, update_rows
 from labeler.ledger.schema import sequences_sent, sequences_taken
 from labeler.messages import MAX_SEQUENCE
 from labeler.system.clock import Clock
@@ -88,16 +88,15 @@ class Sequences:
         with self._database.writing(connection) as joined:
             before = self._highest_taken(sender, verify_key, joined)
             _check_new(sender, sequence, before)
-            this = (sequences_taken.c.sender == sender, sequences_taken.c.verify_key == verify_key)
+            this = {"sender": sender, "verify_key": verify_key}
             if before:
-                joined.execute(update(sequences_taken).where(*this).values(last=sequence))
+                update_rows(joined, sequences_taken, {"last": sequence}, **this)
             else:
-                row = {"sender": sender, "verify_key": verify_key, "last": sequence}
-                joined.execute(insert(sequences_taken), row)
+                insert_rows(joined, sequences_taken, this | {"last": sequence})
 
     def _highest_taken(self, sender: str, verify_key: str, connection: Connection) -> int:
-        this = (sequences_taken.c.sender == sender, sequences_taken.c.verify_key == verify_key)
-        return int(connection.execute(select(sequences_taken.c.last).where(*this)).scalar() or 0)
+        found = select_rows(connection, sequences_taken, sender=sender, verify_key=verify_key).first()
+        return 0 if found is None else int(found.last)
 
     def _from_block(self, recipient: str) -> int | None:
         with self._lock:
@@ -111,13 +110,12 @@ class Sequences:
     def _reserve(self, recipient: str, connection: Connection | None) -> int:
         """Take a block durably; its first number."""
         with self._database.writing(connection) as joined:
-            this = sequences_sent.c.recipient == recipient
-            known = joined.execute(select(sequences_sent.c.reserved).where(this)).scalar()
-            begin = max(known or 0, self._block_of_now())
+            known = select_rows(joined, sequences_sent, recipient=recipient).first()
+            begin = max(0 if known is None else known.reserved, self._block_of_now())
             if known is None:
-                joined.execute(insert(sequences_sent), {"recipient": recipient, "reserved": begin + BLOCK})
+                insert_rows(joined, sequences_sent, {"recipient": recipient, "reserved": begin + BLOCK})
             else:
-                joined.execute(update(sequences_sent).where(this).values(reserved=begin + BLOCK))
+                update_rows(joined, sequences_sent, {"reserved": begin + BLOCK}, recipient=recipient)
         return begin + 1
 
     def _block_of_now(self) -> int:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, select
 
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation
-from labeler.ledger.database import Database
-from labeler.ledger.erasable_home import UnusedKeys
+from labeler.ledger.backup import UnusedKeys
+from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
 from labeler.ledger.schema import tallier_rounds, tallier_shares
 from labeler.messages.rounds import OpenRound
 from labeler.system.erasable import ErasableKeys, lock_away, take_out
@@ -105,10 +105,9 @@ class TallierMemory:
             if self._round(round_digest, joined).state != "open":
                 return
             if not _close_share(joined, round_digest, agent_id, "excluded"):
-                this = (_share.round_digest == round_digest, _share.agent_id == agent_id)
-                if joined.execute(select(_share.state).where(*this)).first() is None:
-                    row = {"round_digest": round_digest, "agent_id": agent_id, "state": "excluded"}
-                    joined.execute(insert(tallier_shares), row)
+                this = {"round_digest": round_digest, "agent_id": agent_id}
+                if select_rows(joined, tallier_shares, **this).first() is None:
+                    insert_rows(joined, tallier_shares, this | {"state": "excluded"})
 
     def load(self, round_digest: str, *, connection: Connection | None = None) -> KeptRound:
         """All that is kept of a round.
@@ -119,8 +118,7 @@ class TallierMemory:
         """
         with self._database.reading(connection) as joined:
             row = self._round(round_digest, joined)
-            of_round = select(tallier_shares).where(_share.round_digest == round_digest)
-            shares = joined.execute(of_round.order_by(_share.agent_id)).all()
+            shares = select_rows(joined, tallier_shares, ("agent_id",), round_digest=round_digest).all()
         return KeptRound(
             opened=OpenRound.decode(bytes(row.opened)),
             shares={
@@ -150,8 +148,7 @@ class TallierMemory:
     def knows(self, round_digest: str) -> bool:
         """Whether a round was ever opened here."""
         with self._database.read() as connection:
-            known = select(_round.state).where(_round.round_digest == round_digest)
-            return connection.execute(known).first() is not None
+            return select_rows(connection, tallier_rounds, round_digest=round_digest).first() is not None
 
     def keep_open(
         self,
@@ -168,14 +165,14 @@ class TallierMemory:
         """
         keys = {_shares_key(digest) for digest, _ in held}
         self._keys.draw_all(keys.union(*((_shares_key(digest), _sum_key(digest)) for digest in opened)))
-        for digest, opening in opened.items():
-            row: dict[str, Any] = {"round_digest": digest, "opened": opening.encode(), "state": "open"}
-            connection.execute(insert(tallier_rounds), row)
+        new = [{"round_digest": digest, "opened": one.encode(), "state": "open"} for digest, one in opened.items()]
+        insert_rows(connection, tallier_rounds, *new)
+        shares: list[dict[str, Any]] = []
         for (digest, agent), share in held.items():
             locked = lock_away(self._keys.draw(_shares_key(digest)), _of_agent(digest, agent), (share.data or b"",))
             row = {"round_digest": digest, "agent_id": agent, "state": "held", "share": locked}
-            row |= {"sharing_id": share.sharing_id, "fingerprint": share.fingerprint}
-            connection.execute(insert(tallier_shares), row)
+            shares.append(row | {"sharing_id": share.sharing_id, "fingerprint": share.fingerprint})
+        insert_rows(connection, tallier_shares, *shares)
 
     def fix_open(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
@@ -197,8 +194,7 @@ class TallierMemory:
                 raise InvalidSetting("a sum is over at least one agent, and is not empty")
             locked = lock_away(self._keys.draw(_sum_key(digest)), digest, (aggregate,))
             values = {"state": "fixed", "contributors": sorted(contributors), "aggregate": locked}
-            this = (_round.round_digest == digest, _round.state == "open")
-            if connection.execute(update(tallier_rounds).where(*this).values(**values)).rowcount != 1:
+            if update_rows(connection, tallier_rounds, values, round_digest=digest, state="open") != 1:
                 raise PrivacyRefusal(f"round {digest[:12]!r} is not open, so it is not summed")
             for agent in sorted(contributors):
                 if not _close_share(connection, digest, agent, "summed"):
@@ -220,10 +216,10 @@ class TallierMemory:
         """
         with self._database.writing(connection) as joined:
             self._round(round_digest, joined)
-            this = _round.round_digest == round_digest
-            joined.execute(update(tallier_rounds).where(this).values(state="forgotten", aggregate=None))
-            held = (_share.round_digest == round_digest, _share.state == "held")
-            joined.execute(update(tallier_shares).where(*held).values(state="dropped", share=None))
+            gone = {"state": "forgotten", "aggregate": None}
+            update_rows(joined, tallier_rounds, gone, round_digest=round_digest)
+            dropped = {"state": "dropped", "share": None}
+            update_rows(joined, tallier_shares, dropped, round_digest=round_digest, state="held")
             self._database.after_commit(lambda: self._erase(round_digest))
 
     def sweep(self) -> list[str]:
@@ -268,7 +264,7 @@ class TallierMemory:
         self._keys.erase_all([_shares_key(round_digest), _sum_key(round_digest)])
 
     def _round(self, round_digest: str, connection: Connection) -> Row[Any]:
-        found = connection.execute(select(tallier_rounds).where(_round.round_digest == round_digest)).first()
+        found = select_rows(connection, tallier_rounds, round_digest=round_digest).first()
         if found is None:
             raise NotFound(
                 f"round {round_digest[:12]!r} was never opened at this tallier; the coordinator opens it first"
@@ -278,8 +274,8 @@ class TallierMemory:
 
 def _close_share(connection: Connection, round_digest: str, agent_id: str, state: str) -> bool:
     """Take a share that is held out of a round; whether there was one."""
-    this = (_share.round_digest == round_digest, _share.agent_id == agent_id, _share.state == "held")
-    return connection.execute(update(tallier_shares).where(*this).values(state=state, share=None)).rowcount == 1
+    this = {"round_digest": round_digest, "agent_id": agent_id, "state": "held"}
+    return update_rows(connection, tallier_shares, {"state": state, "share": None}, **this) == 1
 
 
 def _shares_key(round_digest: str) -> str:

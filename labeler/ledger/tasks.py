@@ -16,11 +16,20 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, delete, func, or_, select
 
 from labeler.errors import InvalidSetting, JournalBroken, NotFound, ProtocolViolation
 from labeler.ledger.chain import time_text
-from labeler.ledger.database import Database, before, check_limit, cursor_text, now_utc
+from labeler.ledger.database import (
+    Database,
+    before,
+    check_limit,
+    cursor_text,
+    insert_rows,
+    now_utc,
+    select_rows,
+    update_rows,
+)
 from labeler.ledger.schema import json_text, returned_queries, task_shares, tasks
 from labeler.system.clock import Clock
 from labeler.task import Task, parse_task
@@ -89,10 +98,11 @@ class TaskStore:
             ProtocolViolation: it is known with other participants.
         """
         with self._database.writing(connection) as joined:
-            row = joined.execute(select(tasks).where(tasks.c.digest == record.digest)).first()
+            row = select_rows(joined, tasks, digest=record.digest).first()
             if row is None:
-                joined.execute(
-                    insert(tasks),
+                insert_rows(
+                    joined,
+                    tasks,
                     {
                         "digest": record.digest,
                         "body": json_text(record.task.model_dump(mode="json")),
@@ -130,9 +140,8 @@ class TaskStore:
         Raises:
             JournalBroken: see `get`.
         """
-        query = select(tasks).where(tasks.c.digest.in_(sorted(set(digests))))
         with self._database.reading(connection) as joined:
-            return {row.digest: _record(row) for row in joined.execute(query)}
+            return {row.digest: _record(row) for row in select_rows(joined, tasks, digest=sorted(set(digests)))}
 
     def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
         """Tasks, newest first.
@@ -200,7 +209,7 @@ class TaskStore:
                 first, new = first - tail, count - tail
                 _remove(joined, digest, first)
             next_query = record.next_query + new
-            joined.execute(update(tasks).where(tasks.c.digest == digest).values(next_query=next_query))
+            update_rows(joined, tasks, {"next_query": next_query}, digest=digest)
         return first
 
     def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
@@ -254,14 +263,13 @@ def _record(row: Row[Any]) -> TaskRecord:
 
 def _ranges(connection: Connection, digest: str) -> list[tuple[int, int]]:
     """First number and length of what came back of a task, in order, no two ranges touching."""
-    table = returned_queries.c
-    query = select(table.first_query, table.num_queries).where(table.task_digest == digest).order_by(table.first_query)
-    return [(first, count) for first, count in connection.execute(query)]
+    found = select_rows(connection, returned_queries, ("first_query",), task_digest=digest)
+    return [(row.first_query, row.num_queries) for row in found]
 
 
 def _return(connection: Connection, digest: str, first_query: int, num_queries: int) -> None:
     row = {"task_digest": digest, "first_query": first_query, "num_queries": num_queries}
-    connection.execute(insert(returned_queries), row)
+    insert_rows(connection, returned_queries, row)
 
 
 def _remove(connection: Connection, digest: str, first_query: int) -> None:
@@ -285,7 +293,7 @@ class TaskShares:
         with self._database.writing(connection) as joined:
             if not self.has(task_digest, token_id, connection=joined):
                 row = {"task_digest": task_digest, "token_id": token_id, "shared_at": self._clock()}
-                joined.execute(insert(task_shares), row)
+                insert_rows(joined, task_shares, row)
 
     def remove(self, task_digest: str, token_id: str) -> None:
         """Stop it; a second time changes nothing."""
@@ -295,10 +303,8 @@ class TaskShares:
 
     def has(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
         """Whether a task is shared with a token."""
-        table = task_shares.c
-        query = select(table.token_id).where(table.task_digest == task_digest, table.token_id == token_id)
         with self._database.reading(connection) as joined:
-            return joined.execute(query).first() is not None
+            return select_rows(joined, task_shares, task_digest=task_digest, token_id=token_id).first() is not None
 
     def of(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
         """With which tokens each of some tasks is shared, in the order in which that was done."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, select, update
 
 from labeler.errors import InvalidSetting, NotFound
-from labeler.ledger.database import Database, now_utc
+from labeler.ledger.database import Database, insert_rows, now_utc, select_rows
 from labeler.ledger.schema import ROLES, tokens
 from labeler.system.clock import Clock
 
@@ -69,17 +69,7 @@ class TokenStore:
         secret = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         record = TokenRecord(f"tok_{secrets.token_hex(8)}", name, role, self._clock())
         with self._database.writing(connection) as joined:
-            joined.execute(
-                insert(tokens),
-                {
-                    "token_id": record.token_id,
-                    "name": name,
-                    "role": role,
-                    "secret_digest": _digest(secret),
-                    "created_at": record.created_at,
-                    "revoked_at": None,
-                },
-            )
+            insert_rows(joined, tokens, asdict(record) | {"secret_digest": _digest(secret)})
         return record, secret
 
     def find(self, secret: str) -> TokenRecord | None:
@@ -91,9 +81,8 @@ class TokenStore:
         if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
             return None
         digest = _digest(secret)
-        query = select(*_SHOWN, tokens.c.secret_digest).where(tokens.c.secret_digest == digest)
         with self._database.read() as connection:
-            row = connection.execute(query).first()
+            row = select_rows(connection, tokens, secret_digest=digest).first()
         if row is None or not hmac.compare_digest(row.secret_digest, digest) or row.revoked_at is not None:
             return None
         return TokenRecord(row.token_id, row.name, row.role, row.created_at)
@@ -101,13 +90,13 @@ class TokenStore:
     def name_of(self, token_id: str) -> str:
         """The name of whoever holds a token, which never changes; empty where there is no such token."""
         with self._database.read() as connection:
-            return str(connection.execute(select(tokens.c.name).where(tokens.c.token_id == token_id)).scalar() or "")
+            found = select_rows(connection, tokens, token_id=token_id).first()
+        return "" if found is None else str(found.name)
 
     def is_active(self, token_id: str) -> bool:
         """Whether a token still opens what it opened: it exists and was not revoked."""
-        query = select(tokens.c.revoked_at).where(tokens.c.token_id == token_id)
         with self._database.read() as connection:
-            row = connection.execute(query).first()
+            row = select_rows(connection, tokens, token_id=token_id).first()
         return row is not None and row.revoked_at is None
 
     def revoke(self, token_id: str) -> TokenRecord:

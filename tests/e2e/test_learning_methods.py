@@ -204,32 +204,6 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     assert np.array_equal(sent[0], sent[1])
 
 
-@pytest.mark.parametrize(
-    ("method", "fields", "because"),
-    [
-        ("ensemble", {"k": 3}, "k must be 1 for method ensemble"),
-        ("blind-average", {"release": '"winner"'}, "release must be histogram"),
-        ("aux-distill", {"grid_scale": 7}, "grid_scale follows from the other fields"),
-    ],
-)
-def test_settings_that_a_method_does_not_have_are_refused(
-    labeler, federation, tmp_path, method, fields, because
-) -> None:
-    task = task_file(tmp_path, method, **fields)
-    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code == 2
-    assert because in result.err
-    assert not (tmp_path / "job").exists()
-
-
-def test_nothing_is_chosen_where_a_model_is_asked_for(labeler, federation, tmp_path) -> None:
-    task = task_file(tmp_path, "blind-average")
-    task.write_text(task.read_text() + '[queries]\nstrategy = "clustered"\ncount = 9\n')
-    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code == 2
-    assert "leave [queries] out" in result.err
-
-
 def test_a_method_needs_its_training_table_and_no_other_has_one(labeler, federation, tmp_path) -> None:
     task = task_file(tmp_path, "blind-average")
     task.write_text(task.read_text().replace(TRAINING, ""))

@@ -29,7 +29,7 @@ from labeler.solving import solve_queries, solve_sigma
 from labeler.tally import QueryBatch
 from labeler.task import Task, Training
 from tests.workers.answer import answer
-from workers.audit.surroundings import check_attackable
+from workers.audit.adversaries import check_attackable
 
 SIXTH = {
     "one of many rounds": Method("a sixth", "votes in some way"),

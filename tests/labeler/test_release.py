@@ -21,7 +21,7 @@ from labeler.release import InProcessWinner, Release, agree_on_winners, open_his
 from labeler.sharing import ShareVector, Winner, WinnerTerms, split
 from labeler.tally import AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.task import Task
-from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.one_round import Tallier, agree_on_contributors
 
 QUERIES = 6
 

@@ -36,8 +36,8 @@ from labeler.sharing import field_for, split, unshard
 from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_of, round_with
 from labeler.task import Task, parse_task
+from tests.one_round import Tallier, agree_on_contributors
 from tests.oracles.winner_reference import reference_winners
-from tests.plain_tallier import Tallier, agree_on_contributors
 from tests.workers.answer import answer as answer_of
 
 KEYS = tuple(bytes([number]) * 32 for number in range(3))

@@ -21,7 +21,7 @@ from labeler.errors import (
 from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, WinnerTerms, split, unshard
 from labeler.tally import AggregateShare, InputShare, Round, split_ballots
-from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.one_round import Tallier, agree_on_contributors
 
 ROUND = Round(task_digest="a" * 64, batch_digest="b" * 64, num_queries=2, num_classes=3, quorum=3)
 

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from labeler.errors import NotFound
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.chain import Entry
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord

@@ -16,10 +16,9 @@ from typing import Protocol
 
 from feature_store.shard import claim
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory, AskedBy
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
+from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import Database, open_database
-from labeler.ledger.erasable_home import check_home, mark_home
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore

@@ -16,9 +16,8 @@ import pytest
 
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Evidence
-from labeler.ledger.agent_evidence import agent_facts
 from labeler.ledger.database import open_database
-from labeler.ledger.evidence import Wanted, coordinator_facts
+from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import case_of
 from tests.simulation.homes import Templates

@@ -25,7 +25,7 @@ from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.reading import Loader
 from labeler.driver.sending import send_off
 from labeler.errors import BadData, StorageFull
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.jobs import JobStore
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import LifetimeSpends

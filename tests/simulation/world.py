@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from labeler.errors import LabelerError, StorageFull
-from labeler.ledger.outages import no_room
+from labeler.ledger.database import no_room
 from labeler.rounds.coordinator import TURN_GRACE_S
 from labeler.system.faults import listening
 from labeler.system.keys import PartyKeys

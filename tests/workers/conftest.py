@@ -25,6 +25,9 @@ from labeler.messages.envelope import Mail, Poll
 from labeler.messages.rounds import AnswerSent
 from labeler.randomness import seeded_source
 from labeler.system.keys import PartyKeys, PublicKeys, verify
+from tests.command_line import labeler
+
+__all__ = ["labeler"]
 
 CLASSES = ("cat", "dog", "eel")
 DIMENSION = 16

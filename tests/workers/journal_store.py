@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from labeler.errors import PrivacyRefusal
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.database import Database
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from workers.agent.ledger import DurableLedger

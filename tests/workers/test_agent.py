@@ -19,8 +19,7 @@ from feature_store.shard import Shard
 from labeler.batching import round_charges
 from labeler.budget import MOST_EPSILON, UNBOUNDED_NANO, Account, budget_for
 from labeler.errors import BudgetExceeded, InvalidSetting, MixedShards, PolicyRefusal, PrivacyRefusal
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore

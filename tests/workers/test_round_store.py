@@ -14,11 +14,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
-from labeler.ledger.database import Database, open_database
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
+from labeler.ledger.database import Database, no_room, open_database
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.outages import no_room
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.system.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from labeler.system.faults import listening

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import Unavailable
-from labeler.ledger.anchor import Anchor
-from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.chain import EMPTY, Anchor, Head
 from labeler.messages import COORDINATOR, Message, frame
 from labeler.messages.envelope import Mail
 from labeler.system.keys import PartyKeys

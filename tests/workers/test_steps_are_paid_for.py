@@ -25,11 +25,9 @@ from labeler.errors import (
     ProtocolViolation,
     StorageFull,
 )
-from labeler.ledger.agent_evidence import agent_facts
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Connection, Database, open_database
-from labeler.ledger.evidence import Wanted
+from labeler.ledger.evidence import Wanted, agent_facts
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
 from labeler.linear_model import model_before

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from labeler.errors import InvalidSetting
-from labeler.ledger.anchor import Anchor
-from labeler.ledger.chain import Head
+from labeler.ledger.chain import Anchor, Head
 from workers.homes.journals import trust_restored_journal
 
 SEEN, ACCEPTED = Head(40, "a" * 64), Head(12, "b" * 64)

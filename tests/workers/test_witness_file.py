@@ -16,8 +16,7 @@ import pytest
 
 from labeler.accounting.lifetime import vote_nano
 from labeler.errors import InvalidSetting, JournalBehind, Unavailable
-from labeler.ledger.anchor import Anchor
-from labeler.ledger.chain import Head
+from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.lifetimes import LifetimeSpends

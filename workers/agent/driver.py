@@ -47,7 +47,7 @@ from labeler.errors import (
     Unavailable,
     WrongDigest,
 )
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import JournalRounds
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.ledger.promises import PromiseStore

@@ -179,7 +179,7 @@ class PublicClock:
 
 
 class DrawnProbe:
-    """Times answers over drawn rows, at the first ask of a task and size: the site's records take no part.
+    """Times answers over drawn rows, at the first ask of a kind of task and size: the site's records take no part.
 
     The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
     more rows than are drawn follows by a line.
@@ -210,7 +210,7 @@ class DrawnProbe:
     def seconds(self, ask: Ask) -> float:
         """How long the answer takes over `max_records` drawn rows."""
         most = self._redrawn()
-        key = (ask.task.digest, len(ask.batch))
+        key = (ask.task.kind, len(ask.batch))
         if key not in self._known:
             self._known[key] = self._timed(ask, most) + (most * LIFE_RECORD_S if ask.task.life is not None else 0.0)
             while len(self._known) > _MOST_TIMED:

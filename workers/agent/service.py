@@ -4,7 +4,7 @@ What it does about a round, and in which order, says its machine (labeler.rounds
 it out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
 
 Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
-a key of the round that no backup holds (labeler.ledger.agent_rounds), and its journal knows what was charged.
+a key of the round that no backup holds (labeler.ledger.agent_memory), and its journal knows what was charged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Any, Final
 from feature_store.manifest import MANIFEST_NAME
 from feature_store.shard import MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
-from labeler.ledger.agent_memory import AgentMemory, AskedBy
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
+from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import open_database
-from labeler.ledger.erasable_home import check_home, mark_home
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.ledger.promises import PromiseStore

@@ -17,17 +17,15 @@ from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
 from labeler.evidence.document import Facts
-from labeler.ledger.agent_evidence import agent_facts
 from labeler.ledger.chain import Head, time_of
 from labeler.ledger.database import Connection, open_database
-from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
+from labeler.ledger.evidence import Wanted, agent_facts, coordinator_facts, forgotten
 from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
 from labeler.system.keys import PartyKeys
 from workers.agent.policy import read_policy
-from workers.homes.keys import existing_journal
-from workers.homes.settings_file import COORDINATOR_FILE
-from workers.party.home import AGENT_FILE, ANCHOR_FILE, KEYS_FILE, POLICY_FILE, read_agent_config
+from workers.homes.new import existing_journal
+from workers.party.home import AGENT_FILE, ANCHOR_FILE, COORDINATOR_FILE, KEYS_FILE, POLICY_FILE, read_agent_config
 
 PROGRAM = "private-labeler"
 

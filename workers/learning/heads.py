@@ -15,8 +15,7 @@ half (Boehning 1992), so with X the records, each with a one for the intercept,
     W <- W - M (X^T (P - Y) + W / C),      M = (X^T X / 2 + 1/C)^-1,
 
 where the intercept is in the bound's 1/C and not in J's. Momentum is Nesterov's and begins anew, by a factor of zero,
-where it points uphill (O'Donoghue and Candes 2015). `benchmarks.scale.heads_together` finds the same minimum for many
-small agents at once.
+where it points uphill (O'Donoghue and Candes 2015).
 
 Memory is bounded by public facts, the classes of the task and the numbers of a feature: of a head and of its bound
 (`labeler.methods.ensemble.check_head`, before the charge), of what it is trained on and of the questions scored at

@@ -7,7 +7,7 @@ a party sends the signed answer that told it the furthest head along with every 
 does not hold stops the service until the newest journal is back (api.coordinator.witnesses). The word is public to
 whoever may poll, and holds nothing of any record.
 
-    coordinator.head    the head (labeler.ledger.anchor)
+    coordinator.head    the head (labeler.ledger.chain)
     coordinator.proof   one answer to a poll, as it came
 
 Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would have the disk
@@ -47,8 +47,7 @@ from labeler.errors import (
     Unavailable,
     WrongVersion,
 )
-from labeler.ledger.anchor import Anchor, read_small
-from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.chain import EMPTY, Anchor, Head, read_small
 from labeler.messages import MAX_MESSAGE_BYTES, Message, frame, frame_sizes, read_frames
 from labeler.messages.envelope import FRAME_HEAD_BYTES, SIGNATURE_BYTES
 from labeler.system.http_client import http_client, is_loopback

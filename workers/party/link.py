@@ -86,7 +86,9 @@ class PartyMail:
         self._database = database
         self._sequences = sequences
         self._opened: _Numbers = {}
-        self._noted: _Numbers = {}
+        self._taken: _Numbers = {}
+        """The highest of each sender that had its effect, once it was looked for: this process alone takes any."""
+        self._unwritten: set[tuple[str, str]] = set()
 
     def open(self, message: Message, verify_key: str) -> bytes:
         """Check who signed a message and that it is new, and open its body.
@@ -102,9 +104,10 @@ class PartyMail:
         self.check_envelope(message, verify_key)
         signed = (message.header.sender, verify_key)
         sequence = message.header.sequence
-        if sequence <= max(self._opened.get(signed, 0), self._noted.get(signed, 0)):
+        if signed not in self._taken:
+            self._taken[signed] = self._sequences.last(*signed)
+        if sequence <= max(self._opened.get(signed, 0), self._taken[signed]):
             raise Replayed(f"message {sequence} of {message.header.sender!r} is not new: it or a later one was taken")
-        self._sequences.check(message.header.sender, sequence, verify_key=verify_key)
         body = self.keys.open(message)
         self._opened[signed] = sequence
         return body
@@ -121,20 +124,20 @@ class PartyMail:
 
     def note(self) -> None:
         """Everything opened had its effect, and its answers were taken."""
-        for signed, sequence in self._opened.items():
-            self._noted[signed] = max(sequence, self._noted.get(signed, 0))
+        self._taken |= self._opened
+        self._unwritten |= self._opened.keys()
         self.drop()
 
     def write_noted(self, connection: Connection) -> None:
         """Write down what was noted, in a transaction of the party's journal."""
-        for (sender, key), sequence in self._noted.items():
-            self._sequences.taken(sender, sequence, verify_key=key, connection=connection)
-        if self._noted:
-            self._database.after_commit(self._noted.clear)
+        for sender, key in self._unwritten:
+            self._sequences.taken(sender, self._taken[sender, key], verify_key=key, connection=connection)
+        if self._unwritten:
+            self._database.after_commit(self._unwritten.clear)
 
     def settle(self) -> None:
         """Write down what was noted, if anything was, in a transaction of its own."""
-        if self._noted:
+        if self._unwritten:
             with self._database.write() as connection:
                 self.write_noted(connection)
 

@@ -40,8 +40,8 @@ from labeler.errors import (
     Unavailable,
     WrongDigest,
 )
+from labeler.ledger.backup import check_home, mark_home
 from labeler.ledger.database import Connection, Database, open_database
-from labeler.ledger.erasable_home import check_home, mark_home
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tallier_memory import KeptShare, TallierMemory
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message

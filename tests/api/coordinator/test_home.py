@@ -11,13 +11,12 @@ from api.coordinator.config import CoordinatorConfig
 from api.coordinator.home import LOCK_FILE, owning_home
 from api.coordinator.service import Coordinator
 from labeler.errors import InvalidSetting, JournalInUse
-from labeler.ledger import ownership
 from tests.api.conftest import config_fields
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("labeler.ledger.database.PATIENCE_S", 0.0)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

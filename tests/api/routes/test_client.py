@@ -22,7 +22,7 @@ from api.client_upload import _ROWS_LOOKED_AT, FormBody, Part, parquet_of
 from api.schema import JobView, LabelsRequest
 from feature_store.quantize import quantize
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
-from workers.notebook.service import Service
+from workers.notebook.local import Service
 
 Answer = Callable[["Handler"], None]
 

@@ -17,7 +17,7 @@ import pytest
 from api.coordinator.invitations import Invitations
 from labeler.errors import NotAuthenticated
 from labeler.invitation import Invitation, enrolment_statement, read_document, token_digest
-from labeler.ledger.invitations import InvitationStore
+from labeler.ledger.parties import InvitationStore
 from labeler.system.keys import PartyKeys, verify_statement
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service
 from workers.homes.joining import write_invitation

@@ -17,7 +17,8 @@ from api.client import Client
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
 from tests.postgres_server import PostgresServer
-from workers.homes.settings_file import COORDINATOR_FILE, set_line
+from workers.homes.new import set_line
+from workers.party.home import COORDINATOR_FILE
 from workers.up import Plan
 from workers.up.home import make_federation
 

@@ -19,7 +19,7 @@ import pytest
 from api.client import Client
 from api.client_http import ServiceProblem
 from labeler.errors import JournalBehind
-from labeler.ledger.anchor import Anchor
+from labeler.ledger.chain import Anchor
 from tests.e2e.service.conftest import running, wait_until
 from tests.e2e.service.harm import new_task, spent_at, started, submit
 from tests.forked_command import run_forked

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from labeler.errors import InvalidSetting, JournalBroken, JournalInUse, LabelerError, Unavailable, UnsafeStorage
 from labeler.ledger.database import POSTGRESQL_LOCK, READER_PAGES_KIB, Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
-from labeler.ledger.storage import check_synced
+from labeler.system.files import check_synced
 from tests.labeler.ledger.conftest import Clock, Place
 from tests.postgres_server import PASSWORD, PostgresServer
 from tests.quick_syncs import real_syncs

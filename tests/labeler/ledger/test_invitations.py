@@ -9,7 +9,7 @@ from sqlalchemy import delete, update
 from sqlalchemy.exc import DatabaseError
 
 from labeler.ledger.database import Database
-from labeler.ledger.invitations import InvitationStore
+from labeler.ledger.parties import InvitationStore
 from labeler.ledger.schema import invitations
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

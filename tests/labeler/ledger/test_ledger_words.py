@@ -19,8 +19,7 @@ from labeler.errors import (
     PrivacyRefusal,
     ProtocolViolation,
 )
-from labeler.ledger.anchor import Anchor
-from labeler.ledger.chain import EMPTY, Head
+from labeler.ledger.chain import EMPTY, Anchor, Head
 from labeler.ledger.database import Database
 from labeler.ledger.ledger import MAX_AMOUNT, Charge, Ledger
 from tests.labeler.ledger.conftest import Clock, Place

@@ -18,8 +18,7 @@ from sqlalchemy.exc import IntegrityError
 
 from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, ProtocolViolation, StorageFull
 from labeler.ledger.backup import backup
-from labeler.ledger.database import Database, open_database
-from labeler.ledger.outages import no_room
+from labeler.ledger.database import Database, no_room, open_database
 from labeler.ledger.tallier_memory import KeptRound, KeptShare, TallierMemory
 from labeler.messages.rounds import OpenRound
 from labeler.system.erasable import ErasableKeys, KeyFolder, KeysInMemory, is_locked_away

@@ -11,9 +11,8 @@ import psycopg
 import pytest
 
 from labeler.errors import InvalidSetting, JournalBehind, JournalBroken, Unavailable
-from labeler.ledger.anchor import Anchor
 from labeler.ledger.backup import accept_restored
-from labeler.ledger.chain import EMPTY, GENESIS, Head
+from labeler.ledger.chain import EMPTY, GENESIS, Anchor, Head
 from labeler.ledger.ledger import Charge, Ledger
 from tests.labeler.ledger.conftest import Clock, Place
 

@@ -19,7 +19,7 @@ from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, we
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np
-from workers.doctor import engines, machine
+from workers.doctor import checkup, engines
 from workers.doctor.checkup import well
 
 
@@ -101,14 +101,14 @@ def environment():
 
 def full_disk(home_folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # EFBIG, as a full quota says it
-    yield from machine.disk(home_folder)
+    yield from checkup.disk(home_folder)
 
 
 def disk_of_another(home_folder):
     if os.geteuid() == 0:
         os.seteuid(65534)
-    yield from machine.disk(home_folder)
-    yield from machine.sqlite(home_folder)
+    yield from checkup.disk(home_folder)
+    yield from checkup.sqlite(home_folder)
 '''
 
 
@@ -205,7 +205,7 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
     done = []
-    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.machine:disk",
+    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.checkup:disk",
                arguments={"home": str(tmp_path / "not" / "there" / "yet")})]  # fmt: skip
     found = check_up(planted, progress=lambda _, at, of: done.append((at, of)))
     assert not found.is_well

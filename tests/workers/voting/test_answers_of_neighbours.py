@@ -34,8 +34,7 @@ from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import LabelerError
-from labeler.ledger.agent_memory import AgentMemory
-from labeler.ledger.agent_rounds import JournalRounds
+from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
