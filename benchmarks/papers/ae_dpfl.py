@@ -62,8 +62,8 @@ from benchmarks.papers import Cell
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.sums import open_sum
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import quantize
 from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
 from labeler.contribution import input_shares

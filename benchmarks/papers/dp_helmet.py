@@ -51,7 +51,7 @@ from benchmarks import BenchRow
 from benchmarks.data import DataSet, cifar10_features
 from benchmarks.papers import Cell
 from benchmarks.sums import private_sum
-from feature_store.students.projection import Projection, unit_rows
+from feature_store.students.answers import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound

@@ -21,13 +21,12 @@ from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.parties import PartyRecord
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.tasks import TaskRecord, TaskStore
-from labeler.release import Release
+from labeler.release import Release, release_from_bytes
 from labeler.rounds import winner_line
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Failed, Now, Party, Patience, Send, Store
 from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.rounds.lanes import Lanes
-from labeler.rounds.releases import release_from_bytes
 
 log = logging.getLogger("labeler.conductor")
 

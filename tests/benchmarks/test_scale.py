@@ -34,8 +34,8 @@ from benchmarks.scale.rounds import (
     traffic_of,
 )
 from feature_store.index.definition import check_features
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError

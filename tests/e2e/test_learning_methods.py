@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
-from feature_store.manifest import read_manifest, write_manifest
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
-from feature_store.shard import Shard
+from feature_store.shard import Shard, read_manifest, write_manifest
 from labeler.ledger import rounds as steps
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 
 DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from labeler.contribution import check_round, contribution, input_shares, on_grid
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
 from labeler.messages.rounds import round_fields, round_from

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.randomness import seeded_source
 from labeler.task import Task

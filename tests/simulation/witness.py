@@ -29,7 +29,7 @@ from labeler.messages.rounds import Refusal, SumRequest
 from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import ByteSource, derive_key, keyed_source
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 from labeler.setting import LEVELS
 from labeler.sharing import unshard
 from labeler.system.clock import Clock

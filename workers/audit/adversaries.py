@@ -36,7 +36,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.accounting.events import NANO

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from feature_store.index.build import training_device
-from feature_store.index.engine import DeviceFault
+from feature_store.index.exact_index import DeviceFault
 from labeler.descent import Descent
 from labeler.records import Array, Blocks, Slopes
 

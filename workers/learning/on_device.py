@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_store.index.engine import DeviceFault
+from feature_store.index.exact_index import DeviceFault
 from labeler.descent import Descent
 from labeler.records import Array, Blocks, Slopes
 

@@ -18,7 +18,7 @@ from api.coordinator.conductor import Conductor, PreparedQuestions
 from api.coordinator.preparation import Preparation
 from api.coordinator.views import job_view
 from api.schema import JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.intake import Delivery, incoming
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import WrongDigest

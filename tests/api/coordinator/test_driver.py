@@ -18,7 +18,7 @@ from api.coordinator.conductor import Conductor
 from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.intake import Delivery, Errand, incoming, with_heads
 from labeler.driver.mail_memory import MemoryMailbox

@@ -10,7 +10,7 @@ import pytest
 
 from api.coordinator.evidence import signed_evidence
 from api.schema import JobView
-from feature_store.results.evidence_file import SignedEvidence, read_signed
+from feature_store.results.evidence import SignedEvidence, read_signed
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation
 from labeler.evidence.derive import derive, differences
 from labeler.evidence.document import Facts

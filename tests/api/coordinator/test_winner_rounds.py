@@ -12,14 +12,14 @@ from safetensors.numpy import save
 
 from api.coordinator.views import read_view
 from api.schema import JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.ledger.chain import Head
 from labeler.ledger.rounds import AggregateStore
 from labeler.messages.rounds import Settled
 from labeler.messages.shares import winner_to_bytes
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 from labeler.sharing import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk

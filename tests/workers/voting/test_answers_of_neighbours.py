@@ -25,10 +25,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import labeler.noise
-from feature_store.index.engine import NumpyEngine
-from feature_store.index.exact_index import rows_at_once
-from feature_store.quantize import quantize
+from feature_store.index.exact_index import NumpyEngine, rows_at_once
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build, build_index, engine_int16
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.ledger.lifetimes import Spent

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from labeler.accounting.events import IntegerSum
 from labeler.budget import Account
 from labeler.contribution import check_ballots
