@@ -200,8 +200,6 @@ def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[s
     """The row check among talliers of this process, step by step as between processes (labeler.tally)."""
     sums = [share.row_sums for share in ordered if share.row_sums is not None]
     agents = sorted(ordered[0].contributors)
-    if [part.shape for part in sums] != [(len(agents), ordered[0].round.num_queries)] * len(ordered):
-        raise ProtocolViolation("a tallier's sum comes without what the rows of its ballots sum to")
     agreement, source = ordered[0].agreement, os_source()
     nonces = [source.bytes(NONCE_BYTES) for _ in ordered]
     commitments = [commitment(nonce, agreement=agreement, tallier=index) for index, nonce in enumerate(nonces)]

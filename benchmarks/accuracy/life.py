@@ -68,7 +68,7 @@ from labeler.budget import budget_for
 from labeler.contribution import contribution
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.planning import price
 from labeler.randomness import os_source, seeded_source
 from labeler.records import ModelStore

@@ -40,7 +40,7 @@ from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
 from labeler.methods import METHODS
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.release import open_histogram

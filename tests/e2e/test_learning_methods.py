@@ -194,7 +194,7 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 1
     assert not (out / ".job" / "models").exists()
     with monkeypatch.context() as elsewhere:
-        for place in ("workers.learning.heads.train_head", "workers.learning.linear.train_rows"):
+        for place in ("workers.learning.linear.train_head", "workers.learning.linear.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr("workers.learning.private_heads.fit_rows", lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr(steps, "store_release", noting)

@@ -49,7 +49,7 @@ _DECAY: Final = 0.2
 _DESCENTS: Final = 5
 _RADIUS: Final = 3.0
 _FIT: Final = 10.0
-"""How much more a record says than the length of an ensemble's weights (`workers.learning.heads`)."""
+"""How much more a record says than the length of an ensemble's weights (`workers.learning.linear`)."""
 
 _OFF: Final = 3
 """Grid units by which a gradient in floating point may differ from the one in whole numbers."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labeler.rounds.lanes import HELD_S, PLACES, Lanes, admit, enter, leave, next_place_s
+from labeler.rounds.queues import HELD_S, PLACES, FairQueue, admit, enter, leave, next_place_s
 
 
-def waiting(*jobs: tuple[str, str]) -> Lanes:
-    lanes = Lanes()
+def waiting(*jobs: tuple[str, str]) -> FairQueue:
+    lanes = FairQueue()
     for requester, job_id in jobs:
         lanes = enter(lanes, requester, job_id)
     return lanes
