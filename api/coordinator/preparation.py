@@ -24,10 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feature_store.backbones import read_spec
-from feature_store.embed_board import EMBED_QUEUE, MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
+from feature_store.embed_board import MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
 from feature_store.results.choosing import DISK_IS_FULL, QuestionRequest, write_questions
 from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, write_failure
-from labeler.driver.mail import Mailbox
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
 from labeler.system.files import making_room
@@ -66,7 +65,6 @@ class Preparation:
     """See the module.
 
     Args:
-        mailbox: through which the embedder learns that something waits.
         is_wanted: whether a job still waits for questions; work for others stops.
         on_end: called with the job when its questions, or a reason against them, may be there.
         backbone_of: fingerprint -> what loads it, for its name.
@@ -75,7 +73,6 @@ class Preparation:
     def __init__(
         self,
         home: Path,
-        mailbox: Mailbox,
         *,
         is_wanted: Callable[[str], bool],
         on_end: Callable[[str], None],
@@ -83,7 +80,6 @@ class Preparation:
         bounds: Bounds | None = None,
     ) -> None:
         self._home = home
-        self._mailbox = mailbox
         self._board = EmbedBoard(home)
         self._backbone_of = backbone_of
         self._bounds = bounds or Bounds()
@@ -131,7 +127,7 @@ class Preparation:
                 max_job_pixels=self._bounds.max_job_pixels,
             )
             with making_room("what the embedder is asked for"):
-                self._mailbox.add_work(EMBED_QUEUE, self._board.put(job.created_by, job.job_id, request))
+                self._board.put(job.created_by, job.job_id, request)
             return
         wanted = self._wanted(job, task)
         size = feature_bytes(folder, job)
