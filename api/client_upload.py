@@ -146,7 +146,7 @@ def parquet_of(features: NDArray[np.float64], names: Sequence[str] | None) -> by
 
 def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
     """The same vectors in a quarter of the bytes where all are quantised; the service keeps those as they are."""
-    from feature_store.quantize import on_grid
+    from feature_store.rows import on_grid
 
     starts = range(0, len(features), _ROWS_LOOKED_AT)
     if features.shape[1] and all(on_grid(features[start : start + _ROWS_LOOKED_AT]).all() for start in starts):

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.schema import LabelFormat, LabelsOf
-from feature_store.results.attribute_labels import FILE_HEADINGS, LABEL, SEVERAL
+from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL
 
 ROWS_PER_CHUNK = 1024
 _PIECE_BYTES = 2**20

@@ -17,7 +17,7 @@ idle connections               `api.server`                            the longe
 
 A client is an address: the peer's, or what a trusted proxy says it is. Strangers' bodies have room of their own, so
 that those who send slowly shut nobody out who has a token. What no application can bound (slow heads, connections in
-all) the edge bounds (`workers.edge`). None of it is part of the privacy bound, so a restart may forget it.
+all) the edge bounds (`workers.serve`). None of it is part of the privacy bound, so a restart may forget it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stock uvicorn, which serves the coordinator on this machine or behind a proxy until it is told to stop.
 
-Bounds on requests and bodies are those of `api.limits`; slow heads and encryption are the edge's (`workers.edge`), or
+Bounds on requests and bodies are those of `api.limits`; slow heads and encryption are the edge's (`workers.serve`), or
 another proxy's. What is left for this server is that connections without a request under way never keep others out.
 X-Forwarded-For is believed from the proxies of the settings alone, and of its addresses the rightmost that is no such
 proxy counts: whatever stands further left was written by whoever asked.
@@ -36,7 +36,7 @@ log = logging.getLogger("labeler.server")
 GRACE_S: Final = 3
 """Less than whoever started this process waits before killing it: 5 s in `labeler up`, 10 s in most others."""
 KEEP_ALIVE_S: Final = 75
-"""Between an answer and the next request; longer than the edge keeps its connections to us (`workers.edge`)."""
+"""Between an answer and the next request; longer than the edge keeps its connections to us (`workers.serve`)."""
 FIRST_REQUEST_S: Final = 10.0
 """Until the head of a connection's first request is whole."""
 BACKLOG: Final = 512

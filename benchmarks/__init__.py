@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import statistics
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from labeler.errors import InvalidSetting
 from workers.progress import ProgressCallback, silent
@@ -86,12 +88,36 @@ class BenchRow:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+T = TypeVar("T")
+
+
+def mean_row(case: str, method: str, metric: str, values: Iterable[float], **told: Any) -> BenchRow:
+    """A row of repetitions: their mean and, where there are several, their deviation; `told` are its other fields."""
+    found = [float(value) for value in values]
+    sd = statistics.stdev(found) if len(found) > 1 else None
+    return BenchRow(case, method, metric, statistics.fmean(found), sd, **told)
+
+
+def in_turn(progress: ProgressCallback, stage: str, items: Collection[T]) -> Iterator[T]:
+    """Give one item after the other, and tell how far it is."""
+    for number, item in enumerate(items):
+        progress(stage, number, len(items))
+        yield item
+    progress(stage, len(items), len(items))
+
+
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """How long something takes."""
+    started = clock()
+    work()
+    return clock() - started
+
+
 def run_bench(name: str, *, progress: ProgressCallback = silent, **options: Any) -> dict[str, Any]:
     """Run a bench.
 
     Args:
         name: one of BENCHES.
-        progress: told how far it is.
         options: keyword arguments of its function (data, full, out, paper, seeds, agents ...); what is None or False
             counts as not given.
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from labeler.randomness import seeded_source
 from labeler.system.files import replace_file
 from labeler.system.site_key import KEY_BYTES, SiteKey
 from workers.progress import ProgressCallback, silent
+
+if TYPE_CHECKING:
+    from feature_store.backbones.backbone import Backbone
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -72,11 +75,7 @@ class DataSet:
 
 
 def data_root(data: Path | None) -> Path:
-    """The folder of real data sets: the option, else LABELER_DATA, else ../shared/data.
-
-    Raises:
-        InvalidSetting: there is no such folder.
-    """
+    """The folder of real data sets: the option, else LABELER_DATA, else ../shared/data."""
     root = data or Path(os.environ.get("LABELER_DATA", "../shared/data"))
     if not root.is_dir():
         raise InvalidSetting(f"there is no folder {root}; name the folder of data sets with --data or LABELER_DATA")
@@ -102,11 +101,7 @@ def usps(root: Path) -> DataSet:
 def cifar10_features(
     root: Path, *, backbone: Cifar10Backbone = "mobilenetv2", progress: ProgressCallback = silent
 ) -> DataSet:
-    """CIFAR-10 (Krizhevsky 2009) as features of a frozen network, computed once (ten to twenty minutes on two cores).
-
-    Raises:
-        InvalidSetting: the images or the backbone's weights are not there.
-    """
+    """CIFAR-10 (Krizhevsky 2009) as features of a frozen network, computed once (in ten to twenty minutes)."""
     folder = _cifar10_folder(root, ("train", "test"), progress, backbone)
     return DataSet(_features(folder / "cifar10-train"), _features(folder / "cifar10-test"))
 
@@ -114,14 +109,34 @@ def cifar10_features(
 def cifar10_test_features(
     root: Path, *, progress: ProgressCallback = silent
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """The 10,000 test images of CIFAR-10 alone, as quantised features of the same MobileNetV2, and their classes.
+    """The 10,000 test images of CIFAR-10, as quantised features of the same MobileNetV2, and their classes."""
+    return ordered(Shard.open(_cifar10_folder(root, ("test",), progress) / "cifar10-test", verify=False))
 
-    Raises:
-        InvalidSetting: see `cifar10_features`.
-    """
-    shard = Shard.open(_cifar10_folder(root, ("test",), progress) / "cifar10-test", verify=False)
+
+def ordered(shard: Shard) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Features and labels by source name: rows of a shard are in random order, which differs between caches."""
     by_name = np.argsort(np.array(shard.sources), kind="stable")
     return np.ascontiguousarray(shard.features[by_name]), np.asarray(shard.labels)[by_name].astype(np.int64)
+
+
+def embedded(
+    source: Path | str, backbone: Backbone, out: Path, *, classes: Sequence[str], seed: str, progress: ProgressCallback
+) -> Shard:
+    """A shard of a public set, embedded where it is not there yet; as published, whatever is in it twice."""
+    if not out.exists():
+        from feature_store.embedding import embed_source
+
+        embed_source(
+            source,
+            backbone,
+            out,
+            classes=classes,
+            duplicates="keep-all",
+            key=SiteKey(seeded_source(f"site key {seed}".encode()).bytes(KEY_BYTES)),
+            random_bytes=seeded_source(f"record ids {seed}".encode()).bytes,
+            progress=lambda done, total: progress(f"Embedding {seed}", done, total),
+        )
+    return Shard.open(out, verify=False)
 
 
 def _cifar10_folder(
@@ -151,8 +166,8 @@ def _lite2_weights() -> Path:
     if not path.is_file():
         from safetensors.torch import save
 
-        from feature_store.backbone_names import PACKAGED
-        from feature_store.backbones.timm_backbone import create_timm, load_packaged
+        from feature_store.backbones.network import create_timm, load_packaged
+        from feature_store.backbones.spec import PACKAGED
 
         module = create_timm(CIFAR10_LITE2["architecture"], {}, pretrained=False)
         load_packaged(module, PACKAGED["efficientnet-lite2"])
@@ -166,22 +181,12 @@ def _embed_cifar10(
 ) -> None:
     # Loaded where it is wanted: where all features are kept, nothing needs the network.
     from feature_store.backbones import load_backbone, parse_spec
-    from feature_store.embedding import embed_source
 
     backbone = load_backbone(parse_spec(spec | {"decoder": "pillow"}))
     with tempfile.TemporaryDirectory() as temporary:
         for split in missing:
-            embed_source(
-                _cifar10_images(root, split, Path(temporary)),
-                backbone,
-                folder / f"cifar10-{split}",
-                classes=CIFAR10_CLASSES,
-                # As published, whatever is in it twice.
-                duplicates="keep-all",
-                key=SiteKey(seeded_source(f"site key cifar10 {split}".encode()).bytes(KEY_BYTES)),
-                random_bytes=seeded_source(f"record ids cifar10 {split}".encode()).bytes,
-                progress=lambda done, total, split=split: progress(f"Embedding CIFAR-10 {split}", done, total),  # type: ignore[misc]
-            )
+            images, out = _cifar10_images(root, split, Path(temporary)), folder / f"cifar10-{split}"
+            embedded(images, backbone, out, classes=CIFAR10_CLASSES, seed=f"cifar10 {split}", progress=progress)
 
 
 def cache_folder() -> Path:
@@ -190,11 +195,8 @@ def cache_folder() -> Path:
 
 
 def _features(path: Path) -> Split:
-    shard = Shard.open(path, verify=False)
-    # Rows of a shard are in random order, which differs from one cache to the next.
-    by_name = np.argsort(np.array(shard.sources), kind="stable")
-    features = shard.features[by_name].astype(np.float32) / np.float32(2048)
-    return Split(features, np.asarray(shard.labels)[by_name].astype(np.int64))
+    features, labels = ordered(Shard.open(path, verify=False))
+    return Split(features.astype(np.float32) / np.float32(2048), labels)
 
 
 def _cifar10_images(root: Path, split: str, temporary: Path) -> Path | str:

@@ -23,9 +23,6 @@ def run_alone(module: str, *orders: Mapping[str, Any], one_core: bool = True) ->
         module: takes its order as JSON in its only argument, and prints what it found as JSON in its last line.
         orders: what each is told.
         one_core: matrix libraries of each compute on one core.
-
-    Raises:
-        LabelerError: one failed; its last line is in the message.
     """
     about = {"PYTHONPATH": str(Path(__file__).parents[1])} | (ONE_CORE if one_core else {})
     running = [

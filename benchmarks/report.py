@@ -30,11 +30,7 @@ HEADINGS: Final = {"reference": "wanted, or printed by the paper"}
 
 
 def render(template: str, results: Path) -> str:
-    """The page of a template, its tables filled in.
-
-    Raises:
-        BadData: a table names a document, a field or rows that are not there.
-    """
+    """The page of a template, its tables filled in."""
     lines = [
         _table(line, results) if line.startswith("@table ") else line
         for line in template.removesuffix("\n").split("\n")
@@ -43,11 +39,7 @@ def render(template: str, results: Path) -> str:
 
 
 def read_rows(path: Path) -> list[BenchRow]:
-    """The rows of a document.
-
-    Raises:
-        BadData: it is none.
-    """
+    """The rows of a document."""
     try:
         return [BenchRow(**row) for row in json.loads(path.read_text())["rows"]]
     except (OSError, ValueError, TypeError, KeyError) as error:

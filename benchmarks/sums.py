@@ -1,6 +1,6 @@
-"""A whole private sum in one process and without messages: what the papers' training loops repeat in simulation.
+"""Private sums and rounds in one process, without messages: what the papers' training loops repeat in simulation.
 
-Rounds of a private sum in which everybody takes part at random: what training by noisy gradients does.
+Of a `SampledSum` everybody takes part in each round at random, as in training by noisy gradients:
 
     coins, secret --> those sampled contribute their vector, the others zeros; everybody adds its noise share
                   --> the private sum of `labeler.noise`, opened --> the next round
@@ -8,12 +8,14 @@ Rounds of a private sum in which everybody takes part at random: what training b
 The coins are privacy: they are drawn from the same kind of secret source as noise, one per record (instance level) or
 agent (agent level) and round, and are shown to nobody. What the rounds cost together is
 `benchmarks.accounting.sampled`.
+
+`run_round` is one round of votes by hand: no coordinator, no machine, no journal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,8 +26,11 @@ from benchmarks.accounting.sampled import SampledRounds, epsilon_bound, noise_mu
 from labeler.errors import InvalidSetting, QuorumNotReached, UnsafeGrid
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
+from labeler.release import Release, open_histogram, open_winner
 from labeler.sharing import split, unshard
-from labeler.task import Level
+from labeler.tally import InputShare, QueryBatch, Round, add_shares, round_of
+from labeler.task import Level, Task
+from workers.agent.agent import Agent, as_it_is, shares_of
 
 
 def private_sum(
@@ -46,7 +51,6 @@ def private_sum(
 
     Raises:
         QuorumNotReached: fewer contributors than the quorum.
-        InvalidSetting: more than `agents` of them, or not one source each.
         PrivacyRefusal: a vector beyond the bound.
     """
     totals = [np.zeros(spec.dimension, dtype=np.uint64) for _ in range(talliers)]
@@ -114,10 +118,6 @@ def with_budget(plan: SampledSum, epsilon: float, delta: float) -> SampledSum:
         plan: its `spec.sigma` is replaced; everything else stays.
         epsilon: of all rounds together, positive.
         delta: in (0, 1).
-
-    Raises:
-        UnsafeGrid: no noise near the one that the budget asks for is certified (delta leaves no room for failing
-            rounds, or the grid is too coarse).
     """
     moved = plan.spec.sensitivity if plan.level == "instance" else plan.spec.largest_norm
     multiplier = noise_multiplier_of(epsilon, delta, sampling_probability=plan.sampling_probability, rounds=plan.rounds)
@@ -158,10 +158,30 @@ def random_places(source: ByteSource, count: int, capacity: int) -> NDArray[np.i
 
     Leaving one element out leaves the law of the others' places as it is, which is why the sampled rows of a batch are
     placed so: `benchmarks.learning.gradients` explains what for.
-
-    Raises:
-        InvalidSetting: more elements than places.
     """
     if not 0 <= count <= capacity:
         raise InvalidSetting(f"{count} elements do not fit {capacity} places")
     return np.argsort(source.uint64(capacity), kind="stable")[:count].astype(np.int64)
+
+
+def run_round(task: Task, batch: QueryBatch, agents: Sequence[tuple[Agent, bytes]]) -> Release:
+    """Ask every agent, add up at the talliers, open what the task releases.
+
+    Args:
+        agents: each with the 32 bytes that its noise and masks of the round are drawn from. Nothing is charged.
+    """
+    round = round_of(task, batch)
+    answers = [
+        shares_of(agent.agent_id, round, agent.computed(task, batch, key=key, seal=as_it_is).bodies)
+        for agent, key in agents
+    ]
+    return open_sum(task, round, answers)
+
+
+def open_sum(task: Task, round: Round, answers: Sequence[Sequence[InputShare]]) -> Release:
+    """What the talliers add up of every agent's shares, opened."""
+    sums = [
+        add_shares(index, round, {shares[index].agent_id: shares[index].share for shares in answers})
+        for index in range(task.talliers)
+    ]
+    return open_histogram(sums, task) if task.release == "histogram" else open_winner(sums, task)

@@ -14,19 +14,25 @@ proved: for neighbouring data sets and every set E of histograms, P(h in E) <= e
 label = f(h) for the fixed function f above, which looks at no data; T is public and part of the task. For
 every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
 (post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
+
+**Stored**, a release is a row of the coordinator's journal, or a file in the folder of a `labeler run`: arrays and a
+header as bytes (safetensors), equal content as equal bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from labeler.contribution import check_round, largest_sum
-from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
+from labeler.errors import BadData, LabelerError, PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
 from labeler.methods import ReleaseKind
 from labeler.randomness import os_source
 from labeler.sharing import ABSTAINED, Winner, WinnerTerms, unshard
@@ -194,8 +200,6 @@ def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[s
     """The row check among talliers of this process, step by step as between processes (labeler.tally)."""
     sums = [share.row_sums for share in ordered if share.row_sums is not None]
     agents = sorted(ordered[0].contributors)
-    if [part.shape for part in sums] != [(len(agents), ordered[0].round.num_queries)] * len(ordered):
-        raise ProtocolViolation("a tallier's sum comes without what the rows of its ballots sum to")
     agreement, source = ordered[0].agreement, os_source()
     nonces = [source.bytes(NONCE_BYTES) for _ in ordered]
     commitments = [commitment(nonce, agreement=agreement, tallier=index) for index, nonce in enumerate(nonces)]
@@ -283,3 +287,71 @@ def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
             "the opened sums lie beyond what contributions of this task can add up to, so a share was damaged or not "
             "made for this round; the round is void"
         )
+
+
+RELEASE_VERSION = "labeler-release/1"
+
+
+def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file with its metadata sorted: the library writes them in an order that differs by process."""
+    data = save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, dict(metadata))
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+def arrays_from_bytes(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The arrays of a safetensors file, and its metadata.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return load(data), dict(header.get("__metadata__", {}))
+    except (SafetensorError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no arrays ({type(error).__name__})") from None
+
+
+def release_to_bytes(release: Release) -> bytes:
+    """A release as it is stored; equal releases are equal bytes."""
+    arrays: dict[str, NDArray[Any]] = {"labels": release.labels.astype(np.int16)}
+    if release.noisy_votes is not None:
+        arrays["noisy_votes"] = release.noisy_votes.astype(np.float64)
+    about = {
+        "version": RELEASE_VERSION,
+        "kind": release.kind,
+        "contributors": sorted(release.contributors),
+        "is_seeded": release.is_seeded,
+    }
+    return arrays_to_bytes(arrays, {"release": json.dumps(about, sort_keys=True, separators=(",", ":"))})
+
+
+def release_from_bytes(data: bytes) -> Release:
+    """A release from its stored bytes.
+
+    Raises:
+        BadData: they are damaged, or of another version.
+    """
+    try:
+        arrays, metadata = arrays_from_bytes(data)
+        about = json.loads(metadata["release"])
+        labels, votes = arrays["labels"], arrays.get("noisy_votes")
+        if about["version"] != RELEASE_VERSION or labels.dtype != np.int16 or labels.ndim != 1:
+            raise ValueError
+        if votes is not None and (
+            votes.dtype != np.float64 or votes.ndim != 2 or len(votes) != len(labels) or not np.isfinite(votes).all()
+        ):
+            raise ValueError
+        return Release(
+            kind=about["kind"],
+            labels=labels,
+            noisy_votes=votes,
+            contributors=frozenset(str(agent) for agent in about["contributors"]),
+            is_seeded=bool(about["is_seeded"]),
+        )
+    except (ValueError, KeyError, TypeError, LabelerError):
+        raise BadData("a stored release is damaged, or of another version; restore the journal from a backup") from None

@@ -14,7 +14,7 @@ import sys
 def main() -> None:
     """Run the command line and end with its exit code."""
     try:
-        from workers.commands.stopping import ended_at_once
+        from workers.commands import ended_at_once
     except KeyboardInterrupt:
         sys.stderr.write("labeler: interrupted\n")
         sys.exit(75)

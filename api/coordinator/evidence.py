@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from feature_store.results.evidence_file import SignedEvidence, sign_evidence
+from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.evidence.derive import derive, software
 from labeler.ledger.database import Database
 from labeler.ledger.evidence import Wanted, coordinator_facts

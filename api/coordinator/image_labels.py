@@ -3,7 +3,7 @@
     somebody asks for them          that job, before any other
     its features are about to go    every job once, some at a time (api.coordinator.keeping)
 
-A process learns from released answers and public features (feature_store.results.image_labelling), is bounded in
+A process learns from released answers and public features (feature_store.results.job_process), is bounded in
 memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
 share a process, one after the other, and wait for no large one. A job during which a process ends is tried once more in
 a new one; where that ends too, a failure is written.
@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.coordinator.preparation import feature_bytes
-from feature_store.results.choosing import DISK_IS_FULL
-from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
 from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, read_failure, write_failure
 from labeler.errors import BadData, LabelerError, Unavailable
 from labeler.ledger.jobs import JobRecord
@@ -41,7 +40,7 @@ TOGETHER = 50
 WAIT_S = 10.0
 """How long a request waits; then it is told to come again."""
 
-_MODULE = "feature_store.results.image_labelling"
+_MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
 _TOO_MUCH = (
     "labelling every image takes more memory or time than one job is given; download the questions (of=questions), and "
@@ -69,7 +68,7 @@ class ImageLabeller:
         order_of: what is to be made of a job.
     """
 
-    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabellingOrder]) -> None:
+    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabelingOrder]) -> None:
         self._home = home
         self._order_of = order_of
         self._bell = threading.Condition()

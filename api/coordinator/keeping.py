@@ -29,9 +29,15 @@ import pyarrow.parquet as pq
 
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller, is_labelled
-from feature_store.embed_board import EmbedBoard
-from feature_store.parquet_file import read_parquet
-from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, LABELS, QUESTIONS, STUDENT
+from feature_store.results.questions import (
+    IMAGE_FAILURE,
+    IMAGE_LABELS,
+    LABELS,
+    QUESTIONS,
+    STUDENT,
+    EmbedBoard,
+    read_parquet,
+)
 from labeler.errors import BadData, Gone, LabelerError, StorageFull
 from labeler.ledger.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
 from labeler.system.clock import Clock

@@ -16,12 +16,24 @@ from numpy.typing import NDArray
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
 from api.schema import LabelRow
-from feature_store.parquet_file import read_parquet
-from feature_store.results.image_labelling import LabellingOrder
+from feature_store.results.job_process import LabelingOrder
 from feature_store.results.models import LINEAR, model_file
-from feature_store.results.naming import QuestionNames, query_rows
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
+from feature_store.results.pseudo_labels import (
+    AnsweredRound,
+    JobStamp,
+    QuestionNames,
+    label_table,
+    model_label_table,
+    query_rows,
+)
+from feature_store.results.questions import (
+    QUESTIONS,
+    SHARD,
+    UPLOAD,
+    StoredQuestions,
+    read_parquet,
+    read_stored_questions,
+)
 from feature_store.shard import Shard
 from labeler.errors import BadData, NotFound, NotReady
 from labeler.ledger.database import Database
@@ -29,9 +41,8 @@ from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes
-from labeler.rounds.releases import release_to_bytes as release_to_bytes
+from labeler.release import Release, release_from_bytes
+from labeler.release import release_to_bytes as release_to_bytes
 
 
 class _Stores(Protocol):
@@ -89,7 +100,7 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
     return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
 
 
-def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfig) -> LabellingOrder:
+def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfig) -> LabelingOrder:
     """What is to be known of a completed job to label all its images.
 
     Raises:
@@ -102,7 +113,7 @@ def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfi
     opened = [one for one in releases if one is not None]
     price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
     loads = config.backbones.get(task.backbone_fingerprint, "")
-    return LabellingOrder(
+    return LabelingOrder(
         folder=str(config.home / "jobs" / job.job_id),
         job_id=job.job_id,
         task_digest=task.digest,

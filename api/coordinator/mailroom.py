@@ -38,7 +38,7 @@ from labeler.errors import LabelerError, NotEnrolled, ProtocolViolation, Replaye
 from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.parties import PartyRecord
 from labeler.messages import COORDINATOR, Header, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.keys import PartyKeys, verify, verify_header
 
 T = TypeVar("T")
@@ -306,7 +306,7 @@ class Mailroom:
     def _is_known(self, party: PartyRecord, poll: Poll) -> bool:
         """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
-        is_news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
+        is_news = before is None or (before.facts, before.program) != (poll.facts, poll.program)
         if is_news or self._steady() - written_at >= CONTACT_S or not self._parties.is_as_far(party, _own_head(poll)):
             return False
         return self.witnesses.is_held(party.party_id, poll)
@@ -317,7 +317,7 @@ class Mailroom:
 
     def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
         written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
-        news = before is None or (before.facts, before.version) != (poll.facts, poll.version)
+        news = before is None or (before.facts, before.program) != (poll.facts, poll.program)
         if not news and self._steady() - written_at < CONTACT_S and self._parties.is_as_far(party, _own_head(poll)):
             return
         numbered, sequence = f"poll:{party.party_id}", message.header.sequence
@@ -325,7 +325,7 @@ class Mailroom:
             if before is None:
                 # The first poll since this process started: an old one, recorded and sent again, ends here.
                 self._sequences.check(numbered, sequence, verify_key=party.verify_key, connection=connection)
-            facts = dict(poll.facts) | {"version": poll.version}
+            facts = dict(poll.facts) | {"version": poll.program}
             self._parties.contact(party.party_id, self._clock(), facts, _own_head(poll), connection=connection)
             self._sequences.taken(numbered, sequence, verify_key=party.verify_key, connection=connection)
         self._written[party.party_id] = (self._steady(), poll)

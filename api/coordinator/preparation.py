@@ -1,7 +1,7 @@
 """Who makes the questions of a queued job: the embedder, a process for choosing, or we ourselves at once.
 
     vectors, no clusters -> chosen from by the thread that took the submission
-    images               -> the embedder makes features (feature_store.embed_board), then as for vectors
+    images               -> the embedder makes features (feature_store.results.questions), then as for vectors
     a few vectors        -> chosen from here and now: no process, no waiting
     many, or clusters    -> a process of its own, bounded in memory and time; requesters take turns
 
@@ -24,9 +24,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feature_store.backbones import read_spec
-from feature_store.embed_board import MAX_JOB_PIXELS, MAX_PIXELS, EmbedBoard, EmbedRequest, lane_of
-from feature_store.results.choosing import DISK_IS_FULL, QuestionRequest, write_questions
-from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, write_failure
+from feature_store.results.job_process import DISK_IS_FULL, QuestionRequest, write_questions
+from feature_store.results.questions import (
+    MAX_JOB_PIXELS,
+    MAX_PIXELS,
+    QUESTIONS,
+    SHARD,
+    UPLOAD,
+    EmbedBoard,
+    EmbedRequest,
+    lane_of,
+    write_failure,
+)
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
 from labeler.system.files import making_room
@@ -44,7 +53,7 @@ AT_ONCE_BYTES = 2**20
 PROCESSES = 2
 """That choose at the same time, each for another requester."""
 
-_MODULE = "feature_store.results.choosing"
+_MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
 _MOST_TRIED = 1000
 _TOO_MUCH = (

@@ -62,7 +62,7 @@ from api.schema import (
     ThumbnailsView,
 )
 from feature_store.decode_process import PixelLimits
-from feature_store.results.evidence_file import SignedEvidence
+from feature_store.results.evidence import SignedEvidence
 from labeler.driver.intake import Errand
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox

@@ -24,8 +24,7 @@ from PIL import Image
 from api.schema import Thumbnail, ThumbnailsView
 from feature_store.backbones.spec import Transform
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
-from feature_store.parquet_file import read_parquet
-from feature_store.results.questions import UPLOAD
+from feature_store.results.questions import UPLOAD, read_parquet
 from labeler.errors import BadData, Gone, NotFound, TooLarge
 from labeler.ledger.jobs import JobRecord
 
@@ -88,13 +87,11 @@ def _pictures(upload: Path, rows: Sequence[int], limits: PixelLimits) -> Iterato
     # A file that is damaged as a whole, or was deleted meanwhile, has no pictures.
     with suppress(_TookTooLong, BadData, TooLarge):
         while left:
-            try:
-                with closing(decoded_images(upload, _SQUARE, limits, rows=left, look=look)) as images:
-                    for pixels in images:
-                        yield left.pop(0), pixels
-                return
-            except UnusableImage:
-                left.pop(0)
+            with closing(decoded_images(upload, _SQUARE, limits, rows=list(left), look=look)) as images:
+                for pixels in images:
+                    row = left.pop(0)
+                    if not isinstance(pixels, UnusableImage):
+                        yield row, pixels
 
 
 def _jpeg(pixels: NDArray[np.uint8]) -> bytes:

@@ -37,8 +37,8 @@ from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_process import parquet_rows
 from api.coordinator.parquet_rows import FeatureRows
-from feature_store.embed_board import job_pixels_refusal
-from feature_store.quantize import on_grid, quantize
+from feature_store.results.questions import job_pixels_refusal
+from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
 from labeler.system.files import is_full, storage_full, sync_folder

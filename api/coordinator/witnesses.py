@@ -19,7 +19,7 @@ from labeler.errors import JournalBehind, LabelerError
 from labeler.ledger.chain import Head
 from labeler.ledger.ledger import Ledger
 from labeler.messages import COORDINATOR, Message
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.keys import verify
 
 log = logging.getLogger("labeler.mailroom")

@@ -53,9 +53,6 @@ class SampledRounds:
         rounds: T, at least 1.
         failure_probability: F, of a round in which an agent sends zero in place of what was defined, all agents
             together; see the module.
-
-    Raises:
-        InvalidSetting: a number is out of bounds.
     """
 
     event: IntegerSum
@@ -89,9 +86,6 @@ def epsilon_bound(rounds: SampledRounds, delta: float, *, total_variation: float
 
     Returns:
         The bound, rounded up; infinity where nothing can be proved.
-
-    Raises:
-        InvalidSetting: an argument is out of bounds.
     """
     _check_delta(delta)
     event = rounds.event

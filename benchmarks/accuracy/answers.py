@@ -31,13 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import DELTA, DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
 from benchmarks.accuracy.rivals.bench import office_domains, office_world
 from benchmarks.accuracy.rivals.methods import LeastSquares
 from benchmarks.accuracy.rivals.world import World
 from benchmarks.data import Split
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.expectation import questions_for
@@ -67,21 +67,13 @@ _BOUND_DRAWS: Final = 2000
 def bench_answers(
     *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Measure what reading well buys; see the module.
-
-    Args:
-        data: folder that holds `office-caltech10/` and `backbones/`; default LABELER_DATA or ../shared/data.
-        full: all splits; else two, at the smallest and largest epsilon.
-        out: folder for the picture; None draws nothing.
-        progress: told how far it is.
-    """
+    """Measure what reading well buys; see the module."""
     shards = embed_domains(data_folder(data), progress)
     study = _Study(Arena(shards), shards, SPLITS if full else 2, TUNING_SPLITS if full else 1)
     domains = office_domains(data, progress)
     epsilons = EPSILONS if full else (EPSILONS[0], EPSILONS[-1])
     rows: list[BenchRow] = []
-    for number, epsilon in enumerate(epsilons):
-        progress("Answers", number, len(epsilons) + 1)
+    for epsilon in in_turn(progress, "Answers", epsilons):
         chosen = study.chosen(epsilon)
         planned = {server: study.planned(server, epsilon, 1) for server in DOMAINS}
         before = {server: Setting("reverse-knn", 1, BEFORE[epsilon]) for server in DOMAINS}
@@ -96,11 +88,12 @@ def bench_answers(
             for row in class_means(domains, epsilon, colluding, splits=SPLITS if full else 2)
         ]
         rows += [study.bound(server, epsilon, colluding) for colluding in (0, 1) for server in DOMAINS]
-    progress("Answers", len(epsilons), len(epsilons) + 1)
     rows += study.measure("as before, without noise", before)
     rows += study.measure("leave one server out, without noise", chosen)
     if out is not None:
-        draw_answers(rows, out)
+        from benchmarks.papers.chart import draw_chart  # loads what draws: a bench without --out draws nothing
+
+        draw_chart(rows, out / "answers.png")
     return rows
 
 
@@ -179,12 +172,11 @@ def class_means(domains: dict[str, Split], epsilon: float, colluding: int, *, sp
     runs = {server: np.array(found[server, axes]) for server, axes in taken.items()}
     runs[MEAN] = np.mean(list(runs.values()), axis=0)
     return [
-        BenchRow(
-            case=case,
-            method=f"class means, colluding {colluding}",
-            metric=_METRIC,
-            value=float(one.mean()),
-            sd=float(one.std(ddof=1)),
+        mean_row(
+            case,
+            f"class means, colluding {colluding}",
+            _METRIC,
+            one,
             epsilon=epsilon,
             delta=DELTA,
             level="instance",
@@ -213,51 +205,6 @@ def _means_of(world: World, learners: Learners, axes: int, epsilon: float) -> li
     return right
 
 
-def draw_answers(rows: list[BenchRow], folder: Path) -> Path:
-    """Write answers.png: a panel per server and one for their mean, accuracy against epsilon."""
-    # Loaded where it is wanted: a bench without --out draws nothing.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(13.5, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    lines = {
-        "as before, colluding 0": ("as before, 0 colluding", "#7a7a7a", "s--"),
-        "leave one server out, colluding 0": ("read well, 0 colluding", "#1f5a7a", "o-"),
-        "leave one server out, colluding 1": ("read well, 1 colluding", "#b4551d", "o-"),
-    }
-    panels = (*DOMAINS, MEAN)
-    shared = None
-    for place, case in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), place, sharey=shared)
-        shared = shared or axes
-        for method, (label, color, style) in lines.items():
-            found = sorted((row for row in rows if row.case == case and row.method == method), key=_epsilon)
-            spread = [row.sd or 0.0 for row in found]
-            at, values = [_epsilon(row) for row in found], [row.value for row in found]
-            axes.errorbar(at, values, yerr=spread, fmt=style, color=color, label=label, capsize=2, lw=1.4, ms=4)
-        ceiling = [
-            row.value for row in rows if row.case == case and row.method.startswith("leave one server out, without")
-        ]
-        for value in ceiling:
-            axes.axhline(value, color="#3f7d3a", lw=1, ls=":", label="read well, without noise")
-        axes.set(xscale="log", title=case, xlabel="epsilon, one image", ylim=(60, 101))
-        axes.minorticks_off()
-        axes.set_xticks(EPSILONS, labels=[f"{one:g}" for one in EPSILONS])
-        axes.grid(alpha=0.25)
-    if shared is not None:
-        shared.set_ylabel("student right on unseen images, %")
-        shared.legend(frameon=False, fontsize=8, loc="lower right")
-    path = folder / "answers.png"
-    figure.savefig(path, dpi=110)
-    return path
-
-
-def _epsilon(row: BenchRow) -> float:
-    return row.epsilon or 0.0
-
-
 def _noisy(votes: NDArray[np.int64], task: Task, rng: np.random.Generator) -> NDArray[np.float64]:
     """Log likelihoods of matching each true class's cluster to each class, up to what cancels."""
     classes = task.num_classes
@@ -268,12 +215,11 @@ def _noisy(votes: NDArray[np.int64], task: Task, rng: np.random.Generator) -> ND
 def _row(
     case: str, method: str, runs: NDArray[np.float64], task: Task, seconds: float | None, told: dict[str, object]
 ) -> BenchRow:
-    return BenchRow(
-        case=case,
-        method=f"{method}, colluding {task.colluding_agents}",
-        metric=_METRIC,
-        value=float(runs.mean()),
-        sd=float(runs.std(ddof=1)),
+    return mean_row(
+        case,
+        f"{method}, colluding {task.colluding_agents}",
+        _METRIC,
+        runs,
         epsilon=price(task).instance.epsilon,
         delta=DELTA,
         level="instance",

@@ -13,8 +13,7 @@ from benchmarks import BenchRow
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
 from workers.audit.adversaries import ADVERSARIES, STRONGEST
-from workers.audit.pool import digits_pool
-from workers.audit.run import ONE_RUN, Audit, applicable, run_audit
+from workers.audit.run import ONE_RUN, Audit, applicable, digits_pool, run_audit
 from workers.progress import ProgressCallback, silent
 
 EPSILON: Final = 5.0
@@ -73,12 +72,7 @@ MORE_RUNS: Final = {"aux-distill, records bounded": 2_000}
 
 
 def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Audit every method.
-
-    Args:
-        full: as many runs as in BENCHMARKS.md.
-        progress: told of every run.
-    """
+    """Audit every method."""
     pool = digits_pool(seed=0)
     rows = []
     for case, (fields, adversaries) in CASES.items():

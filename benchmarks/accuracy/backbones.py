@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import (
     DELTA,
     DOMAINS,
@@ -29,9 +29,9 @@ from benchmarks.accuracy.office_caltech import (
     embed_domains,
     mobilenet,
 )
-from benchmarks.one_round import run_round
-from feature_store.backbone_names import PACKAGED
+from benchmarks.sums import run_round
 from feature_store.backbones import BackboneSpec
+from feature_store.backbones.spec import PACKAGED
 from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
 from feature_store.students import NoisyAnswers, fit_student
@@ -53,21 +53,12 @@ FIRST_JOB_DRAWS = 20
 def bench_backbones(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Compare backbones; see the module.
-
-    Args:
-        data: folder that holds `office-caltech10/` and `backbones/`; default LABELER_DATA or ../shared/data.
-        full: as many splits as the tables of BENCHMARKS.md.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
+    """Compare backbones; see the module."""
     root = data_folder(data)
     backbones: dict[str, BackboneSpec | str] = {name: name for name in PACKAGED}
     backbones["mobilenetv2"] = mobilenet(root)
     rows: list[BenchRow] = []
-    for number, (name, spec) in enumerate(backbones.items()):
-        progress("Backbones", number, len(backbones))
+    for name, spec in in_turn(progress, "Backbones", backbones.items()):
         shards = embed_domains(root, progress, spec)
         arena = Arena(shards)
         for server in DOMAINS:
@@ -75,7 +66,6 @@ def bench_backbones(
             measured = arena.measure(server, ASKED, splits=SPLITS if full else QUICK_SPLITS, epsilon=EPSILON)
             rows.append(replace(measured, method=name, reference=None))
         rows.append(_first_job(name, shards, draws=FIRST_JOB_DRAWS if full else QUICK_SPLITS))
-    progress("Backbones", len(backbones), len(backbones))
     return rows
 
 
@@ -134,13 +124,12 @@ def _first_job(backbone: str, shards: Mapping[str, Shard], *, draws: int) -> Ben
             assignment=questions.assignment,
         )
         student = fit_student("planned", answers, public.features, num_classes=task.num_classes, seed=0)
-        right.append(float((student.predict(public.features) == np.asarray(public.labels)).mean()))
-    return BenchRow(
-        case="webcam, all images, by amazon and dslr",
-        method=backbone,
-        metric="labelled right, %",
-        value=100 * float(np.mean(right)),
-        sd=100 * float(np.std(right, ddof=1)),
+        right.append(100 * float((student.predict(public.features) == np.asarray(public.labels)).mean()))
+    return mean_row(
+        "webcam, all images, by amazon and dslr",
+        backbone,
+        "labelled right, %",
+        right,
         epsilon=price(task).instance.epsilon,
         delta=DELTA,
         level="instance",

@@ -9,6 +9,7 @@ the task's.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, in_turn
 from benchmarks.accuracy.office_caltech import DOMAINS, data_folder, embed_domains
-from benchmarks.data import DataSet, cifar10_test_features, data_root, usps
-from feature_store.quantize import quantize
+from benchmarks.data import DataSet, cifar10_test_features, data_root, ordered, usps
 from feature_store.query_selection import select_queries
+from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers
-from feature_store.students.labelling import label_images
+from feature_store.students.labeling import label_images
 from labeler.planning import price
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
@@ -51,16 +52,8 @@ class Case:
 def bench_calibration(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """A row per data set and price; see the module.
-
-    Args:
-        data: folder of the real data sets, with the backbone's weights.
-        full: more splits and draws of noise.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
-    office = _office(data_folder(data), progress)
+    """A row per data set and price; see the module."""
+    office = {domain: ordered(shard) for domain, shard in embed_domains(data_folder(data), progress).items()}
     cifar = cifar10_test_features(data_root(data), progress=progress)
     digits = usps(data_root(data))
     sets: dict[str, tuple[Callable[[int], Iterator[Case]], int, int]] = {
@@ -68,20 +61,16 @@ def bench_calibration(
         "CIFAR-10": (lambda seed: _halves((cifar[0], cifar[1]), seed), 50, 4 if full else 2),
         "USPS": (lambda seed: _usps_cases(digits, seed), 50, 4 if full else 2),
     }
-    rows: list[BenchRow] = []
-    total = len(sets) * len(EPSILONS)
-    for name, (cases, clusters, repetitions) in sets.items():
-        for epsilon in EPSILONS:
-            progress("Calibration", len(rows), total)
-            rows.append(_measure(name, cases, clusters, range(FIRST_SEED, FIRST_SEED + repetitions), epsilon))
-    progress("Calibration", total, total)
-    return rows
+    return [
+        _measure(name, *sets[name], epsilon)
+        for name, epsilon in in_turn(progress, "Calibration", [*itertools.product(sets, EPSILONS)])
+    ]
 
 
 def _measure(
-    name: str, cases: Callable[[int], Iterator[Case]], clusters: int, seeds: range, epsilon: float
+    name: str, cases: Callable[[int], Iterator[Case]], clusters: int, repetitions: int, epsilon: float
 ) -> BenchRow:
-    started = time.perf_counter()
+    started, seeds = time.perf_counter(), range(FIRST_SEED, FIRST_SEED + repetitions)
     said, right, states = [], [], []
     for seed in seeds:
         for case in cases(seed):
@@ -153,16 +142,6 @@ def label_case(
     labelled = label_images(answers, features, rows=questions.rows, kind="planned")
     predicted = labelled.probabilities.argmax(axis=1)
     return task, labelled.probabilities.max(axis=1), predicted == truth
-
-
-def _office(root: Path, progress: ProgressCallback) -> dict[str, Records]:
-    found = {}
-    for domain, shard in embed_domains(root, progress).items():
-        # By source name: rows of a shard are in random order, which differs from one cache to the next.
-        by_name = np.argsort(np.array(shard.sources), kind="stable")
-        labels = np.asarray(shard.labels)[by_name].astype(np.int64)
-        found[domain] = (np.ascontiguousarray(shard.features[by_name]), labels)
-    return found
 
 
 def _office_cases(domains: dict[str, Records], _: int) -> Iterator[Case]:

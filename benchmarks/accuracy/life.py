@@ -2,7 +2,7 @@
 
 (And of 0.1, where noise matters more.)
 
-Three agents hold photographs of all topics (`benchmarks.accuracy.life_data`); ten requesters ask five times each, in a
+Three agents hold photographs of all topics; ten requesters ask five times each, in a
 random order. Of a topic's public images 70 % are the requester's, clustered into QUESTIONS questions, and 30 % score
 the student, another split for each job. Every job goes the way of the product: ballots and spends of
 `workers.voting`, spends kept in a journal on disk, integer noise, the student that reads counts.
@@ -25,6 +25,10 @@ whose photographs are of few objects and resemble each other more than anybody e
 budgets gave 94 %. dslr was not looked at before.) Everything else is as other benches have it, or the first of a list.
 
 Noise is seeded, so that the table can be repeated.
+
+Topics are of photographs, small photographs and digits, as one federation may hold them. Every image is seen by the
+same frozen MobileNetV2 (ImageNet), small ones enlarged to 128 x 128: 1,280 features. Features are computed once and
+kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -39,9 +43,21 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from benchmarks import BenchRow
-from benchmarks.accuracy.life_data import Federation, Images, federation
+from benchmarks import BenchRow, in_turn
+from benchmarks.accuracy.office_caltech import data_folder, embed_domains
+from benchmarks.data import (
+    CIFAR10_BACKBONE,
+    CIFAR10_CLASSES,
+    Split,
+    cache_folder,
+    cifar10_features,
+    data_root,
+    embedded,
+    mnist,
+    ordered,
+)
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
@@ -52,7 +68,7 @@ from labeler.budget import budget_for
 from labeler.contribution import contribution
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.planning import price
 from labeler.randomness import os_source, seeded_source
 from labeler.records import ModelStore
@@ -100,23 +116,13 @@ class Job:
 
 
 def bench_life(*, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Run the comparison; see the module.
-
-    Args:
-        data: folder of `office-caltech10`, `cifar10-jpeg`, `mnist` and `backbones`.
-        full: as many draws as in BENCHMARKS.md.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
+    """Run the comparison; see the module."""
     rows: list[BenchRow] = []
     draws = FULL_DRAWS if full else QUICK_DRAWS
-    for number, server in enumerate(REPORTED):
-        progress("Votes for life", number, len(REPORTED))
+    for server in in_turn(progress, "Votes for life", REPORTED):
         rows += measured(server, draws=draws, data=data, progress=progress)
     if full:
         rows += measured(REPORTED[0], draws=draws, epsilon=SMALL_EPSILON, data=data, progress=progress)
-    progress("Votes for life", len(REPORTED), len(REPORTED))
     return rows
 
 
@@ -311,3 +317,112 @@ def _shard(path: Path, found: Federation, number: int) -> Shard:
         writer.append(held.features, held.labels, names, image_digests=digests)
         writer.finish()
     return Shard.open(path)
+
+
+AGENTS = 3
+TUNING = "amazon"
+"""The requesters' domain where settings are chosen."""
+
+CIFAR_EACH = 5000
+CIFAR_PUBLIC = 2000
+"""Small photographs of each agent, of all ten classes, from the training half; the requesters' are of the test half."""
+
+DIGITS_EACH = 600
+DIGITS_PUBLIC = 600
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Features and labels in the federation's class list.
+
+    Attributes:
+        features: int16, shape (n, 1280).
+        labels: int64, shape (n,).
+    """
+
+    features: NDArray[np.int16]
+    labels: NDArray[np.int64]
+
+    def of(self, labels: tuple[int, ...]) -> Images:
+        """Those of some classes."""
+        mine = np.isin(self.labels, labels)
+        return Images(self.features[mine], self.labels[mine])
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """What three agents hold, and what requesters of ten topics have.
+
+    Attributes:
+        classes: of all sets, thirty.
+        private: of each agent.
+        public: of all requesters together.
+        topics: two or more classes each, by place in the list.
+    """
+
+    classes: tuple[str, ...]
+    private: tuple[Images, ...]
+    public: Images
+    topics: tuple[tuple[int, ...], ...]
+
+
+def federation(server: str, data: Path | None, progress: ProgressCallback = silent) -> Federation:
+    """Three agents and the requesters of ten topics.
+
+    Five topics are pairs of classes of Office-Caltech10 in their order, of which one domain is the requesters' and the
+    others are one agent's each; three are the first pairs of CIFAR-10, two of MNIST. Where settings are chosen, they
+    are the other pairs: two of CIFAR-10, three of MNIST.
+
+    Args:
+        server: the requesters' domain of Office-Caltech10.
+        data: folder of the real data sets.
+    """
+    domains = embed_domains(data_folder(data), progress)
+    photographs = tuple(domains[server].classes)
+    small = cifar10_features(data_root(data), progress=progress)
+    digits = _digits(data_root(data), progress)
+    # By number, which is the file's own name within the folder of its digit.
+    by_name = np.argsort(np.array([Path(source).name for source in digits.sources]), kind="stable")
+    classes = (*photographs, *CIFAR10_CLASSES, *(f"digit {number}" for number in range(10)))
+    order = np.random.default_rng(7).permutation(len(small.train))
+    parts: list[list[Images]] = [[] for _ in range(AGENTS + 1)]
+    others = [domain for domain in domains if domain != server]
+    for part, domain in zip(parts, [*others, server], strict=True):
+        part.append(Images(*ordered(domains[domain])))
+    for number, part in enumerate(parts):
+        if number < AGENTS:
+            part.append(_small(small.train, order[number * CIFAR_EACH :][:CIFAR_EACH]))
+        else:
+            part.append(_small(small.test, np.random.default_rng(8).permutation(len(small.test))[:CIFAR_PUBLIC]))
+        rows = by_name[number * DIGITS_EACH :][:DIGITS_EACH]
+        part.append(Images(np.asarray(digits.features)[rows], np.asarray(digits.labels)[rows].astype(np.int64) + 20))
+    joined = [
+        Images(np.concatenate([one.features for one in part]), np.concatenate([one.labels for one in part]))
+        for part in parts
+    ]
+    others_of = (*range(16, 20, 2), *range(24, 30, 2)) if server == TUNING else (*range(10, 16, 2), *range(20, 24, 2))
+    first = (*range(0, 10, 2), *others_of)
+    return Federation(classes, tuple(joined[:AGENTS]), joined[AGENTS], tuple((one, one + 1) for one in first))
+
+
+def _small(split: Split, rows: NDArray[np.int64]) -> Images:
+    return Images(np.rint(split.inputs[rows] * 2048).astype(np.int16), split.labels[rows] + 10)
+
+
+def _digits(root: Path, progress: ProgressCallback) -> Shard:
+    """The first digits of MNIST's test half, in their order: each agent's, then the requesters'."""
+    from feature_store.backbones import load_backbone, parse_spec
+
+    weights = root / "backbones" / "mobilenetv2_100.safetensors"
+    backbone = load_backbone(parse_spec(CIFAR10_BACKBONE | {"weights": weights, "decoder": "pillow"}))
+    count = AGENTS * DIGITS_EACH + DIGITS_PUBLIC
+    out = cache_folder() / backbone.fingerprint[:16] / f"mnist-{count}"
+    with tempfile.TemporaryDirectory() as temporary:
+        if not out.exists():
+            split = mnist(root).test
+            for number in range(count):
+                folder = Path(temporary) / str(split.labels[number])
+                folder.mkdir(exist_ok=True)
+                Image.fromarray(split.inputs[number]).convert("RGB").save(folder / f"{number:05}.png")
+        classes = tuple(str(number) for number in range(10))
+        return embedded(Path(temporary), backbone, out, classes=classes, seed="mnist", progress=progress)

@@ -18,7 +18,6 @@ seeded, so that the table can be repeated; a real job draws it from the operatin
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow
-from benchmarks.one_round import run_round
+from benchmarks.data import cache_folder, data_root, embedded
+from benchmarks.sums import run_round
 from feature_store.backbones import BackboneSpec, load_backbone, parse_spec
-from feature_store.embedding import embed_source
 from feature_store.query_selection import QuerySet, select_queries
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
@@ -40,7 +39,6 @@ from labeler.planning import price
 from labeler.randomness import seeded_source
 from labeler.rounds.effects import AskedStrategy
 from labeler.solving import solve_sigma
-from labeler.system.site_key import KEY_BYTES, SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.agent.agent import Agent
@@ -112,15 +110,7 @@ FAMILIES_AT = {
 def bench_office_caltech(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Choose settings on two servers, report the other two; see the module.
-
-    Args:
-        data: folder that holds `office-caltech10/` and `backbones/`; default LABELER_DATA or ../shared/data.
-        full: choose on as many splits as are reported.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
+    """Choose settings on two servers, report the other two; see the module."""
     root = data_folder(data)
     arena = Arena(embed_domains(root, progress))
     tuning_splits = SPLITS if full else TUNING_SPLITS
@@ -153,7 +143,7 @@ def bench_office_caltech(
 
 def data_folder(data: Path | None) -> Path:
     """The folder of real data sets."""
-    root = data or Path(os.environ.get("LABELER_DATA", "../shared/data"))
+    root = data_root(data)
     if not (root / "office-caltech10").is_dir() or not (root / "backbones").is_dir():
         raise InvalidSetting(
             f"{root} holds no office-caltech10 and backbones; name the folder with --data or LABELER_DATA"
@@ -168,26 +158,13 @@ def mobilenet(root: Path) -> BackboneSpec:
 
 def embed_domains(root: Path, progress: ProgressCallback, spec: BackboneSpec | str | None = None) -> dict[str, Shard]:
     """One shard per domain, embedded the first time and kept in the user's cache folder."""
-    backbone = load_backbone(spec or mobilenet(root))
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labeler" / backbone.fingerprint[:16]
-    classes = sorted(path.name for path in (root / "office-caltech10" / "amazon").iterdir())
-    shards = {}
+    backbone, photos = load_backbone(spec or mobilenet(root)), root / "office-caltech10"
+    classes = sorted(path.name for path in (photos / "amazon").iterdir())
+    found = {}
     for domain in DOMAINS:
-        out = cache / f"office-caltech10-{domain}"
-        if not out.exists():
-            embed_source(
-                root / "office-caltech10" / domain,
-                backbone,
-                out,
-                classes=classes,
-                # As published: 17 photographs of amazon and one of caltech10 are in it more than once.
-                duplicates="keep-all",
-                key=SiteKey(seeded_source(f"site key {domain}".encode()).bytes(KEY_BYTES)),
-                random_bytes=seeded_source(f"record ids {domain}".encode()).bytes,
-                progress=lambda done, total, domain=domain: progress(f"Embedding {domain}", done, total),  # type: ignore[misc]
-            )
-        shards[domain] = Shard.open(out, verify=False)
-    return shards
+        out = cache_folder() / backbone.fingerprint[:16] / f"office-caltech10-{domain}"
+        found[domain] = embedded(photos / domain, backbone, out, classes=classes, seed=domain, progress=progress)
+    return found
 
 
 class Arena:
@@ -290,7 +267,6 @@ class Arena:
         return self._ask(server, split, public, setting).assignment, np.asarray(self._shards[server].labels)[public]
 
     def _split(self, server: str, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        # By source name: rows of a shard are in random order, which differs from one cache to the next.
         shard = self._shards[server]
         by_name = np.argsort(np.array(shard.sources), kind="stable")
         order = by_name[np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(by_name))]

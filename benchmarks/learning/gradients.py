@@ -12,7 +12,7 @@ three things could let it move more, and each has its answer.
    by shapes and by the row's place, never by what other rows hold. Every batch therefore has a fixed shape, and an
    absent record is a row of weight 0 in its place: the other rows keep their places, so their gradients keep every
    bit. A caller that packs the sampled records into fewer rows must place them at random, independently of the data
-   (`labeler`'s proof for mixtures then pairs equal places; see `benchmarks.learning.federated_sgd`).
+   (`labeler`'s proof for mixtures then pairs equal places; see `benchmarks.learning.federated`).
 3. **The sum.** Rows are summed in float32 in blocks of at most 32, blocks in double precision. Whatever the order,
    32 terms are off by at most 33 * 2^-24 times the sum of their magnitudes, coordinate by coordinate, so a block's
    error has a norm below 33 * 2^-24 * 32 C, twice that for two neighbouring blocks; other blocks keep every bit, and
@@ -89,9 +89,6 @@ def clipped_gradient_sums(
 
     Returns:
         Sums by parameter name, float64, with the leading axis N where there are N models.
-
-    Raises:
-        InvalidSetting: clip_norm is out of bounds, shapes do not fit, or a weight is neither 0 nor 1.
     """
     sum_sensitivity(clip_norm)
     together = weights.ndim == 2
@@ -205,9 +202,6 @@ def unflatten(vector: Tensor, like: Parameters, *, leading: int = 0) -> dict[str
         vector: shape (D,), or (N, D) with leading = 1.
         like: names, order and shapes; for leading = 1 its tensors carry the axis N as well.
         leading: as for `flatten`.
-
-    Raises:
-        InvalidSetting: the vector has another length.
     """
     sizes = [value[(0,) * leading].numel() for value in like.values()]
     if vector.ndim != leading + 1 or vector.shape[-1] != sum(sizes):

@@ -4,8 +4,8 @@ They are ordinary modules without batch norm or dropout, so that they mean the s
 (`torch.func.functional_call` under `vmap`) and when gradients are taken per record: with batch norm, one record
 would change what the network says about another in its batch.
 
-Fixed features of grey digits: in which directions edges run, and where. Nothing is fitted, so nothing is learned
-from data.
+**Edge features** of grey digits are fixed: in which directions edges run, and where. Nothing is fitted, so nothing is
+learned from data.
 
     image --blur--> gradient --> its length, dealt to the two nearest of 8 directions --> summed over 7 x 7 overlapping
     cells --> square roots --> divided by the row's own norm
@@ -15,17 +15,48 @@ scattering features). Every number is a function of the one image.
 
 References:
     Dalal, Triggs 2005, "Histograms of oriented gradients for human detection".
+
+**Domain-adversarial training** (DANN) fits agents' models to the requester's images, all agents at once. Agents'
+records and the public images may look different (digits of one post office and of another). A second head
+tries to tell from a model's features which of the two an image is from, and the features are trained to make that
+impossible: the gradient of the second head's loss reaches them with its sign turned, times a strength that grows from
+0 to 1. What is left in the features tells digits apart and not their origin.
+
+*Privacy.* Public images cost nothing to read. An agent's model is still a function of its own records, its own seed
+and public data, so what one record or one agent can change of the votes, and with it the price, is as without
+adaptation.
+
+References:
+    Ganin, Ustinova, Ajakan, Germain, Larochelle, Laviolette, Marchand, Lempitsky 2016, "Domain-adversarial training of
+    neural networks", equations 9 to 18 and section 5.2.2 (schedule of the strength).
+
+**FedAvg+DA and DP-FedAvg+DA.** A sampled agent starts from the global model and runs this training on its own records
+and the requester's unlabelled images, in place of plain SGD. Features, classifier and domain head are one vector: all
+of it is averaged, and in DP-FedAvg all of it is clipped and covered by noise. The papers find that averaging such
+updates hurts: every agent's features move towards the public images by a way of their own.
+
+References: Zhu et al. 2021, section 5.1 (the variants); Ganin et al. 2016.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
 
-from labeler.errors import BadData, InvalidSetting
+from benchmarks.learning.gradients import flatten
+from benchmarks.learning.together import Parameters, Training, batches, moved, optimize, stream
+from labeler.errors import InvalidSetting
+from workers.progress import ProgressCallback, silent
 
 SIDE = 28
 """Height and width of a digit in pixels."""
@@ -46,7 +77,6 @@ def small_convnet(num_classes: int = 10) -> nn.Module:
         A module from float images of shape (n, 1, 28, 28) to logits of shape (n, num_classes). Its starting weights
         come from torch's global generator.
     """
-    _check_classes(num_classes)
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=5, stride=2, padding=2),
         nn.ReLU(),
@@ -62,9 +92,6 @@ def small_convnet(num_classes: int = 10) -> nn.Module:
 
 def linear_head(dimension: int, num_classes: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer from features of shape (n, dimension) to logits."""
-    _check_classes(num_classes)
-    if dimension < 1:
-        raise InvalidSetting(f"features have at least one dimension, found {dimension}")
     return nn.Linear(dimension, num_classes)
 
 
@@ -78,22 +105,12 @@ def image_tensor(images: NDArray[np.uint8]) -> Tensor:
 
     Returns:
         float32, shape (n, 1, 28, 28).
-
-    Raises:
-        BadData: another type or shape.
     """
-    if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
-        raise BadData(f"images must be uint8 of shape (n, {SIDE}, {SIDE}), found {images.dtype} of {images.shape}")
     pixels = torch.from_numpy(np.array(images)).to(torch.float32).div_(255)
     return pixels.sub_(_MEAN).div_(_DEVIATION).unsqueeze(1)
 
 
-def _check_classes(num_classes: int) -> None:
-    if num_classes < 2:
-        raise InvalidSetting(f"a classifier needs at least 2 classes, found {num_classes}")
-
-
-DIRECTIONS, CELLS, SIDE = 8, 7, 28
+DIRECTIONS, CELLS = 8, 7
 DIMENSION = DIRECTIONS * CELLS * CELLS
 
 _BLUR = 0.7
@@ -108,12 +125,7 @@ def edge_features(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
     Returns:
         float32, shape (n, 392).
-
-    Raises:
-        BadData: another type or shape.
     """
-    if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
-        raise BadData(f"images must be uint8 of shape (n, {SIDE}, {SIDE}), found {images.dtype} of {images.shape}")
     features = np.empty((len(images), DIMENSION), dtype=np.float32)
     for start in range(0, len(images), _ROWS_AT_ONCE):
         features[start : start + _ROWS_AT_ONCE] = _features(images[start : start + _ROWS_AT_ONCE])
@@ -140,3 +152,147 @@ def _features(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     norms = np.linalg.norm(rooted, axis=1, keepdims=True)
     scaled: NDArray[np.float32] = (rooted / np.maximum(norms, 1e-9) * (1 - 1e-6)).astype(np.float32)
     return scaled
+
+
+class DomainAdversarial(nn.Module):
+    """A classifier with a second head that guesses where an image is from.
+
+    Args:
+        features: from inputs to features of shape (n, width).
+        classifier: from features to logits of the classes.
+        width: of the features.
+        hidden: width of the domain head's hidden layer.
+    """
+
+    def __init__(self, features: nn.Module, classifier: nn.Module, *, width: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = classifier
+        self.domain = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, inputs: Tensor, strength: float | None = None) -> Any:
+        """Logits of the classes; with a strength also, behind the reversal of gradients, logits of being public."""
+        features = self.features(inputs)
+        logits = self.classifier(features)
+        return logits if strength is None else (logits, self.domain(reversed_gradient(features, strength)).squeeze(-1))
+
+
+def adversarial_convnet(num_classes: int = 10) -> DomainAdversarial:
+    """`small_convnet` with a domain head on its hidden layer."""
+    layers = list(cast(nn.Sequential, small_convnet(num_classes)))
+    head = cast(nn.Linear, layers.pop())
+    return DomainAdversarial(nn.Sequential(*layers), head, width=head.in_features)
+
+
+def reversed_gradient(values: Tensor, strength: float) -> Tensor:
+    """The same values; gradients pass them multiplied by -strength (Ganin et al. 2016, equation 17)."""
+    return (1 + strength) * values.detach() - strength * values
+
+
+def strength_at(progress: float) -> float:
+    """lambda_p = 2 / (1 + exp(-10 p)) - 1 at the share p of training that is done: 0 at first, while features form."""
+    return 2 / (1 + math.exp(-10 * progress)) - 1
+
+
+def adapt_together(
+    module: DomainAdversarial,
+    parameters: Parameters,
+    inputs: Tensor,
+    labels: Tensor,
+    public: Tensor,
+    *,
+    training: Training,
+    seeds: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    largest_strength: float = 1.0,
+    progress: ProgressCallback = silent,
+) -> Parameters:
+    """Train N models, each on its own records and, without their labels, on the same public images.
+
+    Every step shows each agent as many public images as records, in an order of its own. The loss of an agent is its
+    cross-entropy on its records plus the domain head's logistic loss, on both halves.
+
+    Args:
+        module: as of `initial_parameters` with `adversarial_convnet`.
+        parameters: starting weights; left as they are.
+        inputs: float, shape (N, n, ...): every agent's records, the first `sizes[i]` of which count.
+        labels: int64, shape (N, n).
+        public: float, shape (m, ...): the requester's images.
+        training: how.
+        seeds: one per agent.
+        sizes: records of each agent, from 1 to n; n for all if absent.
+        largest_strength: what the schedule of the reversed gradient is multiplied by; 0 adapts nothing.
+
+    Returns:
+        Trained parameters.
+    """
+    count = len(labels)
+    shown = batches(training, [stream(seed, 1) for seed in seeds], [len(public)] * count, inputs.shape[1])
+
+    def loss(weights: Parameters, own: Tensor, wanted: Tensor, done: float) -> Tensor:
+        rows, numbers = next(shown)
+        others = public[rows]
+        if training.jitter is not None:
+            others = moved(others.flatten(0, 1), numbers.flatten(0, 1), training.jitter).reshape(others.shape)
+        strength = largest_strength * strength_at(done)
+        both = torch.cat([own, others], dim=1)
+        logits, domain = vmap(lambda weight, batch: functional_call(module, weight, (batch, strength)))(weights, both)
+        half = own.shape[1]
+        is_public = torch.zeros_like(domain)
+        is_public[:, half:] = 1.0
+        classes = functional.cross_entropy(logits[:, :half].flatten(0, 1), wanted.flatten(0, 1), reduction="sum")
+        origin = functional.binary_cross_entropy_with_logits(domain, is_public, reduction="sum")
+        total: Tensor = classes / half + origin / domain.shape[1]
+        return total
+
+    return optimize(
+        parameters, inputs, labels, loss=loss, training=training, seeds=seeds, sizes=sizes, progress=progress
+    )
+
+
+_GROUP = 25
+
+
+@dataclass(frozen=True, eq=False)
+class AdversarialUpdates:
+    """`LocalUpdates` by domain-adversarial training.
+
+    Attributes:
+        module: the network with its domain head.
+        public: the requester's images, float32.
+        training: of one round.
+    """
+
+    module: DomainAdversarial
+    public: Tensor
+    training: Training
+
+    def __call__(
+        self,
+        params: Parameters,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        sizes: Sequence[int],
+        done: float,
+        seeds: Sequence[int],
+    ) -> Tensor:
+        """theta_i - theta, float64, shape (agents, D); the reversed gradient grows over the rounds."""
+        updates = []
+        for first in range(0, len(inputs), _GROUP):
+            part = slice(first, first + _GROUP)
+            start = {name: value.expand(len(inputs[part]), *value.shape) for name, value in params.items()}
+            trained = adapt_together(
+                self.module, start, inputs[part], labels[part], self.public, training=self.training,
+                seeds=seeds[part], sizes=sizes[part], largest_strength=strength_at(done),
+            )  # fmt: skip
+            updates.append(flatten(trained, leading=1).double() - flatten(params).double())
+        return torch.cat(updates)
+
+
+def with_domain_head(network: nn.Sequential, *, hidden: int = 8) -> DomainAdversarial:
+    """A network whose last layer is linear, with a small domain head on what that layer sees."""
+    *features, classifier = network
+    if not isinstance(classifier, nn.Linear):
+        raise InvalidSetting("a domain head needs a network whose last layer is linear")
+    return DomainAdversarial(nn.Sequential(*features), classifier, width=classifier.in_features, hidden=hidden)

@@ -60,12 +60,6 @@ class Training:
     weight_decay: float = 1e-3
     jitter: Jitter | None = None
 
-    def __post_init__(self) -> None:
-        if self.epochs < 0 or self.batch_size < 1:
-            raise InvalidSetting(f"training needs 0 or more epochs and batches of 1 or more records, found {self}")
-        if not (0 < self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf):
-            raise InvalidSetting(f"the learning rate must be positive and weight decay not negative, found {self}")
-
 
 def initial_parameters(factory: Callable[[], Model], num_models: int, *, seed: int) -> tuple[Model, Parameters]:
     """N models with starting weights of their own, and a module that says how to apply them.
@@ -78,8 +72,6 @@ def initial_parameters(factory: Callable[[], Model], num_models: int, *, seed: i
     Returns:
         One of the modules (its own weights are not used) and the stacked parameters.
     """
-    if num_models < 1:
-        raise InvalidSetting(f"at least one model is needed, found {num_models}")
     models = []
     with torch.random.fork_rng(devices=[]):
         for number in range(num_models):
@@ -121,13 +113,9 @@ def train_together(
         seeds: one per agent, of its order and of its jitter.
         sizes: records of each agent, from 1 to n; n for all if absent.
         criterion: sum over rows of the loss, from logits and labels; the cross-entropy if absent.
-        progress: told how many steps are done.
 
     Returns:
         Trained parameters.
-
-    Raises:
-        InvalidSetting: shapes that do not fit each other, or an agent without records.
     """
 
     def loss(weights: Parameters, shown: Tensor, wanted: Tensor, _done: float) -> Tensor:
@@ -156,7 +144,7 @@ def optimize(
     Args:
         loss: of (parameters, inputs and labels of one batch of every agent, share of the training that is done).
     """
-    sizes = _check(parameters, inputs, labels, seeds, sizes)
+    sizes = [inputs.shape[1]] * len(seeds) if sizes is None else sizes
     trained = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     weights = list(trained.values())
     optimizer = torch.optim.AdamW(weights, lr=training.learning_rate, weight_decay=training.weight_decay, foreach=True)
@@ -228,21 +216,6 @@ def _passes(size: int, longest: int, generator: torch.Generator) -> Tensor:
     return torch.cat(orders)[:longest]
 
 
-def _check(
-    parameters: Parameters, inputs: Tensor, labels: Tensor, seeds: Sequence[int], sizes: Sequence[int] | None
-) -> Sequence[int]:
-    num_models = len(next(iter(parameters.values())))
-    if inputs.shape[:2] != labels.shape[:2] or inputs.shape[0] != num_models or len(seeds) != num_models:
-        raise InvalidSetting(
-            f"{num_models} models need as many seeds, inputs of shape (models, records, ...) and labels of shape "
-            f"(models, records); found {len(seeds)} seeds, {tuple(inputs.shape)} and {tuple(labels.shape)}"
-        )
-    sizes = [inputs.shape[1]] * num_models if sizes is None else sizes
-    if len(sizes) != num_models or min(sizes) < 1 or max(sizes) > inputs.shape[1]:
-        raise InvalidSetting(f"every agent has from 1 to {inputs.shape[1]} records, found sizes {list(sizes)}")
-    return sizes
-
-
 def stream(*words: int) -> int:
     """A seed for torch's generators that differs for every sequence of words."""
     return int(np.random.SeedSequence(list(words)).generate_state(1, np.uint64)[0] >> 1)
@@ -267,10 +240,6 @@ class Jitter:
     rotation_degrees: float = 12.0
     zoom: float = 0.1
     shear: float = 0.15
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.shift <= 1 and 0 <= self.rotation_degrees <= 180 and 0 <= self.zoom < 1 and self.shear >= 0):
-            raise InvalidSetting(f"amounts of a jitter are not negative, and zoom below 1; found {self}")
 
 
 def moved(images: Tensor, numbers: Tensor, jitter: Jitter) -> Tensor:

@@ -20,13 +20,24 @@ RECORDS, as a public fact, so that one that leaves lets nobody in, and moves a m
 the same learner, the same models, half the noise. The softmax is cut to a short norm, which
 shortens its gradients (fact 4 of `labeler.methods.blind_average`). "large models" has the lambda that serves one
 trusted place best at an epsilon of 1 and above.
+
+**Blind averaging.** Everybody trains alone, one private sum later there is one model:
+
+    records --train_linear--> weights --VectorSum: grid, noise share, secret shares--> talliers: sum, opened / users
+
+One message per user, no second round. The sum is a `labeler.noise.VectorSum` with the norm and the sensitivity of
+`LinearTerms`; dividing by the number of contributors, which is public, divides sensitivity and noise alike (lemma 6).
+With an honest fraction t and d dropouts that the plan allows for, h = floor(t U) - d shares of noise are certainly
+unknown, so a share has variance sigma^2 / h: what nobody can subtract is sigma in the sum, even when everybody else
+pools what they know and the d are honest. (The paper sizes shares by t U alone.) Only the sum is noised enough: one
+user's share of noise alone protects too little, which is why weights leave a user as secret shares.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,17 +49,18 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow
 from benchmarks.data import DataSet, cifar10_features
-from benchmarks.learning.blind_averaging import blind_average, blind_sum_for, group_event, replaced_user_event
-from benchmarks.learning.convex_bounds import sensitivity_as_in_paper
-from benchmarks.papers.runner import Cell
-from feature_store.students.projection import Projection, unit_rows
+from benchmarks.learning.linear_users import linear_scores, train_linear, train_users
+from benchmarks.papers import Cell
+from benchmarks.sums import private_sum
+from feature_store.students.answers import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
+from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
+from labeler.errors import InvalidSetting
 from labeler.methods.blind_average import Learner, LinearTerms
-from labeler.noise import VectorSum
-from labeler.randomness import seeded_source
+from labeler.noise import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
+from labeler.randomness import ByteSource, seeded_source
 from labeler.task import Level
-from workers.learning.linear import linear_scores, train_linear, train_users
 from workers.progress import ProgressCallback
 
 USERS, RECORDS, HONEST = 1_000, 50, 0.5
@@ -139,12 +151,7 @@ class World:
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """Everything, or for a first look both learners at one epsilon, one seed and a fifth of the users.
-
-    Args:
-        root: folder of the data sets.
-        full: all of it.
-    """
+    """Everything, or for a first look both learners at one epsilon, one seed and a fifth of the users."""
     seeds = SEEDS if full else SEEDS[:1]
     epsilons = EPSILONS if full else (0.59,)
     settings: list[tuple[Setting, Sequence[float]]] = []
@@ -285,6 +292,18 @@ def _price(event: IntegerSum) -> float | None:
     return price if price < math.inf else None
 
 
+def sensitivity_as_in_paper(terms: LinearTerms) -> float:
+    """What Kirschte et al. prove of a whole model; what is charged is `LinearTerms.sensitivity`, which is less.
+
+    Softmax: 2 (lambda R + sqrt(2) c) / (n lambda) (theorem 11). Svm: 2 (c + lambda R) / (n lambda) for one class (lemma
+    2; Wu et al. 2017, lemma 8), and sqrt(K) times that for K classes as one vector. Both count the regulariser into
+    what a record can change, while at one and the same w the regularisers of two records cancel.
+    """
+    stretch, classes = (math.sqrt(2), 1) if terms.learner == "softmax" else (1.0, terms.num_classes)
+    moved = 2 * (stretch * terms.clip_norm + terms.radius * terms.regularisation)
+    return math.sqrt(classes) * moved / (terms.min_records * terms.regularisation)
+
+
 def epsilon_as_in_paper(terms: LinearTerms, sigma: float, level: Level) -> float:
     """Theorem 8 and corollary 12, with the paper's s: sqrt(2 ln(1.25 / delta)) s / sigma; svm: K times that at delta/K.
 
@@ -348,3 +367,125 @@ def public_map(public: NDArray[np.float32]) -> Projection:
     variances, axes = np.linalg.eigh(centred.T @ centred / len(rows))
     kept = slice(None, -AXES - 1, -1)
     return Projection(rows.mean(axis=0), axes[:, kept] * variances[kept] ** (-WHITENING / 2))
+
+
+_SMALL_STEP = 1 + 1e-5
+
+
+def blind_sum(
+    terms: LinearTerms,
+    *,
+    dimension: int,
+    users: int,
+    sigma: float,
+    honest_fraction: float = 1.0,
+    max_dropouts: int = 0,
+) -> VectorSum:
+    """The private sum of U users' weights.
+
+    Args:
+        terms: how each of them trains.
+        dimension: features of a record, without the constant.
+        users: U.
+        sigma: noise on one coordinate of the **sum** that nobody can subtract, in the unit of weights.
+        honest_fraction: t in (0, 1]; floor(t U) users keep their noise to themselves.
+        max_dropouts: how many of those may fail to contribute.
+    """
+    if not 0 < honest_fraction <= 1:
+        raise InvalidSetting(f"the honest fraction lies above 0 and at most at 1, found {honest_fraction!r}")
+    return VectorSum(
+        dimension=(dimension + 1) * terms.num_classes,
+        largest_norm=terms.largest_norm,
+        sensitivity=terms.sensitivity,
+        sigma=sigma,
+        agents=users,
+        # A product like 0.3 * 10 must not lose an honest user, nor gain one, to its last bit.
+        colluding_agents=users - math.floor(honest_fraction * users + 1e-9),
+        max_dropouts=max_dropouts,
+    )
+
+
+def blind_sum_for(
+    terms: LinearTerms,
+    *,
+    dimension: int,
+    users: int,
+    epsilon: float,
+    delta: float,
+    level: Level = "instance",
+    honest_fraction: float = 1.0,
+    max_dropouts: int = 0,
+) -> VectorSum:
+    """The sum with the least noise, within a hundredth of a percent, whose certified price is at most epsilon.
+
+    The grid costs a little, so sigma starts at what the continuous mechanism needs (Balle and Wang 2018) and grows.
+    """
+    norm = terms.sensitivity if level == "instance" else terms.largest_norm
+    sigma = norm / mu_of_epsilon(epsilon, delta)
+    while True:
+        spec = blind_sum(
+            terms,
+            dimension=dimension,
+            users=users,
+            sigma=sigma,
+            honest_fraction=honest_fraction,
+            max_dropouts=max_dropouts,
+        )
+        price = epsilon_bound(spec.event(level), delta)
+        if price <= epsilon:
+            return spec
+        # Nine tenths of the way, so as not to overshoot: epsilon falls at least as fast as 1/sigma.
+        sigma *= max(_SMALL_STEP, 1 + 0.9 * min(1.0, price / epsilon - 1))
+
+
+def group_event(spec: VectorSum, records: int) -> IntegerSum:
+    """One opening, for a group of records that change together, with whatever users (Kirschte et al., Corollary 9).
+
+    One record after the other, on the grid: the distance is at most their number times that of one.
+    """
+    if type(records) is not int or records < 1:
+        raise InvalidSetting(f"a group has at least one record, found {records!r}")
+    one = spec.event("instance")
+    return replace(
+        one,
+        squared_sensitivity=one.squared_sensitivity * records**2,
+        largest_change=one.largest_change * records,
+    )
+
+
+def replaced_user_event(spec: VectorSum) -> IntegerSum:
+    """One opening, when all records of one user become others (Kirschte et al., Corollary 10: s = 2R).
+
+    Two vectors within R lie at most 2R apart, on the grid S 2R + sqrt(D). That a user's vector becomes zero is half of
+    this, and what `spec.event("agent")` is about.
+    """
+    apart = 2 * spec.scale * spec.largest_norm * (1 + OF_PRODUCTS)
+    return replace(
+        spec.event("instance"),
+        squared_sensitivity=math.floor(((apart + math.sqrt(spec.dimension)) * (1 + ROUNDING_MARGIN)) ** 2),
+        largest_change=math.floor((apart + 1) * (1 + ROUNDING_MARGIN)),
+    )
+
+
+def blind_average(
+    spec: VectorSum,
+    models: Sequence[NDArray[np.float64]] | NDArray[np.float64],
+    *,
+    sources: Iterable[ByteSource],
+    talliers: int = 2,
+) -> NDArray[np.float64]:
+    """The noisy mean of the models of those who contribute, by the steps that run in the service.
+
+    Args:
+        spec: the sum, from `blind_sum`.
+        models: per contributing user, shape (dimension + 1, num_classes); a dropout is left out, with its noise.
+        sources: one secret source per contributing user.
+        talliers: 2 or 3.
+
+    Returns:
+        float64, shape (dimension + 1, num_classes): public.
+    """
+    if not len(models):
+        raise InvalidSetting("nobody contributes a model")
+    total = private_sum(spec, models, sources=sources, talliers=talliers)
+    return total.reshape(models[0].shape) / len(models)

@@ -10,35 +10,59 @@
 Every private sum is the real one: integers, discrete noise, secret shares. Noise and coins are seeded, so that a table
 can be repeated. **Choosing settings.** Networks, rates, clipping norms and numbers of rounds were chosen on seed 0, by
 test accuracy as the paper's grid search does; the rows are for other seeds, which draw other agents, samples and noise.
+
+**Office-Caltech10 by gradients** (table 2 of 2021): of the domain that is to be labelled 70 % of its images are public
+and 30 % are kept for the test, in the same splits as `labeler bench office-caltech`, on the same frozen backbone. A
+head on frozen features is what the noise of DP-FedSGD can bear. Steps, rates and clipping norm were chosen with amazon
+and caltech10 as servers; the rows are for webcam and dslr.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, mean_row, seconds_of
+from benchmarks.accuracy.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Setting, data_folder, embed_domains
 from benchmarks.data import mnist, usps
-from benchmarks.learning.adaptation import AdversarialUpdates, DomainAdversarial, with_domain_head
-from benchmarks.learning.federated import LocalTraining, ServerStep, dp_fed_avg, fed_avg
-from benchmarks.learning.gradients import flatten
-from benchmarks.learning.networks import image_tensor, small_convnet
-from benchmarks.learning.together import Training, initial_parameters
-from benchmarks.papers.federated_office import PAPER_FEDSGD, office_cell
-from benchmarks.papers.federations import AGENT_DELTA, Federation, accuracy_of, accuracy_row, priced, sources_of
-from benchmarks.papers.noisy_step import step_rows
-from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, iid_partition, mnist_partition
-from benchmarks.papers.runner import Cell
+from benchmarks.learning.federated import (
+    LocalTraining,
+    ServerStep,
+    SourceOf,
+    dp_fed_avg,
+    dp_fed_sgd,
+    fed_avg,
+    plan_fed_sgd,
+)
+from benchmarks.learning.gradients import clipped_gradient_sums, flatten, unflatten
+from benchmarks.learning.networks import (
+    AdversarialUpdates,
+    DomainAdversarial,
+    image_tensor,
+    linear_head,
+    small_convnet,
+    with_domain_head,
+)
+from benchmarks.learning.together import Parameters, Training, initial_parameters
+from benchmarks.papers import Cell
+from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.sums import SampledSum, with_budget
+from feature_store.shard import Shard
 from labeler.noise import VectorSum
+from labeler.randomness import seeded_source
 from workers.progress import ProgressCallback
 
 SEEDS: Final = (1, 2, 3)
@@ -111,12 +135,7 @@ def averaging_at(case: str, epsilon: float) -> Averaging:
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """All tables; not `full`: a few small agents on digits, for few rounds, with one seed.
-
-    Args:
-        root: folder of the data sets.
-        full: all of it.
-    """
+    """All tables; not `full`: a few small agents on digits, for few rounds, with one seed."""
     if not full:
         small = ((MNIST_CASE, None, False), (USPS_CASE, None, True), (MNIST_CASE, 4.3, False))
         return [*(_digits_cell(root, *which, full=False) for which in small), _ratio_cell(pairs=5)]
@@ -223,3 +242,284 @@ def _agent_plan(averaging: Averaging, dimension: int, agents: int) -> SampledSum
 
 def _words(averaging: Averaging) -> dict[str, Any]:
     return asdict(averaging) | {"network": averaging.network.__name__}
+
+
+ACCURACY: Final = "test accuracy, %"
+AGENT_DELTA, INSTANCE_DELTA = 1e-3, 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Agents' records, padded to one length, the images that the model is tested on, and unlabelled public ones."""
+
+    inputs: Tensor
+    labels: Tensor
+    sizes: list[int]
+    test: Tensor
+    test_labels: Tensor
+    public: Tensor | None = None
+
+    @staticmethod
+    def of(inputs: Tensor, labels: Tensor, parts: Sequence[Rows], test: Tensor, test_labels: Tensor) -> Federation:
+        longest = max(map(len, parts))
+        rows = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts]))
+        return Federation(inputs[rows], labels[rows], [len(part) for part in parts], test, test_labels)
+
+
+def sources_of(prefix: str) -> SourceOf:
+    """Seeded sources for a simulation; rows made with them can be repeated."""
+    return lambda purpose: seeded_source(f"{prefix}: {purpose}".encode())
+
+
+def accuracy_of(module: nn.Module, model: Parameters, data: Federation) -> float:
+    """Share of the test images that a model labels right, in percent."""
+    with torch.no_grad():
+        logits = torch.cat([torch.func.functional_call(module, model, (part,)) for part in torch.split(data.test, 500)])
+    return 100 * float((logits.argmax(1) == data.test_labels).double().mean())
+
+
+def accuracy_row(
+    case: str,
+    method: str,
+    accuracies: Mapping[int, float],
+    started: float,
+    reference: str | None,
+    settings: Mapping[str, Any],
+) -> BenchRow:
+    """Mean and deviation of a method's accuracies, by seed; no guarantee."""
+    return mean_row(
+        case,
+        method,
+        ACCURACY,
+        accuracies.values(),
+        reference=reference,
+        seconds=time.perf_counter() - started,
+        settings={**settings, "seeds": list(accuracies)},
+    )
+
+
+def priced(row: BenchRow, plan: SampledSum, delta: float) -> BenchRow:
+    """The row with the certified price of the rounds it was trained in."""
+    told = {
+        "noise_multiplier": plan.accounted.noise_multiplier,
+        "as_in_paper_epsilon": plan.as_in_paper_epsilon(delta),
+    }
+    return replace(row, epsilon=plan.epsilon(delta), delta=delta, level=plan.level, settings={**row.settings, **told})
+
+
+@dataclass(frozen=True)
+class NoisySteps:
+    """How DP-FedSGD is run on Office-Caltech10; chosen on amazon and caltech10 as servers."""
+
+    probability: float = 0.2
+    rounds: int = 30
+    clip_norm: float = 0.5
+    learning_rate: float = 10.0
+    momentum: float = 0.5
+    averaged: float = 0.3
+
+
+OFFICE_EPSILONS: Final = (0.5, 1.0, 2.0, 4.0)
+OFFICE_RECORDS: Final = {"amazon": 958, "caltech10": 1123, "webcam": 295, "dslr": 157}
+"""Images per domain, as the paper publishes them (table 5): public numbers, by which sums are divided."""
+
+MOST_RECORDS: Final = 1_200
+AXES: Final = 64
+SPLITS: Final = 5
+ROUNDS: Final = 30
+"""Of FedAvg."""
+
+PAPER_FEDSGD = {"webcam": "25.8 % at 4.0 (paper, as printed)", "dslr": "42.7 % at 3.9 (paper, as printed)"}
+PAPER_OFFICE_FEDAVG = {"webcam": "96.5 % (paper, ResNet-50)", "dslr": "97.8 % (paper, ResNet-50)"}
+
+
+def office_cell(root: Path, server: str) -> Cell:
+    """FedAvg, DP-FedSGD and kNN-DPFL for one server, at several prices."""
+    settings = NoisySteps()
+
+    def run(progress: ProgressCallback) -> list[BenchRow]:
+        shards = embed_domains(data_folder(root), progress)
+        rows = gradient_rows(shards, server, range(SPLITS), OFFICE_EPSILONS, progress=progress)
+        arena, voting = Arena(shards), Setting("knn", 60, 20)
+        votes = [arena.measure(server, voting, splits=SPLITS, draws=1, epsilon=epsilon) for epsilon in OFFICE_EPSILONS]
+        return rows + [replace(row, case=office_case(server), metric=ACCURACY) for row in votes]
+
+    return Cell(f"{office_case(server)}, {settings}, axes {AXES}, epsilons {OFFICE_EPSILONS}, {SPLITS} splits", run)
+
+
+def gradient_rows(
+    shards: Mapping[str, Shard],
+    server: str,
+    splits: Sequence[int],
+    epsilons: Sequence[float],
+    *,
+    progress: ProgressCallback,
+) -> list[BenchRow]:
+    """FedAvg, and DP-FedSGD at every price on features as they are and on public axes."""
+    rows = [_fed_avg_row(shards, server, splits, progress)]
+    for axes in (None, AXES):
+        rows += [_fed_sgd_row(shards, server, splits, axes, epsilon, progress) for epsilon in epsilons]
+    return rows
+
+
+def office_federation(shards: Mapping[str, Shard], server: str, split: int, axes: int | None) -> Federation:
+    """Three domains' features as agents, 30 % of the fourth's as test.
+
+    Args:
+        shards: of all domains.
+        server: the domain to be labelled.
+        split: seed of the division into public and test; the same images as kNN-DPFL is tested on.
+        axes: features are centred on the server's public images and projected to that many of their principal axes,
+            scaled to a mean squared norm of 1; None leaves them as they are. Either way the map depends on public
+            images alone.
+    """
+    images = {name: shard.features.astype(np.float32) / 2048 for name, shard in shards.items()}
+    labels = {name: torch.from_numpy(np.asarray(shard.labels).astype(np.int64)) for name, shard in shards.items()}
+    by_name = np.argsort(np.array(shards[server].sources), kind="stable")
+    order = by_name[np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(by_name))]
+    public, tested = np.split(order, [int(PUBLIC_SHARE * len(order))])
+    if axes is not None:
+        mean = images[server][public].mean(0)
+        basis = np.linalg.svd(images[server][public] - mean, full_matrices=False)[2][:axes].T
+        basis = basis / np.sqrt(np.square((images[server][public] - mean) @ basis).sum(1).mean())
+        # One record at a time: a product of many rows may round a row differently when another one leaves.
+        images = {name: np.stack([(row - mean) @ basis for row in rows]) for name, rows in images.items()}
+    others = [name for name in DOMAINS if name != server]
+    starts = np.cumsum([0, *(len(images[name]) for name in others)])
+    return Federation.of(
+        torch.from_numpy(np.concatenate([images[name] for name in others])),
+        torch.cat([labels[name] for name in others]),
+        [np.arange(first, last) for first, last in itertools.pairwise(starts)],
+        torch.from_numpy(images[server][tested]),
+        labels[server][torch.from_numpy(tested)],
+    )
+
+
+def _fed_avg_row(
+    shards: Mapping[str, Shard], server: str, splits: Sequence[int], progress: ProgressCallback
+) -> BenchRow:
+    started, accuracies = time.perf_counter(), {}
+    for split in splits:
+        data = office_federation(shards, server, split, None)
+        module, start = _blank_head(data)
+        model = fed_avg(
+            module, start, data.inputs, data.labels, sizes=data.sizes, rounds=ROUNDS, probability=1.0,
+            training=LocalTraining(20, 32, 5.0), source_of=sources_of(f"FedAvg {server} {split}"), progress=progress,
+        )  # fmt: skip
+        accuracies[split] = accuracy_of(module, model, data)
+    settings = {"network": "linear head", "rounds": ROUNDS}
+    return accuracy_row(office_case(server), "FedAvg", accuracies, started, PAPER_OFFICE_FEDAVG.get(server), settings)
+
+
+def _fed_sgd_row(
+    shards: Mapping[str, Shard],
+    server: str,
+    splits: Sequence[int],
+    axes: int | None,
+    epsilon: float,
+    progress: ProgressCallback,
+) -> BenchRow:
+    started, accuracies, steps = time.perf_counter(), {}, NoisySteps()
+    public_records = sum(count for name, count in OFFICE_RECORDS.items() if name != server)
+    worlds = {split: office_federation(shards, server, split, axes) for split in splits}
+    numbers = len(flatten(_blank_head(worlds[splits[0]])[1]))
+    plan = plan_fed_sgd(
+        epsilon=epsilon, delta=INSTANCE_DELTA, dimension=numbers, agents=len(DOMAINS) - 1,
+        most_records=MOST_RECORDS, clip_norm=steps.clip_norm, probability=steps.probability, rounds=steps.rounds,
+    )  # fmt: skip
+    for split, data in worlds.items():
+        module, start = _blank_head(data)
+        model = dp_fed_sgd(
+            module, start, data.inputs, data.labels, sizes=data.sizes, plan=plan,
+            expected_batch=steps.probability * public_records,
+            server=ServerStep(steps.learning_rate, steps.momentum, steps.averaged),
+            source_of=sources_of(f"DP-FedSGD {server} {split} {epsilon} {axes}"), progress=progress,
+        )  # fmt: skip
+        accuracies[split] = accuracy_of(module, model, data)
+    method = "DP-FedSGD, linear head" + ("" if axes is None else f" on {axes} public principal axes")
+    settings = {"network": "linear head", "axes": axes, "capacity": plan.capacity} | asdict(steps)
+    row = accuracy_row(office_case(server), method, accuracies, started, PAPER_FEDSGD.get(server), settings)
+    return priced(row, plan.sampled, INSTANCE_DELTA)
+
+
+def office_case(server: str) -> str:
+    """The table's name for a server."""
+    return f"Office-Caltech10, {server}"
+
+
+def _blank_head(data: Federation) -> tuple[nn.Module, Parameters]:
+    module = linear_head(data.inputs.shape[2], 10)
+    return module, {name: torch.zeros_like(value) for name, value in module.named_parameters()}
+
+
+def step_rows(*, pairs: int, batch: int = 64) -> list[BenchRow]:
+    """One noisy step of ours, and the median ratio to Opacus of pairs in turns, where Opacus is installed.
+
+    Ours: clipped sums, one discrete Gaussian share on the grid, the step. Opacus: clipped sums, torch's normal noise,
+    the step.
+
+    Args:
+        pairs: how often both are timed.
+        batch: records.
+    """
+    parameters = sum(value.numel() for value in small_convnet().parameters())
+    case = f"a noisy step of {parameters:,} parameters, {batch} records"
+    ours = _our_step(batch)
+    try:
+        theirs = _opacus_step(batch)
+    except ImportError:
+        theirs = None
+    seconds = np.array([[seconds_of(ours), seconds_of(theirs) if theirs else math.nan] for _ in range(pairs + 1)])[1:]
+    own = BenchRow(case, "ours", "milliseconds", _median_ms(seconds[:, 0]), settings={"pairs": pairs})
+    if theirs is None:
+        return [replace(own, reference="no ratio: Opacus, a dependency of development, is not installed")]
+    ratio = float(np.median(seconds[:, 0] / seconds[:, 1]))
+    reference = f"Opacus in the same process: {_median_ms(seconds[:, 1])} ms"
+    return [own, BenchRow(case, "ours over Opacus", "time ratio", ratio, reference=reference, settings=own.settings)]
+
+
+def _our_step(batch: int) -> Callable[[], None]:
+    module, stacked = initial_parameters(small_convnet, 1, seed=1)
+    model = {name: value[0] for name, value in stacked.items()}
+    inputs, labels = _random_batch(batch)
+    size, weights = len(flatten(model)), torch.ones(batch)
+    spec = VectorSum(dimension=size, largest_norm=batch + 1.0, sensitivity=1.001, sigma=1.0, agents=1)
+    source = seeded_source(b"a noisy step")
+
+    def step() -> None:
+        nonlocal model
+        sums = flatten(clipped_gradient_sums(module, model, inputs, labels, weights, clip_norm=1.0))
+        noisy = spec.open(spec.contribution(sums.numpy(), source=source))
+        model = unflatten(flatten(model) - torch.from_numpy(0.1 / batch * noisy).float(), model)
+
+    return step
+
+
+def _opacus_step(batch: int) -> Callable[[], None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = import_module("opacus.grad_sample").GradSampleModule(small_convnet())
+        optimizer_class = import_module("opacus.optimizers").DPOptimizer
+    optimizer = optimizer_class(
+        torch.optim.SGD(module.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
+    )
+    inputs, labels = _random_batch(batch)
+
+    def step() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer.zero_grad()
+            loss: Any = nn.functional.cross_entropy(module(inputs), labels)
+            loss.backward()
+            optimizer.step()
+
+    return step
+
+
+def _random_batch(batch: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, 1, 28, 28, generator=generator), torch.randint(0, 10, (batch,), generator=generator)
+
+
+def _median_ms(seconds: NDArray[np.float64]) -> float:
+    return round(1e3 * float(np.median(seconds)), 3)

@@ -39,9 +39,6 @@ def mnist_partition(
 
     Returns:
         Per agent its rows, ascending.
-
-    Raises:
-        InvalidSetting: the set has too few classes or records.
     """
     counts = np.bincount(labels)
     if not 1 <= digits_per_agent <= len(counts):

@@ -2,32 +2,36 @@
 
 Sizes grow within one run and are compared with each other, so what is told are ratios and exponents; slopes are of CPU
 seconds, which move less than the clock where a machine does other work beside it.
+
+A shard larger than the memory that may search it is searched in one process, and shared out to several. Features are
+random unit vectors on the grid of real ones (feature_store.rows), written to a file and mapped. Each search runs
+in an interpreter of its own on one core. What several processes found over their parts is merged by (similarity,
+record id), as the index merges its own parts.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks import BenchRow
-from benchmarks.machine import run_alone
-from benchmarks.scale.ballots import SIMULATED
-from benchmarks.scale.rounds import Simulation
-from benchmarks.scale.searching import Stored, ids_by_definition, merged_ids, search_together, write_features
-from benchmarks.speed.speed import write_synthetic_shard
+from benchmarks import BenchRow, in_turn, seconds_of
+from benchmarks.machine import PeakMemory, run_alone
+from benchmarks.scale.rounds import SIMULATED, Simulation
+from benchmarks.speed.speed import run_job, synthetic_job
+from feature_store.index import build_index
 from labeler.errors import InvalidSetting
 from labeler.methods import MethodName
 from workers.progress import ProgressCallback, silent
-from workers.run.folder import open_job_folder
-from workers.run.labelling import label
-from workers.run.preparation import LabellingJob, prepare
-from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 AGENTS, RECORDS, DIMENSION, K = 3, 2_000, 256, 20
 """Of a job in one process."""
@@ -80,19 +84,7 @@ def bench_scale(
     method: str | None = None,
     progress: ProgressCallback = silent,
 ) -> list[BenchRow]:
-    """Measure every dimension of size, or with `agents` or `method` rounds alone.
-
-    Args:
-        data: folder on whose disk the large shard lies while it is searched; else the system's for temporary files.
-        full: the sizes of docs/scale.md.
-        agents: how many answer one round, several numbers with commas between.
-        method: what they answer by; knn where only `agents` is given.
-        progress: told which dimension it is at.
-
-    Raises:
-        InvalidSetting: no such numbers or method.
-        LabelerError: a process failed.
-    """
+    """Measure every dimension of size, or with `agents` or `method` rounds alone."""
     sizes = FULL if full else QUICK
     if agents is not None or method is not None:
         wanted = sizes.agents if agents is None else _numbers(agents)
@@ -128,10 +120,8 @@ def _method(text: str) -> MethodName:
 
 def _agents(method: MethodName, sizes: Sequence[int], progress: ProgressCallback) -> list[BenchRow]:
     found = {}
-    for number, size in enumerate(sizes):
-        progress(f"Agents, {method}", number, len(sizes))
+    for size in in_turn(progress, f"Agents, {method}", sizes):
         (found[size],) = run_alone("benchmarks.scale.rounds", asdict(Simulation(size, method)))
-    progress(f"Agents, {method}", len(sizes), len(sizes))
     slope = Slope.of({size: sum(one["cpu_seconds"].values()) for size, one in found.items()})
     case, rows = f"agents, {method}, 100 queries x 10", []
     for size, one in found.items():
@@ -180,23 +170,10 @@ def _records(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
 
 
 def _queries(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
-    shards = tuple(folder / f"agent-{number}" for number in range(AGENTS))
-    for number, path in enumerate(shards):
-        write_synthetic_shard(path, records=RECORDS, dimension=DIMENSION, seed=number + 1)
     found = {}
     for count in (50, *sizes):  # the first one finds nothing warmed, and is not counted
-        public = folder / f"public-{count}"
-        write_synthetic_shard(public, records=count, dimension=DIMENSION, seed=999, public=True)
-        file = TaskFile(task=TaskTable(name="scale", k=K, sigma_votes=25.0, delta=1e-4), queries=QueriesTable())
-        job, cpu = (
-            LabellingJob(file=file, shards=shards, queries=public, out=folder / f"job-{count}"),
-            time.process_time(),
-        )
-        with open_job_folder(job.out) as opened:
-            prepared = prepare(job, opened)
-            opened.begin(prepared.plan())
-            label(prepared, opened)
-        found[count] = time.process_time() - cpu
+        job = synthetic_job(folder, agents=AGENTS, records=RECORDS, queries=count, dimension=DIMENSION, k=K)
+        found[count] = seconds_of(lambda job=job, count=count: run_job(job(f"job-{count}")), time.process_time)  # type: ignore[misc]
     slope = Slope.of({count: found[count] for count in sizes})
     return _slope_rows("queries of a job, `run`", "one process", slope, "query", {"queries": list(sizes)})
 
@@ -209,3 +186,116 @@ def _slope_rows(case: str, method: str, slope: Slope, unit: str, settings: dict[
             BenchRow(case, method, "exponent of the cost", slope.exponent, reference="at most 1.05", settings=told)
         )
     return rows
+
+
+LIMIT_BYTES: Final = 512 * 2**20
+"""What an index may take. The rest of a GiB is for the interpreter, its libraries and the tables of ids."""
+
+_WRITTEN_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of features and how it is searched.
+
+    Attributes:
+        path: int16, (records, dimension).
+        records, dimension: of the file.
+        queries, k: of the search.
+    """
+
+    path: str
+    records: int
+    dimension: int
+    queries: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One process's search.
+
+    Attributes:
+        seconds, cpu_s: of building and searching; the second is less moved by what else the machine does.
+        peak_bytes: most anonymous memory of the process.
+        found: file of record ids and similarities, shape (queries, k).
+    """
+
+    seconds: float
+    cpu_s: float
+    peak_bytes: int
+    found: str
+
+
+def write_features(path: Path, *, records: int, dimension: int, seed: int = 0) -> None:
+    """Random unit vectors times 2048, rounded, one block after the other: as features of images are stored."""
+    into = np.lib.format.open_memmap(path, mode="w+", dtype=np.int16, shape=(records, dimension))
+    rng = np.random.default_rng(seed)
+    for start in range(0, records, _WRITTEN_AT_ONCE):
+        block = rng.standard_normal((min(_WRITTEN_AT_ONCE, records - start), dimension), dtype=np.float32)
+        block *= np.float32(2048) / np.linalg.norm(block, axis=1, keepdims=True)
+        into[start : start + len(block)] = np.rint(block)
+    into.flush()
+
+
+def search_together(stored: Stored, *, processes: int, folder: Path, records: int | None = None) -> list[Searched]:
+    """Search the first `records` rows (all if None), each process an equal part, all at the same time."""
+    count = stored.records if records is None else records
+    edges = np.linspace(0, count, processes + 1).astype(int).tolist()
+    orders = [
+        asdict(stored) | {"first": first, "last": last, "found": str(folder / f"found-{processes}-{count}-{first}.npz")}
+        for first, last in itertools.pairwise(edges)
+    ]
+    return [Searched(**found) for found in run_alone("benchmarks.scale.bench", *orders)]
+
+
+def merged_ids(parts: list[Searched]) -> NDArray[np.int64]:
+    """The first k record ids of all parts by (similarity descending, id ascending), shape (queries, k)."""
+    found = []
+    for part in parts:
+        with np.load(part.found) as file:
+            found.append((file["record_ids"], file["similarities"]))
+    ids, similarities = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
+    order = np.lexsort((ids, -similarities), axis=1)[:, : found[0][0].shape[1]]
+    return np.take_along_axis(ids, order, axis=1)
+
+
+def ids_by_definition(stored: Stored, *, queries: int) -> NDArray[np.int64]:
+    """The first k record ids of the first few queries, by 64-bit integers and sorting alone."""
+    features = np.load(stored.path, mmap_mode="r")
+    asked = np.array(features[:queries]).astype(np.int64)
+    similarities = np.concatenate(
+        [
+            asked @ features[start : start + _WRITTEN_AT_ONCE].astype(np.int64).T
+            for start in range(0, len(features), _WRITTEN_AT_ONCE)
+        ],
+        axis=1,
+    )
+    ids = record_ids(stored.records)
+    return np.stack([ids[np.lexsort((ids, -row))[: stored.k]] for row in similarities])
+
+
+def record_ids(count: int) -> NDArray[np.int64]:
+    """Random ids in ascending order, as a shard keeps them."""
+    steps = np.random.default_rng(1).integers(1, 2**20, count, dtype=np.int64)
+    return np.cumsum(steps)
+
+
+def _search(order: Mapping[str, Any]) -> Searched:
+    """Runs in the fresh interpreter."""
+    whole = np.load(order["path"], mmap_mode="r")
+    part = slice(order["first"], order["last"])
+    ids = record_ids(order["records"])[part].copy()
+    asked = np.array(whole[: order["queries"]])  # of the first records, whatever part of the file is searched
+    # The library and its workspace are there before the clock runs.
+    build_index(whole[:600], ids[:600].copy()).search(asked[:8], 1)
+    with PeakMemory() as peak:
+        began, cpu = time.perf_counter(), time.process_time()
+        found = build_index(whole[part], ids, memory_limit_bytes=LIMIT_BYTES).search(asked, order["k"])
+        seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    np.savez(order["found"], record_ids=found.record_ids, similarities=found.similarities)
+    return Searched(seconds, cpu_s, peak.bytes, order["found"])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(_search(json.loads(sys.argv[1])))))

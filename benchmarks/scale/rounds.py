@@ -7,40 +7,61 @@ those of a tallier. Sums of groups add up to the sum of all, so the size of a gr
 memory does not grow with the number of agents. Only the histogram can be opened: sums over more than some eight hundred
 agents leave the range in which winners are compared (`labeler.sharing`). Noise and masks follow from the seed, so a
 run can be repeated: they protect nobody.
+
+Many agents answer over one pool of labelled features, each as it would alone. An agent is a row of places in the pool,
+so memory follows the pool and not the federation. Where there are more places than records, records are dealt again,
+though never twice to one agent.
+
+    knn            one matrix product scores all records of a group of agents; every agent keeps its own first k
+    reverse-knn    one search finds the nearest queries of all records of a group
+    ensemble       the heads of a group are trained one after the other, as agents do
+    blind-average  the models of a group are trained together (benchmarks.learning.linear_users)
+
+What counts votes is equal bit for bit to `workers.voting` of one agent after the other: similarities are exact
+integers, and the same functions count. Heads are equal, models of blind-average up to rounding. Tests hold both to the
+real agents.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.learning.linear_users import train_users
 from benchmarks.machine import memory_bytes
-from benchmarks.scale.ballots import SIMULATED, Federation, ballots_of, group_size
+from feature_store.index.build import build_index
+from feature_store.index.definition import NO_KEY, pack, ranks_of
 from feature_store.query_selection import model_rows, select_queries
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting
 from labeler.linear_model import released_model
 from labeler.messages import COORDINATOR, frame
-from labeler.messages.rounds import Ask, TallierKey
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import Ask, TallierKey, share_to_bytes
 from labeler.methods import MethodName
+from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.ensemble import one_hot_ballots
+from labeler.methods.knn import knn_ballots
+from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.planning import price
 from labeler.randomness import ByteSource, seeded_source
+from labeler.records import FEATURE_ONE, Rows
 from labeler.release import Release, open_histogram
 from labeler.sharing import add_shares as add_words
 from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
 from labeler.task import StatedLevel, Task, parse_task
-from workers.audit.pool import Pool, digits_pool
+from workers.audit.run import Pool, digits_pool
+from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
 
 TRAINING: Final = {"regularisation": 1.0, "radius": 0.3, "iterations": 60}
@@ -61,9 +82,6 @@ class Simulation:
         epsilon: the price at `level` that the noise is chosen for.
         talliers: 2 or 3.
         seed: of the deal, the questions, the noise and the masks.
-
-    Raises:
-        InvalidSetting: a number out of bounds, or a method that answers for one agent at a time.
     """
 
     agents: int
@@ -88,12 +106,7 @@ class Simulation:
             raise InvalidSetting("a round has at least one agent, one record per agent and one query")
 
     def task(self, pool: Pool) -> Task:
-        """What is asked.
-
-        Raises:
-            InvalidTask, UnsafeGrid: the task cannot be asked.
-            InvalidSetting: no noise gives the price.
-        """
+        """What is asked."""
         fields: dict[str, Any] = {
             "name": "simulation",
             "classes": list(pool.classes),
@@ -118,11 +131,7 @@ class Simulation:
 
 
 def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = silent) -> dict[str, Any]:
-    """One round, and what it cost: seconds, CPU seconds by stage, bytes per party, memory, price, labels right.
-
-    Raises:
-        InvalidSetting: a task that cannot be asked, or more questions than public images.
-    """
+    """One round, and what it cost: seconds, CPU seconds by stage, bytes per party, memory, price, labels right."""
     task = wanted.task(pool)
     batch, score = _questions(wanted, pool)
 
@@ -194,9 +203,6 @@ def sum_group(
         ballots: int64, shape (agents, num_queries, num_classes).
         first: number of the first agent of the group.
         source_of: each agent's source.
-
-    Raises:
-        PrivacyRefusal: ballots beyond the task's bounds.
     """
     round, began = round_of(task, batch), time.process_time()
     answers = [
@@ -295,3 +301,152 @@ def traffic_of(task: Task, batch: QueryBatch) -> Traffic:
 if __name__ == "__main__":  # in an interpreter of its own, so that its memory is its own
     given = Simulation(**json.loads(sys.argv[1]))
     sys.stdout.write(json.dumps(simulate(given, digits_pool(seed=given.seed))))
+
+
+NOBODY: Final = -1
+"""Fills the row of an agent with fewer records than the largest."""
+
+GROUP_NUMBERS: Final = 2**22
+"""Numbers of one group of agents: 32 MiB in double precision."""
+
+Ballots = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Agents and their records. Private; does not print.
+
+    Attributes:
+        features: the pool, int16, shape (records, dimension), quantised.
+        labels: int16, shape (records,), classes.
+        places: int32, shape (agents, most): the records of each agent in ascending order of record id, then NOBODY.
+    """
+
+    features: NDArray[np.int16] = field(repr=False)
+    labels: NDArray[np.int16] = field(repr=False)
+    places: NDArray[np.int32] = field(repr=False)
+
+    @classmethod
+    def dealt(cls, pool: Pool, agents: int, *, records: int, seed: int) -> Federation:
+        """Give every agent so many records, drawn without repetition as far as the pool goes, and then again.
+
+        Args:
+            records: of each.
+            seed: of the deal; the first agents of a larger federation hold what those of a smaller one do.
+        """
+        if not 1 <= records <= len(pool.labels):
+            raise InvalidSetting(
+                f"an agent is dealt 1 to {len(pool.labels)} records of {pool.name}, none of them twice; found {records}"
+            )
+        rng, at_once = np.random.default_rng([seed, 2]), len(pool.labels) // records
+        deals = [
+            rng.permutation(len(pool.labels))[: at_once * records].reshape(at_once, records).astype(np.int32)
+            for _ in range(math.ceil(agents / at_once))
+        ]
+        return cls(pool.features, pool.labels, np.concatenate(deals)[:agents])
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def most_records(self) -> int:
+        """Of one agent."""
+        return int(self.places.shape[1])
+
+    def part(self, agents: slice) -> Federation:
+        """Some of the agents, over the same pool."""
+        return Federation(self.features, self.labels, self.places[agents])
+
+    def record_labels(self) -> NDArray[np.int16]:
+        """int16, shape (agents, most_records); NOBODY where there is no record."""
+        return np.where(self.places == NOBODY, np.int16(NOBODY), self.labels[self.places])
+
+    def record_features(self) -> NDArray[np.int16]:
+        """int16, shape (agents, most_records, dimension); anything where there is no record."""
+        return np.asarray(self.features[self.places])
+
+
+def ballots_of(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
+    """What each agent of a group contributes, without noise.
+
+    Args:
+        task: what is asked, of a method of SIMULATED.
+        agents: the group and its records; of `group_size` agents at most.
+
+    Returns:
+        int64, shape (agents, num_queries, num_classes). Private.
+    """
+    return _WAYS[task.method](task, batch, agents)
+
+
+def group_size(task: Task, batch: QueryBatch, federation: Federation) -> int:
+    """How many agents answer at once: as many as keep within GROUP_NUMBERS, at least one."""
+    records, dimension = federation.most_records, int(federation.features.shape[1])
+    votes = len(batch) * task.num_classes
+    found = {"knn": records * len(batch), "ensemble": records * (records + 4 * task.num_classes)}.get(task.method, 0)
+    return max(1, GROUP_NUMBERS // max(votes, records * dimension, found))
+
+
+def _knn(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
+    labels = agents.record_labels()
+    count, most = labels.shape
+    features = agents.record_features().reshape(count * most, -1).astype(np.float32)
+    scores = batch.features.astype(np.float32) @ features.T  # exact: see feature_store.index.definition
+    # A place in an agent's row is the rank of the record's id, which is all that ties ask for.
+    keys = pack(scores.reshape(len(batch), count, most), np.arange(most, dtype=np.int64))
+    keys[:, labels == NOBODY] = NO_KEY
+    k = min(task.k, most)
+    if k < most:
+        keys.partition(k - 1, axis=2)
+    first = keys[:, :, :k]
+    nobody = first == NO_KEY
+    ranks = np.where(nobody, 0, ranks_of(first))
+    nearest = np.where(nobody, np.int16(NOBODY), labels[np.arange(count)[None, :, None], ranks])
+    votes = knn_ballots(nearest.reshape(-1, k), num_classes=task.num_classes)
+    return np.ascontiguousarray(votes.reshape(len(batch), count, -1).swapaxes(0, 1))
+
+
+def _reverse_knn(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
+    # Cut to the smallest ids, as `Records.first` cuts.
+    labels = agents.record_labels()[:, : task.max_agent_records]
+    features = agents.record_features()[:, : task.max_agent_records]
+    has_record = labels != NOBODY
+    queries = build_index(batch.features, np.arange(len(batch)))
+    nearest = queries.search(features[has_record], min(task.k, len(batch))).record_ids
+    # Every agent has cells of its own in one long table of votes.
+    of_agent = np.repeat(np.arange(len(labels), dtype=np.int64), has_record.sum(axis=1))
+    votes = reverse_knn_ballots(
+        nearest + of_agent[:, None] * len(batch),
+        labels[has_record],
+        num_queries=len(labels) * len(batch),
+        num_classes=task.num_classes,
+    )
+    return votes.reshape(len(labels), len(batch), -1)
+
+
+def _ensemble(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
+    rows, labels = agents.record_features().astype(np.float32) / FEATURE_ONE, agents.record_labels()
+    held = [Rows.of(own[named != NOBODY], named[named != NOBODY]) for own, named in zip(rows, labels, strict=True)]
+    heads = np.stack([train_head(one, num_classes=task.num_classes) for one in held])
+    votes = one_hot_ballots(predict(heads, batch.features).ravel(), num_classes=task.num_classes)
+    return votes.reshape(len(labels), len(batch), -1)
+
+
+def _blind_average(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
+    terms, spec = linear_terms(task), weight_sum(task)
+    features = agents.record_features().astype(np.float32) / FEATURE_ONE
+    weights = train_users(features, agents.record_labels(), terms=terms)
+    shape = (len(batch), task.num_classes)
+    return np.stack([spec.quantize(own / terms.sensitivity).reshape(shape) for own in weights])
+
+
+_WAYS: Final[Mapping[str, Callable[[Task, QueryBatch, Federation], Ballots]]] = {
+    "knn": _knn,
+    "reverse-knn": _reverse_knn,
+    "ensemble": _ensemble,
+    "blind-average": _blind_average,
+}
+
+SIMULATED: Final[tuple[MethodName, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
+"""Methods that can answer for many agents at once; aux-distill fits each agent's private heads alone, and federated
+asks again and again about a model that has changed."""

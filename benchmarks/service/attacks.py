@@ -32,9 +32,8 @@ from PIL import Image
 
 from benchmarks import BenchRow
 from benchmarks.service.federation import embed_public, running_service
-from benchmarks.service.requesters import Wanted
+from benchmarks.service.requesters import Wanted, WellBehaved, new_token, revoke_token
 from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, QUERIES, TASK, wanted_of
-from benchmarks.service.well_behaved import WellBehaved, new_token, revoke_token
 from workers.progress import ProgressCallback, silent
 from workers.up import Plan
 from workers.up.home import make_federation
@@ -92,16 +91,7 @@ Attack = Callable[[Scene, Answers, ExitStack], None]
 def bench_attacks(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Measure jobs in quiet and under each attack, on one federation of real processes.
-
-    Args:
-        data: folder on whose disk the journals lie; else the system's folder for temporary files.
-        full: more jobs per attack.
-        progress: told how far it is.
-
-    Raises:
-        Unavailable: the federation did not start.
-    """
+    """Measure jobs in quiet and under each attack, on one federation of real processes."""
     jobs = 15 if full else 3
     rows = []
     with tempfile.TemporaryDirectory(dir=data) as name:

@@ -19,8 +19,7 @@ from feature_store.embedding import embed_source
 from feature_store.shard import Shard
 from labeler.errors import Unavailable
 from workers.digits import CLASSES, write_digits
-from workers.up.data import DIGITS_BACKBONE
-from workers.up.home import LocalFederation
+from workers.up.home import DIGITS_BACKBONE, LocalFederation
 
 AGENTS: Final = 5
 _STOP_S = 60.0
@@ -48,11 +47,7 @@ class RunningService:
 
 @contextmanager
 def running_service(home: Path) -> Iterator[RunningService]:
-    """`labeler up` in a process of its own, ready, until the block ends.
-
-    Raises:
-        Unavailable: it did not become ready; the message holds the end of what it said.
-    """
+    """`labeler up` in a process of its own, ready, until the block ends."""
     said = home.parent / "up.log"
     # A session of its own, so that Ctrl-C stops the bench, which stops the federation in order.
     command = tied_command("up", "--home", home, "--port", 0, "--json")

@@ -4,6 +4,8 @@ Every request is sent once (no patience), so that a refusal, a lost connection o
 never hidden by a second try. A requester looks at its job once a second, as the answer to its submission asks it to.
 All of them wait in one thread, each over a connection of its own that speaks as little HTTP/1.1 as a load needs: a
 general client takes one to two milliseconds of CPU a request, of the cores that it shares with what it measures.
+
+`WellBehaved` is one requester beside whom others put a service under load or attack it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from api.client import Client
-from api.schema import FINISHED, TaskRequest
+from api.schema import FINISHED, EstimateRequest, Role, TaskRequest
 from labeler.errors import BadData, LabelerError, Unavailable
 
 LOOK_EVERY_S: Final = 1.0
@@ -73,12 +76,7 @@ class PlainConnection:
     async def ask(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send one request, once, and wait for its answer, which is cut by its Content-Length.
-
-        Raises:
-            Unavailable: the connection broke, or no answer came in time.
-            BadData: the answer cannot be read.
-        """
+        """Send one request, once, and wait for its answer, which is cut by its Content-Length."""
         fields = self._fields + "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         if body is not None:
             fields += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -337,3 +335,90 @@ def _count_labels(body: bytes, ids: Sequence[str]) -> int:
     if found != sorted(ids):
         raise BadData(f"asked about {len(ids)} queries and got {len(rows)} rows, {len(found)} of them labels")
     return len(found)
+
+
+SHORT_DEADLINE_S: Final = 20.0
+"""Of a job whose time is compared with that of the same job in quiet."""
+
+
+class WellBehaved:
+    """One requester with a task of its own that submits a small job, waits for its labels, and does it again.
+
+    Args:
+        url: of the service.
+        token: a requester's.
+        wanted: what it asks.
+    """
+
+    def __init__(self, url: str, token: str, wanted: Wanted) -> None:
+        self._client = Client(url, token, timeout_s=QUIET_S)
+        self._wanted = wanted
+        self._choose = np.random.default_rng(0)
+        self.task_id = self._client.create_task(TaskRequest.model_validate(wanted.task)).task_id
+
+    def __enter__(self) -> WellBehaved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def body(self, queries: int | None = None) -> dict[str, Any]:
+        """A job of its own as it is sent: vectors in JSON, some of them twice where more are asked than there are."""
+        return {
+            "task_id": self.task_id,
+            "features": self._vectors(queries).tolist(),
+            "backbone_fingerprint": self._wanted.fingerprint,
+        }
+
+    def _vectors(self, queries: int | None) -> NDArray[np.float64]:
+        count = self._wanted.queries if queries is None else queries
+        found = len(self._wanted.features)
+        return self._wanted.features[self._choose.choice(found, count, replace=count > found)]
+
+    def job_seconds(
+        self, *, queries: int | None = None, deadline_s: float = SHORT_DEADLINE_S, labels: Path | None = None
+    ) -> float:
+        """From submission to the end of one job; its deadline where it expired, and then more would have been needed.
+
+        Args:
+            queries: how many; what it usually asks where absent.
+            deadline_s: of the job.
+            labels: file that takes its labels as Parquet, and then the seconds are those until it is written.
+        """
+        vectors = self._vectors(queries)
+        started = time.perf_counter()
+        job = self._client.submit(
+            self.task_id,
+            features=vectors,
+            backbone_fingerprint=self._wanted.fingerprint,
+            deadline_s=deadline_s,
+        )
+        job = self._client.wait(job.job_id)
+        if job.state not in ("completed", "expired"):
+            why = job.problem.detail if job.problem is not None else "no reason given"
+            raise BadData(f"job {job.job_id} ended as {job.state}: {why}")
+        if labels is not None and job.state == "completed":
+            self._client.labels(job.job_id, labels, of="questions")
+        return time.perf_counter() - started
+
+    def price_seconds(self) -> float:
+        """Of one question for the price of a task that nobody has asked for before."""
+        task = {"sigma_votes": 100 + self._choose.random()}
+        asked = TaskRequest.model_validate({**self._wanted.task, **task})
+        started = time.perf_counter()
+        self._client.estimate(EstimateRequest(task=asked))
+        return time.perf_counter() - started
+
+
+def new_token(url: str, token: str, name: str, role: Role = "requester") -> str:
+    """A token of somebody, made by an administrator."""
+    with Client(url, token) as admin:
+        return admin.create_token(name, role).token or ""
+
+
+def revoke_token(url: str, token: str, *, name: str) -> None:
+    """End every token of a name."""
+    with Client(url, token) as admin:
+        for one in list(admin.tokens()):
+            if one.name == name:
+                admin.revoke_token(one.token_id)

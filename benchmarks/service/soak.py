@@ -26,9 +26,8 @@ import numpy as np
 
 from benchmarks import BenchRow
 from benchmarks.service.federation import AGENTS, RunningService, embed_public, running_service
-from benchmarks.service.reconcile import discrepancies
 from benchmarks.service.requesters import Answer, PlainConnection, put_under_load
-from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, wanted_of
+from benchmarks.service.service import BUDGET_EPSILON, MAX_QUERIES, discrepancies, wanted_of
 from labeler.errors import Unavailable
 from workers.progress import ProgressCallback, silent
 from workers.up import Plan

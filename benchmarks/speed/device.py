@@ -11,26 +11,20 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
-from benchmarks.speed.bare import bare_device_search, bare_device_votes
-from benchmarks.speed.speed import CLASSES, write_synthetic_shard
+from benchmarks import BenchRow, seconds_of
+from benchmarks.speed.speed import bare_device_search, bare_device_votes, beside_bare, run_job, synthetic_job
 from feature_store.index import build_index, nearest_by_definition
-from feature_store.index.build import WORTH_A_DEVICE
-from feature_store.index.device_probe import contact, forget
-from feature_store.shard import Shard
+from feature_store.index.build import WORTH_A_DEVICE, contact, forget
 from labeler.errors import InvalidSetting
 from workers.doctor.engines import full_norm
 from workers.progress import ProgressCallback, silent
-from workers.run.folder import open_job_folder
-from workers.run.labelling import label
-from workers.run.preparation import LabellingJob, prepare
-from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 _DIMENSION = 768
 _K = 50
@@ -39,11 +33,7 @@ _ENGINES = ("torch-gpu",)
 
 
 def bench_device(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Measure; see the module.
-
-    Raises:
-        InvalidSetting: no CUDA device works here.
-    """
+    """Measure; see the module."""
     if not torch.cuda.is_available():
         raise InvalidSetting("bench device needs a CUDA device, and torch sees none")
     progress("Device", 0, 4)
@@ -65,7 +55,7 @@ def _first_contact() -> list[BenchRow]:
     rows = []
     for engine in _ENGINES:
         forget()
-        seconds = _seconds(contact)
+        seconds = seconds_of(contact)
         rows.append(BenchRow(torch.cuda.get_device_name(), f"first contact, {engine}", "seconds", seconds))
     return rows
 
@@ -160,36 +150,12 @@ def _worth(*, largest: int) -> list[BenchRow]:
 
 
 def _job(folder: Path, *, agents: int, records: int, queries: int) -> list[BenchRow]:
-    shards = tuple(folder / f"agent-{number}" for number in range(agents))
-    for number, path in enumerate(shards):
-        write_synthetic_shard(path, records=records, dimension=_DIMENSION, seed=number + 1)
-    public = folder / "public"
-    write_synthetic_shard(public, records=queries, dimension=_DIMENSION, seed=999, public=True)
-    file = TaskFile(task=TaskTable(name="device", k=_K, sigma_votes=25.0, delta=1e-4), queries=QueriesTable())
-
-    def job(name: str, engine: str) -> None:
-        request = LabellingJob(file=file, shards=shards, queries=public, out=folder / name, engine=engine)
-        with open_job_folder(request.out) as opened:
-            prepared = prepare(request, opened)
-            opened.begin(prepared.plan())
-            label(prepared, opened)
-
-    def bare() -> None:
-        questions = Shard.open(public, verify=False).features
-        votes = np.zeros((queries, len(CLASSES)), np.int64)
-        for path in shards:
-            shard = Shard.open(path, verify=False)
-            votes += bare_device_votes(shard.features, np.asarray(shard.labels), questions, _K, len(CLASSES))
-
-    bare()
-    turns = [
-        [_seconds(bare), _seconds(lambda turn=turn: job(f"there-{turn}", "torch-gpu"))]  # type: ignore[misc]
-        for turn in range(3)
-    ]
-    there = statistics.median(turn[1] for turn in turns)
-    here = _seconds(lambda: job("here", "int16"))
-    case = f"{agents} x {records:,} x {_DIMENSION}, {queries:,} queries"
     settings = {"agents": agents, "records": records, "dimension": _DIMENSION, "queries": queries, "k": _K}
+    job = synthetic_job(folder, **settings, engine="torch-gpu")
+    turns = beside_bare(job, bare_device_votes, turns=3)
+    there = statistics.median(turn[1] for turn in turns)
+    here = seconds_of(lambda: run_job(replace(job("here"), engine="int16")))
+    case = f"{agents} x {records:,} x {_DIMENSION}, {queries:,} queries"
     ratio = statistics.median(ours / theirs for theirs, ours in turns)
     return [
         BenchRow(case, "run / bare FAISS on the device and numpy", "time ratio", ratio, settings=settings),
@@ -201,10 +167,4 @@ def _job(folder: Path, *, agents: int, records: int, queries: int) -> list[Bench
 def _least(work: Callable[[], object]) -> float:
     """Of five, after one that warms up; ours and the bare twins end with a copy to the host."""
     work()
-    return min(_seconds(work) for _ in range(5))
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return min(seconds_of(work) for _ in range(5))

@@ -18,14 +18,12 @@ from typing import get_args
 import numpy as np
 import torch
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, seconds_of
 from benchmarks.accuracy.office_caltech import data_folder
-from feature_store.backbone_names import DEFAULT_BACKBONE
 from feature_store.backbones import Decoder, load_backbone, read_spec
 from feature_store.backbones.backbone import Backbone, decode_for, prepare_image
-from feature_store.backbones.spec import Transform
-from feature_store.embed_steps import load_image, loaded_batches
-from feature_store.embedding import all_cores, embed_source
+from feature_store.backbones.spec import DEFAULT_BACKBONE, Transform
+from feature_store.embedding import all_cores, embed_source, load_image, loaded_batches
 from feature_store.sources import open_source
 from workers.progress import ProgressCallback, silent
 
@@ -39,15 +37,7 @@ CLASSES = ("one", "two")
 
 
 def bench_embed(*, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Measure the steps of embedding; see the module.
-
-    Args:
-        data: folder that holds `office-caltech10/`.
-        full: more photographs and turns.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
+    """Measure the steps of embedding; see the module."""
     root = data_folder(data) / "office-caltech10"
     backbone = load_backbone(DEFAULT_BACKBONE)
     rows: list[BenchRow] = []
@@ -131,7 +121,7 @@ def _whole(files: list[Path], backbone: Backbone, *, turns: int) -> list[BenchRo
 
         clock = time.process_time if not torch.cuda.is_available() else time.perf_counter
         measured = [
-            [_seconds(clock, work) for work in (forward, read, embed(backbone), embed(slow))] for _ in range(turns)
+            [seconds_of(work, clock) for work in (forward, read, embed(backbone), embed(slow))] for _ in range(turns)
         ]
     forwards, reads, wholes, befores = ([turn[place] for turn in measured] for place in range(4))
     share = statistics.median(
@@ -173,9 +163,3 @@ def _prepared(
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     assert pixels is not None  # noqa: S101  # we made them
     return pixels
-
-
-def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
-    started = clock()
-    work()
-    return clock() - started

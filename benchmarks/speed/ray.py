@@ -9,21 +9,19 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, seconds_of
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.cluster.search import ClusterIndex
 from feature_store.embedding import embed_source
 from feature_store.index import build_index
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import LabelerError
@@ -35,12 +33,7 @@ _ROWS_AT_ONCE = 20_000
 
 
 def bench_ray(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Embedding and searching by two workers of Ray, against one process.
-
-    Raises:
-        InvalidSetting: Ray is not installed.
-        LabelerError: something was not equal.
-    """
+    """Embedding and searching by two workers of Ray, against one process."""
     images, records, turns = (600, 100_000, 2) if full else (64, 5_000, 1)
     rows: list[BenchRow] = []
     with tempfile.TemporaryDirectory(prefix="bench-ray-") as name:
@@ -48,7 +41,7 @@ def bench_ray(*, full: bool = False, progress: ProgressCallback = silent) -> lis
         driver = Driver(beside=folder / "shard", cpus=_WORKERS)
         try:
             progress("Ray", 0, 3)
-            begun = _seconds(lambda: driver.cluster)
+            begun = seconds_of(lambda: driver.cluster)
             rows.append(BenchRow(f"{_WORKERS} workers", "Ray", "seconds to begin", begun, seconds=begun))
             progress("Ray", 1, 3)
             rows += _embedding(folder, driver, images=images, turns=turns)
@@ -71,7 +64,7 @@ def _embedding(folder: Path, driver: Driver, *, images: int, turns: int) -> list
     backbone = recipe.load()
 
     def embed(out: str, **settings: Any) -> float:
-        return _seconds(
+        return seconds_of(
             lambda: embed_source(
                 source, backbone, folder / out, public=True, random_bytes=np.random.default_rng(2).bytes, **settings
             )
@@ -95,9 +88,7 @@ def _search(folder: Path, driver: Driver, *, records: int, turns: int) -> list[B
     dimension, queries, k = 512, 500, 50
     rng = np.random.default_rng(3)
     path = folder / "records"
-    with ShardWriter(
-        path, classes=("a", "b"), fingerprint="f", dimension=dimension, public=False, part_records=records // 4
-    ) as writer:
+    with ShardWriter(path, classes=("a", "b"), fingerprint="f", dimension=dimension, public=False) as writer:
         for start in range(0, records, _ROWS_AT_ONCE):
             count = min(_ROWS_AT_ONCE, records - start)
             writer.append(rng.standard_normal((count, dimension), np.float32), np.zeros(count, int), ["x"] * count)
@@ -109,7 +100,7 @@ def _search(folder: Path, driver: Driver, *, records: int, turns: int) -> list[B
     together.ready()
     pairs = []
     for _ in range(turns + 1):
-        pairs.append((_seconds(lambda: alone.search(asked, k)), _seconds(lambda: together.search(asked, k))))
+        pairs.append((seconds_of(lambda: alone.search(asked, k)), seconds_of(lambda: together.search(asked, k))))
     first, second = alone.search(asked, k), together.search(asked, k)
     if not all(np.array_equal(getattr(first, name), getattr(second, name)) for name in ("record_ids", "rows")):
         raise LabelerError("the neighbours of two workers are not those of one process")
@@ -128,9 +119,3 @@ def _rows(
         BenchRow(case, "Ray", f"{what} per second", count / together, seconds=together, settings=settings | threads),
         BenchRow(case, "Ray / one process", "time ratio", ratio, settings=settings | threads),
     ]
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun

@@ -54,16 +54,7 @@ class Run:
 
 
 def bench_start(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Measure starts, stops and light commands.
-
-    Args:
-        full: five of each; else one of each.
-        progress: told how far it is.
-
-    Raises:
-        InvalidSetting: the system does not tell what its processes have used.
-        Unavailable: a federation did not become ready, or a command failed.
-    """
+    """Measure starts, stops and light commands."""
     if not sys.platform.startswith("linux"):
         raise InvalidSetting("this bench reads /proc, which Linux alone has")
     times = 5 if full else 1

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks import BenchRow
-from benchmarks.one_round import run_round
 from benchmarks.speed.winner_party import Took, measure, write_trio
+from benchmarks.sums import run_round
 from feature_store.shard import Shard
 from labeler.planning import resolve_colluding_agents
 from labeler.randomness import os_source

@@ -37,13 +37,14 @@ from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskStore
 from labeler.messages import COORDINATOR
 from labeler.release import Release
-from labeler.rounds import winner_line
+from labeler.rounds import queues
 from labeler.rounds.effects import (
     UNFINISHED,
     Admitted,
     Ended,
     Event,
     Failed,
+    JobRun,
     Now,
     PartiesChanged,
     Party,
@@ -51,8 +52,7 @@ from labeler.rounds.effects import (
     Stored,
     Tick,
 )
-from labeler.rounds.job_state import JobRun
-from labeler.rounds.lanes import Lanes, admit, next_place_s
+from labeler.rounds.queues import FairQueue, admit, next_place_s
 from labeler.system.clock import Clock
 
 log = logging.getLogger("labeler.conductor")
@@ -116,8 +116,8 @@ class CoordinatorDriver:
         )
         self._live = self._loader.live
         self._stepper = Stepper(sender, questions, self.relays, patience)
-        self._line = winner_line.Line()
-        self._lanes = Lanes()
+        self._line = queues.WinnerQueue()
+        self._lanes = FairQueue()
         self._stored: list[str] = []
         """Jobs whose last step is durable and that go on at once."""
         self._last: dict[tuple[str, str], int] = {}

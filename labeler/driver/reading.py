@@ -21,13 +21,11 @@ from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.parties import PartyRecord
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.tasks import TaskRecord, TaskStore
-from labeler.release import Release
-from labeler.rounds import winner_line
+from labeler.release import Release, release_from_bytes
+from labeler.rounds import queues
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
-from labeler.rounds.effects import Failed, Now, Party, Patience, Send, Store
-from labeler.rounds.job_state import JobRun, RoundRun
-from labeler.rounds.lanes import Lanes
-from labeler.rounds.releases import release_from_bytes
+from labeler.rounds.effects import Failed, JobRun, Now, Party, Patience, RoundRun, Send, Store
+from labeler.rounds.queues import FairQueue
 
 log = logging.getLogger("labeler.conductor")
 
@@ -236,8 +234,8 @@ class Plan:
 
     now: Now
     jobs: dict[str, Loaded]
-    line: winner_line.Line
-    lanes: Lanes
+    line: queues.WinnerQueue
+    lanes: FairQueue
     runs: dict[str, JobRun] = field(default_factory=dict)
     stores: dict[str, list[Store]] = field(default_factory=dict)
     sends: list[tuple[str, Send]] = field(default_factory=list)

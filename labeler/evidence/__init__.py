@@ -5,5 +5,5 @@
     check       whether a document is what its own facts, and a journal's, say; which field is not
 
 Reading a journal for it, signing it and the same as a page to print lie above (`labeler.ledger.evidence`,
-`feature_store.results.evidence_file`, `feature_store.results.evidence_page`).
+`feature_store.results.evidence`, `feature_store.results.evidence`).
 """

@@ -43,8 +43,7 @@ from labeler.evidence.document import (
     Unit,
 )
 from labeler.methods import METHODS
-from labeler.methods.sensitivity import contribution_in_words, unit_in_words
-from labeler.methods.terms import BoundedNumbers, CountedVotes, Method
+from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, contribution_in_words, unit_in_words
 from labeler.planning import METHOD, METHOD_OF_SAMPLES, PrivacyStatement, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task

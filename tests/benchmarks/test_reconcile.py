@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.reconcile import Book, check_agent, check_coordinator, read_book
 from benchmarks.service.requesters import PaidJob
+from benchmarks.service.service import Book, check_agent, check_coordinator, read_book
 from labeler.budget import NothingLeft
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Charge, Ledger

@@ -10,21 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.rivals.bench import ENTRANTS, READINGS, Choice, Scores, cifar10_world
+from benchmarks.accuracy.rivals.bench import cifar10_world
 from benchmarks.accuracy.rivals.methods import (
     ClassMeans,
     Evolution,
     LeastSquares,
+    ProductVotes,
     PublicPrototypes,
+    ask,
     delta_of_range,
     range_at,
+    votes,
     votes_for,
 )
-from benchmarks.accuracy.rivals.votes import ProductVotes, ask, votes
 from benchmarks.accuracy.rivals.world import FineSum, Rival, World, composed, noisy_sum, sum_at, total_sigma, unit
 from benchmarks.data import DataSet, Split
 from feature_store.index import build_index
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.accounting.integer import epsilon_bound
 from labeler.methods.reverse_knn import reverse_knn_ballots
 
@@ -207,17 +209,3 @@ def test_settings_are_chosen_on_images_that_are_not_reported(features: DataSet) 
     public = {int(number) for number in reported.public[:, 0]}
     assert public.isdisjoint(numbers(tuning.test, reported.test))
     assert len(numbers(*reported.holdings)) == 40_000
-
-
-def test_a_setting_is_chosen_for_each_epsilon_and_reading_by_the_mean_over_servers() -> None:
-    name = "DPPL-Mean"
-    first, second = ENTRANTS[name]
-    one: Scores = {(setting, 0.1, reading): [50.0] for setting in (first, second) for reading in READINGS}
-    other = dict(one)
-    one[second, 0.1, "plain"], other[second, 0.1, "plain"] = [90.0], [20.0]
-    one[second, 0.1, "refined"], other[second, 0.1, "refined"] = [10.0, 10.0, 10.0], [95.0]
-    choice = Choice.best([one, other], (0.1,), (name,))
-    assert choice.taken[name, 0.1, "plain"] is second
-    assert choice.taken[name, 0.1, "refined"] is second
-    assert choice.wanted == {second: {0.1}}
-    assert Choice.best([other], (0.1,), (name,)).taken[name, 0.1, "plain"] is first

@@ -1,19 +1,28 @@
-"""Plans of sampled rounds: what they cost, what their coins are, and the noise that really is added."""
+"""Plans of sampled rounds: what they cost, what their coins are, and the noise that really is added.
+
+A round of the benches is that of answering agents.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import sums as benches
 from benchmarks.sums import SampledSum, poisson_sample, private_sum, random_places, with_budget
 from labeler.accounting import integer
-from labeler.errors import InvalidSetting, UnsafeGrid
+from labeler.budget import Account
+from labeler.errors import UnsafeGrid
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
+from labeler.tally import QueryBatch
+from labeler.task import Task, parse_task
+from tests.answering import AnsweringAgent
+from tests.one_round import run_round
+from workers.agent.agent import Agent, InMemoryLedger
 
 SPEC = VectorSum(dimension=400, largest_norm=1.0, sensitivity=2.0, sigma=3.0, agents=20)
 
@@ -63,10 +72,6 @@ def test_coins_fall_with_their_probability_and_independently(probability: float)
     assert stats.binomtest(int(both.sum()), 100_000, probability**2).pvalue > 5e-7
 
 
-def test_probability_one_samples_everybody() -> None:
-    assert poisson_sample(seeded_source(b"all"), 1000, 1.0).all()
-
-
 def test_places_are_distinct_and_uniform() -> None:
     """Chi-square over places of the second element, false-alarm rate 1e-6."""
     source = seeded_source(b"places")
@@ -75,11 +80,39 @@ def test_places_are_distinct_and_uniform() -> None:
     assert stats.chisquare(np.bincount(drawn[:, 1], minlength=10)).pvalue > 1e-6
 
 
-def test_what_makes_no_sense_is_refused() -> None:
-    for probability in (0.0, 1.1, math.nan):
-        with pytest.raises(InvalidSetting):
-            poisson_sample(seeded_source(b"x"), 3, probability)
-    with pytest.raises(InvalidSetting):
-        random_places(seeded_source(b"x"), 4, 3)
-    with pytest.raises(InvalidSetting):
-        _ = replace(SampledSum(SPEC, "agent", 0.3, 25), rounds=0).accounted
+QUERIES = 9
+
+
+def task_for(classes: Sequence[str], fingerprint: str, **changes: object) -> Task:
+    fields: dict[str, object] = {
+        "name": "t", "classes": tuple(classes), "k": 5, "sigma_votes": 1.0, "delta": 1e-4, "max_queries": QUERIES,
+        "agents": 3, "max_dropouts": 1, "backbone_fingerprint": fingerprint, "release": "winner",
+    }  # fmt: skip
+    return parse_task(fields | changes)
+
+
+@pytest.fixture
+def batch(make_shard) -> QueryBatch:
+    return QueryBatch(make_shard("public", records=QUERIES, seed=99, public=True).features[:])
+
+
+@pytest.fixture
+def task(make_shard) -> Task:
+    shard = make_shard("for its classes")
+    return task_for(shard.classes, shard.fingerprint)
+
+
+def test_a_round_of_the_benches_is_the_round_of_answering_agents(make_shard) -> None:
+    shards = [make_shard(f"s{number}", seed=number) for number in range(3)]
+    batch = QueryBatch(make_shard("public", records=QUERIES, seed=99, public=True).features[:])
+    secrets = [bytes([number]) * 32 for number in range(3)]
+    task = task_for(shards[0].classes, shards[0].fingerprint, release="histogram", max_dropouts=0)
+    ours = [(Agent(f"a{n}", shard), secret) for n, (shard, secret) in enumerate(zip(shards, secrets, strict=True))]
+    theirs = [
+        AnsweringAgent(
+            f"a{n}", shard, ledger=InMemoryLedger({"instance": Account("own", "instance", 10**18)}), noise_secret=secret
+        )
+        for n, (shard, secret) in enumerate(zip(shards, secrets, strict=True))
+    ]
+    found, expected = benches.run_round(task, batch, ours), run_round(task, batch, theirs)
+    assert np.array_equal(np.asarray(found.noisy_votes), np.asarray(expected.noisy_votes))

@@ -12,35 +12,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scale.ballots import NOBODY, SIMULATED, Federation, ballots_of, group_size
-from benchmarks.scale.bench import Slope, bench_scale
-from benchmarks.scale.rounds import Simulation, name_of, simulate, sum_group, total_of, traffic_of
-from benchmarks.scale.searching import (
+from benchmarks.scale.bench import (
     Stored,
+    bench_scale,
     ids_by_definition,
     merged_ids,
     record_ids,
     search_together,
     write_features,
 )
-from benchmarks.speed.speed import write_synthetic_shard
+from benchmarks.scale.rounds import (
+    NOBODY,
+    SIMULATED,
+    Federation,
+    Simulation,
+    ballots_of,
+    name_of,
+    simulate,
+    sum_group,
+    total_of,
+    traffic_of,
+)
 from feature_store.index.definition import check_features
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
 from labeler.methods import METHODS
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.release import open_histogram
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
-from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.one_round import Tallier, agree_on_contributors
 from workers.agent.agent import InMemoryLedger
-from workers.audit.pool import digits_pool, shard_pool
+from workers.audit.run import digits_pool
 from workers.learning.learner import Trainer
 from workers.voting import NeighborIndexes
 
@@ -169,19 +178,6 @@ def test_neighbours_among_equals_are_those_of_the_smallest_ids(
     assert np.array_equal(found, np.stack(expected))
 
 
-def test_a_group_keeps_within_its_memory_and_has_an_agent_at_least() -> None:
-    rng = np.random.default_rng(0)
-    features = quantize(rng.normal(size=(50, 8)))
-    agents = Federation(features, np.zeros(50, np.int16), np.tile(np.arange(50, dtype=np.int32), (3, 1)))
-    for method in SIMULATED:
-        batch = QueryBatch(model_rows(8) if method == "blind-average" else features[:40])
-        task = task_of(method, 3, queries=len(batch))
-        size = group_size(task, batch, agents)
-        assert 1 < size <= 2**22 // (len(batch) * 3)
-    huge = Federation(features, np.zeros(50, np.int16), np.zeros((1, 2**21), dtype=np.int32))
-    assert group_size(task, batch, huge) == 1
-
-
 def test_messages_are_as_long_as_what_they_carry() -> None:
     batch = QueryBatch(quantize(np.random.default_rng(0).normal(size=(100, 64))))
     task = task_of("knn", 1000, queries=100)
@@ -215,25 +211,6 @@ def test_two_hundred_agents_label_digits_at_the_price_that_was_asked_for(method:
     assert found["copies_of_a_record"] == pytest.approx(200 * 20 / len(pool.labels))
 
 
-def test_a_deal_gives_nobody_a_record_twice_and_grows_at_its_end() -> None:
-    pool = digits_pool(seed=0)
-    small, large = (Federation.dealt(pool, agents, records=50, seed=4) for agents in (40, 100))
-    assert np.array_equal(small.places, large.places[:40])
-    assert all(len(set(own.tolist())) == 50 for own in large.places)
-    first = large.places[: len(pool.labels) // 50]
-    assert len(np.unique(first)) == first.size
-    with pytest.raises(InvalidSetting, match="none of them twice"):
-        Federation.dealt(pool, 1, records=len(pool.labels) + 1, seed=0)
-
-
-def test_a_shard_of_one_s_own_is_divided_without_what_was_deleted(tmp_path: Path) -> None:
-    write_synthetic_shard(tmp_path / "s", records=60, dimension=8, seed=0)
-    shard = Shard.open(tmp_path / "s")
-    shard.delete(shard.record_ids[:10])
-    pool = shard_pool(shard, seed=0)
-    assert len(pool.labels) + len(pool.truth) == 50
-
-
 @pytest.mark.parametrize(
     ("agents", "method", "said"),
     [
@@ -249,13 +226,6 @@ def test_what_cannot_be_asked_of_many_agents_is_said(agents: str, method: str | 
         simulate(Simulation(10, queries=5000), digits_pool(seed=0))
 
 
-def test_rounds_are_measured_in_interpreters_of_their_own() -> None:
-    rows = {(row.method, row.metric): row.value for row in bench_scale(agents="20,40", method="reverse-knn")}
-    assert rows["one process", "exponent of the cost"] < 3
-    assert rows["40 agents", "peak MiB"] > 50
-    assert rows["20 agents", "labels right, %"] >= 0
-
-
 def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path: Path) -> None:
     """Few numbers per feature, so that many similarities are equal and ids decide."""
     stored = Stored(str(tmp_path / "f.npy"), records=3000, dimension=3, queries=12, k=40)
@@ -268,14 +238,8 @@ def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path
     assert np.array_equal(merged_ids(two), merged_ids(one))
     assert all(0 < part.peak_bytes < 2**30 and part.cpu_s > 0 for part in one + two)
     assert len(np.unique(record_ids(3000))) == 3000
-    with pytest.raises(LabelerError, match=r"process of benchmarks\.scale\.searching failed"):
+    with pytest.raises(LabelerError, match=r"process of benchmarks\.scale\.bench failed"):
         search_together(replace(stored, path=str(tmp_path / "none.npy")), processes=1, folder=tmp_path)
-
-
-def test_a_slope_is_the_power_that_was_put_in() -> None:
-    slope = Slope.of({size: 2e-3 * size**1.5 for size in (10, 100, 1000)})
-    assert slope.exponent == pytest.approx(1.5)
-    assert slope.per_unit_s == pytest.approx(2e-3 * 1000**0.5)
 
 
 @pytest.mark.long

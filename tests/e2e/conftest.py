@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -14,39 +13,12 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from workers.cli import main
+from tests.command_line import Labeler as RunCommand
+from tests.command_line import Outcome, labeler
+
+__all__ = ["Outcome", "RunCommand", "labeler"]
 
 CLASSES = ("zero", "one", "two", "three")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-RunCommand = Callable[..., Outcome]
-
-
-@pytest.fixture
-def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:
-    """`labeler(...)` runs the command line with these arguments."""
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        printed = capsys.readouterr()
-        return Outcome(code, printed.out, " ".join(printed.err.split()))
-
-    return run
 
 
 @dataclass(frozen=True)

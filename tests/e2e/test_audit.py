@@ -22,9 +22,8 @@ from labeler.planning import price
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task as small_task
 from tests.workers.audit.conftest import natural_records
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 from workers.audit.observers import KnownVotes
-from workers.audit.surroundings import Surroundings
 
 TRIALS = 20_000
 FALSE_ALARM = 1e-6

@@ -14,9 +14,8 @@ import pytest
 from labeler.auditing import Errors, many_runs_mu, promised_mu
 from labeler.ledger.lifetimes import LifetimeSpends, Spent
 from tests.workers.audit.conftest import audited_task, natural_records
-from workers.audit.adversaries import ADVERSARIES, CANARIES
+from workers.audit.adversaries import ADVERSARIES, CANARIES, Surroundings
 from workers.audit.run import default_adversaries
-from workers.audit.surroundings import Surroundings
 
 FALSE_ALARM = 1e-6
 FOR_LIFE = audited_task(

@@ -42,12 +42,6 @@ def test_a_bad_task_is_refused(labeler, federation, tmp_path, fields, said) -> N
     refused(labeler("run", task, *federation.run_arguments, "--out", out), out, code=2, said=said)
 
 
-def test_small_shards_may_vote_when_that_is_wanted(labeler, federation, tmp_path) -> None:
-    task = federation.task_file(tmp_path, k=151, sigma_votes=30.0)
-    arguments = (task, *federation.run_arguments, "--out", tmp_path / "job", "--allow-small-shards")
-    assert labeler("run", *arguments).code == 0
-
-
 def test_shards_of_different_classes_are_refused(labeler, federation, tmp_path) -> None:
     other = tmp_path / "other.shard"
     names = ("one", "zero", "two", "three")
@@ -55,14 +49,6 @@ def test_shards_of_different_classes_are_refused(labeler, federation, tmp_path) 
     out = tmp_path / "job"
     arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", other, "--out", out)
     refused(labeler("run", *arguments), out, code=1, said="different class lists")
-
-
-def test_shards_of_different_backbones_are_refused(labeler, federation, tmp_path) -> None:
-    other = tmp_path / "other.shard"
-    embed_images(federation.root / "agent-1", "pixels:4", other, classes=("zero", "one", "two", "three"))
-    out = tmp_path / "job"
-    arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", other, "--out", out)
-    refused(labeler("run", *arguments), out, code=1, said="different backbones")
 
 
 def test_a_damaged_shard_is_refused(labeler, federation, tmp_path) -> None:
@@ -90,35 +76,6 @@ def test_a_shard_given_twice_is_refused(labeler, federation, tmp_path) -> None:
         out = tmp_path / "job"
         arguments = (federation.task_file(tmp_path), *federation.run_arguments, "--shard", second, "--out", out)
         refused(labeler("run", *arguments), out, code=2, said="hold the same records")
-
-
-def test_an_empty_shard_is_refused(labeler, federation, tmp_path) -> None:
-    (tmp_path / "empty").mkdir()
-    out = tmp_path / "job"
-    arguments = (federation.task_file(tmp_path), "--shard", tmp_path / "empty", *federation.run_arguments, "--out", out)
-    refused(labeler("run", *arguments), out, code=1, said="empty")
-    shard = tmp_path / "nothing.shard"
-    refused(
-        labeler("embed", tmp_path / "empty", "--backbone", "pixels", "--out", shard), shard, code=1, said="no image"
-    )
-
-
-def test_a_one_class_shard_is_refused(labeler, federation, tmp_path) -> None:
-    (tmp_path / "images").mkdir()
-    shutil.copytree(federation.root / "agent-1" / "zero", tmp_path / "images" / "zero")
-    out = tmp_path / "one.shard"
-    result = labeler("embed", tmp_path / "images", "--backbone", "pixels", "--out", out)
-    refused(result, out, code=2, said="a one-class shard labels nothing")
-
-
-def test_a_query_that_is_no_image_is_refused_by_name(labeler, federation, tmp_path) -> None:
-    images = tmp_path / "images"
-    shutil.copytree(federation.root / "public", images)
-    (images / "zero" / "notes.png").write_text("not a picture")
-    shards = [part for path in federation.agents for part in ("--shard", path)]
-    out = tmp_path / "job"
-    arguments = (federation.task_file(tmp_path), *shards, "--queries", images, "--backbone", "pixels:8", "--out", out)
-    refused(labeler("run", *arguments), out, code=1, said="notes.png")
 
 
 def test_unreadable_images_are_listed_counted_and_skipped(labeler, federation, tmp_path) -> None:
@@ -233,28 +190,3 @@ def test_a_plan_finds_the_setting_for_a_price(labeler, wanted, key) -> None:
     plan = json.loads(labeler("plan", "--epsilon", 1, "--solve", wanted, *given, "--json").out)
     assert 0.95 < plan["instance"]["epsilon"] <= 1
     assert plan[key] > 1
-
-
-@pytest.mark.parametrize("command", ["demo", "plan", "embed", "pretrain", "run", "student", "bench"])
-def test_every_command_has_help_with_an_example(labeler, command) -> None:
-    result = labeler(command, "--help")
-    assert result.code == 0
-    assert f"labeler {command}" in result.out
-    assert "Example" in result.out
-
-
-def test_a_shard_in_the_wrong_role_is_named_by_its_file(labeler, federation, tmp_path) -> None:
-    private, public = federation.agents[0], federation.root / "public.shard"
-    task = federation.task_file(tmp_path)
-    swapped = labeler("run", task, "--shard", public, "--queries", public, "--out", tmp_path / "a")
-    assert f"{public} is a public shard and was given as a private one" in swapped.err
-    asked = labeler("run", task, "--shard", federation.agents[1], "--queries", private, "--out", tmp_path / "b")
-    assert f"{private} is a private shard and was given as a public one" in asked.err
-    done = tmp_path / "done"
-    assert labeler("run", task, *federation.run_arguments, "--out", done).code == 0
-    scored = labeler("student", done, "--kind", "pooled", "--test", private)
-    assert f"{private} cannot be scored on" in scored.err
-    for said in (swapped, asked, scored):
-        assert said.code in (1, 2)
-        assert "<private" not in said.err + said.out
-        assert "<public" not in said.err + said.out

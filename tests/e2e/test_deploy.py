@@ -127,7 +127,7 @@ class Absent:
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
 import workers.cli, workers.serve, workers.tallier.service
-import workers.homes.new, workers.homes.journals, workers.homes.keys
+import workers.homes.new, workers.homes.journals, workers.homes.new
 import api.app, api.server, api.coordinator.service
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

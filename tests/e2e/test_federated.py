@@ -128,29 +128,6 @@ def test_agents_as_the_unit_are_sampled_whole(labeler, federation, tmp_path) -> 
     assert "secret samples" in privacy["agent"]["method"]
 
 
-@pytest.mark.parametrize(
-    ("was", "becomes", "says"),
-    [
-        ("[task.training.sampled]\nrate = 0.25", "[task.training.sampled]\nrate = 1.5", "rate"),
-        ("rate = 0.25", "rate = 0.25\nlocal_steps = 3", "local_steps must be 1 where the unit is a record"),
-        ('method = "federated"', 'method = "federated"\nrecords_per_person = 2', "one record replaces another"),
-        ('method = "federated"', 'method = "federated"\nrelease = "winner"', "release must be histogram"),
-        ('method = "federated"', 'method = "blind-average"', "sampled must not be given for method blind-average"),
-        ("radius = 60.0", 'radius = 60.0\nlearner = "svm"', "learner must be softmax"),
-        ("radius = 60.0", "radius = 60.0\nmax_records = 500", "means nothing where training is sampled"),
-    ],
-)
-def test_what_sampled_training_cannot_have_is_refused_with_a_reason(
-    labeler, federation, tmp_path, was, becomes, says
-) -> None:
-    text = TASK.replace(was, becomes)
-    assert text != TASK
-    result = labeler("run", task_file(tmp_path, text), *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code == 2
-    assert says in " ".join(result.err.split())
-    assert not (tmp_path / "job" / ".job" / "journal.sqlite").exists()
-
-
 def test_an_audit_attacks_steps_that_sample_records_and_refuses_those_that_sample_agents(labeler, tmp_path) -> None:
     out = tmp_path / "audit"
     attack = ("--adversary", "poisoned-chosen", "--runs", 2, "--noise-seed", 1, "--out", out)

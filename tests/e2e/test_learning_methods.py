@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
-from feature_store.manifest import read_manifest, write_manifest
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
-from feature_store.shard import Shard
+from feature_store.shard import Shard, read_manifest, write_manifest
 from labeler.ledger import rounds as steps
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 
 DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"
@@ -195,39 +194,13 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 1
     assert not (out / ".job" / "models").exists()
     with monkeypatch.context() as elsewhere:
-        for place in ("workers.learning.heads.train_head", "workers.learning.linear.train_rows"):
+        for place in ("workers.learning.linear.train_head", "workers.learning.linear.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr("workers.learning.private_heads.fit_rows", lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr(steps, "store_release", noting)
         result = labeler(*arguments)
     assert result.code == 0, result.err
     assert np.array_equal(sent[0], sent[1])
-
-
-@pytest.mark.parametrize(
-    ("method", "fields", "because"),
-    [
-        ("ensemble", {"k": 3}, "k must be 1 for method ensemble"),
-        ("blind-average", {"release": '"winner"'}, "release must be histogram"),
-        ("aux-distill", {"grid_scale": 7}, "grid_scale follows from the other fields"),
-    ],
-)
-def test_settings_that_a_method_does_not_have_are_refused(
-    labeler, federation, tmp_path, method, fields, because
-) -> None:
-    task = task_file(tmp_path, method, **fields)
-    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code == 2
-    assert because in result.err
-    assert not (tmp_path / "job").exists()
-
-
-def test_nothing_is_chosen_where_a_model_is_asked_for(labeler, federation, tmp_path) -> None:
-    task = task_file(tmp_path, "blind-average")
-    task.write_text(task.read_text() + '[queries]\nstrategy = "clustered"\ncount = 9\n')
-    result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
-    assert result.code == 2
-    assert "leave [queries] out" in result.err
 
 
 def test_a_method_needs_its_training_table_and_no_other_has_one(labeler, federation, tmp_path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,11 +35,31 @@ def test_links_and_named_files_exist(document: str) -> None:
         assert "NAME" in name or (ROOT / name).exists(), name
 
 
-def test_the_readme_is_one_screen_and_names_commands_that_are_there() -> None:
+def test_the_readme_is_short_and_names_commands_that_are_there() -> None:
     from workers.commands.catalogue import CATALOGUE
 
-    assert len(README.splitlines()) < 110
+    assert len(README.split()) <= 1_200
     assert set(re.findall(r"(?:^|`)labeler (\w+)", README, flags=re.M)) <= CATALOGUE.keys()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_every_block_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
+    """In the order of the page, in a folder where nothing is, with the commands of this environment."""
+    section = README.split("## Label a folder")[1].split("**As a service**")[0]
+    blocks = re.findall(r"```(\w*)\n(.*?)```", section, re.S)
+    (tmp_path / "task.toml").write_text(next(text for kind, text in blocks if kind == "toml"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for kind, text in blocks:
+        if kind == "python":
+            command = [sys.executable, "-c", text]
+        elif text.startswith("labeler"):
+            command = ["bash", "-e", "-c", text]
+        else:
+            continue
+        subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}, check=True)
+    assert {folder.name for folder in (tmp_path / "labeled").iterdir() if folder.is_dir()} <= set("0123456789")
+    assert len(list((tmp_path / "labeled").glob("*/*.png"))) == 599
 
 
 def test_the_first_job_s_task_file_is_read(tmp_path: Path) -> None:

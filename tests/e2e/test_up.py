@@ -189,16 +189,6 @@ def test_a_second_up_on_the_same_home_is_sent_away(up: Up) -> None:
     assert "another process works on the federation" in result.stderr
 
 
-def test_a_taken_port_is_named_before_anything_is_made(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        arguments = command("up", "--home", tmp_path / "federation", "--port", port)
-        result = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert f"port {port} cannot be used" in result.stderr
-    assert not (tmp_path / "federation" / "federation.json").exists()
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -359,16 +349,6 @@ def test_a_job_is_followed_and_exported_by_its_id(service: Up, labeler: Any, tmp
     assert len((tmp_path / "jsonl").read_text().splitlines()) == 200
 
 
-def test_the_same_key_again_is_the_same_job(service: Up, labeler: Any) -> None:
-    task_id = json.loads(labeler(*submission(service), "--wait", "--json").out)["task_id"]
-    images = service.home / "examples" / "digits.zip"
-    again = ("submit", images, "--task", task_id, "--strategy", "clustered", "--count", 5, "--key", "once", "--json")
-    first, second = (labeler(*again) for _ in range(2))
-    # All queries of that task are taken, so the service says so, both times alike.
-    assert first.code == second.code != 0
-    assert first.err == second.err
-
-
 def test_the_budget_falls_by_the_price(service: Up, labeler: Any) -> None:
     def left() -> dict[tuple[str, str], int]:
         accounts = json.loads(labeler("budget", "--json").out)["accounts"]
@@ -398,39 +378,6 @@ def test_an_unaffordable_job_is_refused_with_account_level_and_what_is_left(
     assert result.code == 1
     assert "federation" in result.err or "agent:agent-" in result.err
     assert "instance" in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("status", "job-nothing"), 1, "job"),
-        (("export", "job-nothing", "--out", "x.parquet"), 1, "job"),
-        (("export", "job-nothing", "--out", "x", "--format", "xml"), 2, "parquet, jsonl"),
-        (("budget", "--agent", "nobody"), 1, "nobody"),
-        (("submit", "nowhere.zip", "--task", "nothing.toml"), 2, "nothing.toml"),
-    ],
-)
-def test_refusals_are_sentences(service: Up, labeler: Any, arguments: tuple[str, ...], code: int, words: str) -> None:
-    result = labeler(*arguments)
-    assert result.code == code
-    assert words in result.err
-    assert "Traceback" not in result.err
-
-
-def test_settings_of_a_run_that_a_service_settles_are_refused(service: Up, labeler: Any, tmp_path: Path) -> None:
-    task = (service.home / "examples" / "task.toml").read_text() + "[budget]\ninstance_epsilon = 1.0\n"
-    (tmp_path / "task.toml").write_text(task.replace("k = 1", "k = 1\ntalliers = 2"))
-    result = labeler("submit", service.home / "examples" / "digits.zip", "--task", tmp_path / "task.toml")
-    assert result.code == 2
-    assert "[budget], talliers" in result.err
-
-
-def test_without_a_token_or_with_a_wrong_one_nothing_is_said(
-    service: Up, labeler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert labeler("budget", "--token", "lab_wrong").code == 1
-    monkeypatch.delenv("LABELER_TOKEN")
-    assert labeler("budget").code == 2
 
 
 def test_a_service_that_is_not_there_is_worth_another_try(labeler: Any) -> None:

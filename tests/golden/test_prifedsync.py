@@ -11,7 +11,7 @@ import math
 
 import pytest
 
-from benchmarks.accounting.federated import LocalTraining
+from benchmarks.accounting.composition import LocalTraining
 
 # records, batch, sigma, iterations, rounds, printed mu
 TABLE_1 = [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from benchmarks.learning.heads import paper_scores_share, solve_noise
+from benchmarks.papers.fedauxfdp import paper_scores_share, solve_noise
 from labeler.accounting.gaussian import epsilon_of_delta, mu_of_epsilon
 from labeler.errors import InvalidSetting, PrivacyRefusal, UnsafeGrid
 from labeler.methods.aux_distill import MOST_STEPS, LocalHeadTerms

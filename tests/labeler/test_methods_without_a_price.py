@@ -16,20 +16,21 @@ from labeler.contribution import check_ballots
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods import METHODS, Method
 from labeler.methods.sensitivity import (
+    CountedVotes,
+    RunnerContext,
     answer_sum,
     largest_change,
     largest_distance,
     model_event,
     squared_sensitivity,
 )
-from labeler.methods.terms import CountedVotes, RunnerContext
 from labeler.planning import has_finite_price, integer_event, price
 from labeler.records import Records
 from labeler.solving import solve_queries, solve_sigma
 from labeler.tally import QueryBatch
 from labeler.task import Task, Training
 from tests.workers.answer import answer
-from workers.audit.surroundings import check_attackable
+from workers.audit.adversaries import check_attackable
 
 SIXTH = {
     "one of many rounds": Method("a sixth", "votes in some way"),

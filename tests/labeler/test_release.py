@@ -21,7 +21,7 @@ from labeler.release import InProcessWinner, Release, agree_on_winners, open_his
 from labeler.sharing import ShareVector, Winner, WinnerTerms, split
 from labeler.tally import AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.task import Task
-from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.one_round import Tallier, agree_on_contributors
 
 QUERIES = 6
 
@@ -139,7 +139,7 @@ def test_rows_that_do_not_add_up_are_found_before_anything_is_opened() -> None:
     with pytest.raises(ProtocolViolation, match="1 agents do not sum to what their task allows: 'agent-1'"):
         open_winner([shares[0], replace(shares[1], row_sums=rows), shares[2]], task, engine=NeverAsked())
     for missing in (None, rows[:2]):
-        with pytest.raises(ProtocolViolation, match="comes without"):
+        with pytest.raises(ProtocolViolation, match="row"):
             open_winner([shares[0], replace(shares[1], row_sums=missing), shares[2]], task)
 
 

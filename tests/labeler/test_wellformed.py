@@ -34,7 +34,7 @@ from labeler.tally import (
     split_ballots,
 )
 from labeler.task import Task
-from tests.plain_tallier import Tallier, agree_on_contributors
+from tests.one_round import Tallier, agree_on_contributors
 
 CLASSES = ("a", "b", "c")
 AGREEMENT = "a" * 64

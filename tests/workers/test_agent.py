@@ -23,7 +23,7 @@ from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import share_to_bytes
 from labeler.planning import integer_event, price
 from labeler.randomness import seeded_source
 from labeler.rounds.agent import IN_PROCESS, Recipients

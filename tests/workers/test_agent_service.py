@@ -26,8 +26,7 @@ from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
-from labeler.messages.rounds import Ask, Refusal, Settled, TallierKey
-from labeler.messages.shares import share_from_bytes
+from labeler.messages.bodies import Ask, Refusal, Settled, TallierKey, share_from_bytes
 from labeler.planning import price
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
 from labeler.sharing import ShareVector, unshard

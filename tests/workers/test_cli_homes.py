@@ -8,10 +8,7 @@ import os
 import re
 import shutil
 import stat
-import sys
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import read_config
-from labeler.batching import round_charges
 from labeler.errors import BadData, PolicyRefusal
 from labeler.ledger.agent_memory import AgentMemory
 from labeler.ledger.chain import Anchor, Head
@@ -29,9 +25,9 @@ from labeler.ledger.tokens import TokenStore
 from labeler.system.erasable import KeyFolder
 from labeler.system.keys import PartyKeys
 from labeler.task import Task, parse_task
+from tests.command_line import Labeler
 from workers.agent.decisions import is_approved
 from workers.agent.policy import read_policy
-from workers.cli import main
 from workers.commands.console import cell, complain, escaped
 from workers.homes.new import read_public
 from workers.party.home import read_agent_config, read_tallier_config
@@ -41,39 +37,9 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ACCOUNT = "agent:hospital-a"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Labeler = Callable[..., Outcome]
-
-
-@pytest.fixture
-def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labeler:
-    """`labeler(...)` runs the command line with these arguments."""
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        printed = capsys.readouterr()
-        return Outcome(code, printed.out, " ".join(printed.err.split()))
-
-    return run
 
 
 @pytest.fixture
@@ -269,20 +235,6 @@ def test_keys_are_not_rotated_under_a_running_process(hospital: Path, labeler: L
     assert (hospital / "keys.json").read_bytes() == before
 
 
-def test_missing_keys_are_made_and_others_left_alone(hospital: Path, labeler: Labeler) -> None:
-    before = labeler("keys", "make", "--home", hospital, "--json").document
-    assert labeler("keys", "make", "--home", hospital, "--json").document == before
-    (hospital / "keys.json").unlink()
-    assert labeler("keys", "show", "--home", hospital).code == 2
-    assert labeler("keys", "make", "--home", hospital, "--json").document["verify_key"] != before["verify_key"]
-
-
-def test_a_folder_that_is_no_home_is_told_so(tmp_path: Path, labeler: Labeler) -> None:
-    result = labeler("keys", "show", "--home", tmp_path)
-    assert result.code == 2
-    assert "no home" in result.err
-
-
 def test_the_first_token_is_made_at_a_stopped_coordinator_and_kept_as_a_hash(
     coordinator: Path, labeler: Labeler
 ) -> None:
@@ -299,20 +251,6 @@ def test_the_first_token_is_made_at_a_stopped_coordinator_and_kept_as_a_hash(
     assert all(secret.encode() not in path.read_bytes() for path in coordinator.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--role", "owner", "--home", "nowhere"), "admin, requester, viewer"),
-        (("--role", "admin"), "--home"),
-        (("--role", "admin", "--home", "nowhere"), "no coordinator's home"),
-    ],
-)
-def test_a_token_needs_a_role_and_somebody_to_make_it(labeler: Labeler, arguments: tuple[str, ...], words: str) -> None:
-    result = labeler("keys", "token", "--name", "x", *arguments)
-    assert result.code == 2
-    assert words in result.err
-
-
 # Journals
 
 
@@ -322,16 +260,6 @@ def test_a_journal_is_verified_while_its_owner_runs(hospital: Path, labeler: Lab
         found = labeler("journal", "verify", "--home", hospital, "--json")
     assert found.code == 0
     assert found.document["entries"] == 4
-
-
-def test_a_journal_in_which_only_a_token_was_kept_has_no_entry_yet(coordinator: Path, labeler: Labeler) -> None:
-    assert labeler("keys", "token", "--home", coordinator, "--name", "data team", "--role", "admin").code == 0
-    found = labeler("journal", "verify", "--home", coordinator)
-    assert (found.code, found.out) == (0, "The journal holds: no entry yet.\n")
-    Anchor(coordinator / "journal.head").replace(Head(3, "ab" * 32))
-    dropped = labeler("journal", "verify", "--home", coordinator)
-    assert dropped.code == 1
-    assert "journal.head has seen entry 3" in dropped.err
 
 
 def test_a_backup_is_a_home_that_opens(tmp_path: Path, hospital: Path, labeler: Labeler) -> None:
@@ -410,15 +338,6 @@ def test_what_is_left_of_an_account_can_be_written_off(hospital: Path, labeler: 
         assert labeler(*arguments).code == 75
 
 
-def test_a_home_without_a_journal_is_told_so(hospital: Path, tmp_path: Path, labeler: Labeler) -> None:
-    for command in ("verify", "backup"):
-        more = ("--out", tmp_path / "copy") if command == "backup" else ()
-        result = labeler("journal", command, "--home", hospital, *more)
-        assert result.code == 2
-        assert "journal" in result.err
-    assert not (tmp_path / "copy").exists()
-
-
 # A site's own eyes
 
 
@@ -443,22 +362,6 @@ def test_a_site_sees_what_its_agent_has_spent(hospital: Path, labeler: Labeler) 
     assert by_level["agent"]["spent_epsilon"] is None
     assert "99.0%" in shown.out
     assert "no bound" in shown.out
-
-
-@pytest.mark.parametrize(("method", "k"), [("ensemble", 1), ("knn", 1), ("knn", 5)])
-def test_an_answer_that_costs_less_at_agent_level_has_a_price_there(
-    hospital: Path, labeler: Labeler, method: str, k: int
-) -> None:
-    fill_in(hospital / "policy.toml")
-    charges = round_charges(a_task(method=method, k=k), 10)
-    assert (charges["agent"] < charges["instance"]) == (k == 1)
-    spend(hospital, "r1", charges["instance"], agent=charges["agent"])
-    by_level = {one["level"]: one for one in labeler("agent", "budget", "--home", hospital, "--json").document}
-    assert by_level["agent"]["spent_epsilon"] > 0
-    spend(hospital, "r2", 7)  # as earlier versions wrote an answer without a price for the whole site
-    by_level = {one["level"]: one for one in labeler("agent", "budget", "--home", hospital, "--json").document}
-    assert by_level["agent"]["spent_epsilon"] is None
-    assert by_level["instance"]["spent_epsilon"] > 0
 
 
 @pytest.mark.parametrize("agent_epsilon", ["unlimited", 10.0])
@@ -535,21 +438,6 @@ def test_a_file_of_keys_cannot_write_over_the_fingerprint_it_is_shown_with(
         read_public(path)
 
 
-def test_an_agent_that_never_ran_has_nothing_to_show(hospital: Path, labeler: Labeler) -> None:
-    fill_in(hospital / "policy.toml")
-    for command in ("waiting", "budget"):
-        result = labeler("agent", command, "--home", hospital)
-        assert result.code == 1
-        assert "start it once" in result.err
-
-
-def test_a_role_without_a_home_is_told_to_name_one(labeler: Labeler) -> None:
-    for role in ("agent", "tallier"):
-        result = labeler(role)
-        assert result.code == 2
-        assert "--home" in result.err
-
-
 def test_every_command_has_a_help_with_an_example() -> None:
     from workers.commands.catalogue import load_commands
 
@@ -595,13 +483,3 @@ def test_three_talliers_pin_each_other_from_the_files_their_sites_sent(
     assert len({(group.digest, group.addresses, group.verify_keys) for group in groups if group is not None}) == 1
     again = labeler("tallier", "peers", "--home", homes[0], homes[1] / "keys.public.json")
     assert "this is tallier 0: name the files of talliers 1 and 2, each once; found 1" in again.err
-
-
-@pytest.mark.parametrize("line", ["stop", "resume", "approve " + 64 * "a", "refuse --reason no " + 64 * "a"])
-def test_nobody_is_told_that_an_agent_stopped_whose_home_is_another_folder(
-    tmp_path: Path, labeler: Labeler, line: str
-) -> None:
-    told = labeler("agent", *line.split(), "--home", tmp_path)
-    assert (told.code, told.out) == (2, "")
-    assert "is no agent's home" in told.err
-    assert list(tmp_path.iterdir()) == []

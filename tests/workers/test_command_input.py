@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,18 +11,15 @@ from typing import Any
 import pytest
 
 from api.coordinator.config import read_config
-from api.schema import EstimateRequest
 from feature_store.backbones import read_spec
-from feature_store.manifest import read_manifest
-from feature_store.results import models
 from feature_store.results.models import read_model
+from feature_store.shard import read_manifest
 from labeler.auditing import read_audit
 from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from labeler.system.files import read_named
 from labeler.system.keys import PartyKeys
 from workers import cli
-from workers.audit.surroundings import _stored
-from workers.commands.catalogue import worded
+from workers.audit.adversaries import _stored
 from workers.homes.new import make_agent_home, make_tallier_home, read_public
 from workers.run.task_file import read_task_file
 
@@ -53,15 +49,6 @@ def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 # Names of files
 
 
-def test_a_task_file_that_is_not_there_is_told_before_a_service_is_asked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert ended(monkeypatch, "submit", str(tmp_path), "--task", "digitz", *SERVICE) == 2
-    said = capsys.readouterr().err
-    assert "--task 'digitz' is no file here, and no task's id" in " ".join(said.split())
-    assert "tok_secret" not in said
-
-
 @pytest.mark.parametrize(("images", "said"), [("none", "no file or folder 'none'"), ("empty", "no image to send")])
 def test_no_task_is_made_for_images_that_are_not_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, images: str, said: str
@@ -73,21 +60,6 @@ def test_no_task_is_made_for_images_that_are_not_there(
     monkeypatch.chdir(tmp_path)
     assert ended(monkeypatch, "submit", images, "--task", "task.toml", *SERVICE) == 2
     assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_an_argument_that_a_request_does_not_take_is_a_sentence_in_words_of_the_command() -> None:
-    def command() -> None:
-        EstimateRequest(task_id="x", queries=3)
-
-    with pytest.raises(InvalidSetting, match="--task") as refused:
-        worded(command, {"task_id": "--task"})()
-    assert refused.value.exit_code == 2
-
-    def broken() -> None:
-        raise ValueError("a defect of ours, and no argument")
-
-    with pytest.raises(ValueError, match="a defect of ours"):
-        worded(broken, {})()
 
 
 def test_an_argument_that_is_not_utf8_is_refused_at_the_door() -> None:
@@ -160,17 +132,6 @@ def test_no_home_is_made_for_a_coordinator_that_its_party_would_not_speak_to(tmp
     assert not home.exists()
 
 
-@pytest.mark.parametrize("name", ["", "../x", "/x", ".x", "-x", "a b", "a\n", "\u00fc", "a" * 101])
-def test_no_home_is_made_under_a_name_that_nobody_enrols(tmp_path: Path, name: str) -> None:
-    home = tmp_path / "home"
-    url, keys = "http://127.0.0.1:9", PartyKeys.generate().public
-    with pytest.raises(InvalidSetting, match="--id must be 1 to 100 letters"):
-        make_agent_home(home, agent_id=name, coordinator_url=url, shard=tmp_path, engine="auto")
-    with pytest.raises(InvalidSetting, match="--id must be 1 to 100 letters"):
-        make_tallier_home(home, tallier_id=name, number=0, coordinator_url=url, coordinator=keys)
-    assert not home.exists()
-
-
 # What stands in them
 
 
@@ -200,45 +161,7 @@ def test_json_nested_without_end_is_no_file_of_ours_and_breaks_nothing(tmp_path:
         read_manifest(_manifest(tmp_path / "shard"))
 
 
-def test_a_model_that_cannot_be_read_is_told_why(tmp_path: Path) -> None:
-    for path, why in (
-        (tmp_path / "none", "No such file or directory; name the student.safetensors"),
-        (tmp_path, "Is a directory; name"),
-        (Path("/dev/zero"), "more than 1,073,741,824 bytes"),
-    ):
-        with pytest.raises(BadData, match=why):
-            read_model(path)
-
-
-def test_a_file_where_a_job_is_to_be_is_called_a_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "job").touch()
-    (tmp_path / "task.toml").write_text('[task]\nname = "t"\nmethod = "knn"\nepsilon = 1.0\ndelta = 1e-5\n')
-    line = ("run", str(tmp_path / "task.toml"), "--shard", "a", "--queries", "q", "--out", str(tmp_path / "job"))
-    assert ended(monkeypatch, *line) == 1
-    assert "the output is to be a folder, and" in " ".join(capsys.readouterr().err.split())
-
-
 # Numbers
-
-
-def test_a_price_of_more_classes_than_there_may_be_is_refused_before_they_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert ended(monkeypatch, "plan", "--sigma", "25", "--classes", "1000000") == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "--classes: must be a whole number from 2 to 32,000; found 1000000" in said
-
-
-@pytest.mark.parametrize("asked", [("--epsilon", "1e-300", "--solve", "sigma"), ("--sigma", "1e9")])
-def test_noise_beyond_the_sampler_is_named_as_noise_and_not_as_a_setting_nobody_gave(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
-) -> None:
-    assert ended(monkeypatch, "plan", *asked) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "the noise is too large" in said
-    assert "grid_scale" not in said
 
 
 # Keyboards
@@ -256,7 +179,7 @@ def test_a_command_that_is_stopped_from_the_keyboard_says_so_and_may_be_tried_ag
 
 
 @pytest.mark.parametrize(
-    "reached", ["contextlib", "labeler.errors", "typer", "workers.commands.prices", "workers.plan", "rich.console"]
+    "reached", ["contextlib", "labeler.errors", "typer", "workers.commands.jobs", "workers.plan", "rich.console"]
 )
 def test_a_command_that_is_stopped_while_it_starts_or_ends_leaves_no_trace_of_python(reached: str) -> None:
     """The interrupt comes when a module is first looked for, so it hits the same line each time."""
@@ -300,52 +223,7 @@ def test_a_disk_that_is_full_is_one_sentence() -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_json_is_ascii_whatever_the_terminal_takes() -> None:
-    done = run("plan", "--sigma", "25", "--json", PYTHONIOENCODING="ascii")
-    assert json.loads(done.stdout)["sigma_votes"] == 25
-
-
 # Places
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("missing/labels.parquet", "make it first"), ("taken.csv", "is there already"), ("one.parquet", "is a folder")],
-)
-def test_a_place_for_labels_is_looked_at_before_an_image_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, words: str
-) -> None:
-    (tmp_path / "taken.csv").touch()
-    (tmp_path / "one.parquet").mkdir()
-    monkeypatch.setattr(models, "read_model", lambda _: pytest.fail("the place comes first"))
-    assert ended(monkeypatch, "predict", "student.safetensors", "scans", "--out", str(tmp_path / name)) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        f"submit . --task {'0' * 64} --out",
-        "export job_1 --out",
-        "export job_1 --format student --out",
-        "student --job job_1 --out",
-        "evidence --out",
-        "invite hospital-a --out",
-    ],
-)
-@pytest.mark.parametrize(("place", "words"), [("none/file", "none, which is no folder; make it"), (".", "is a folder")])
-def test_no_service_is_asked_for_what_has_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    command: str,
-    place: str,
-    words: str,
-) -> None:
-    """A job is paid for and an invitation made once; the service here would be told as not there (75)."""
-    monkeypatch.chdir(tmp_path)
-    assert ended(monkeypatch, *command.split(), place, *SERVICE) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -366,11 +244,3 @@ def test_a_place_is_looked_at_before_the_work(
     Path("a-file").touch()
     assert ended(monkeypatch, *command.split()) == 2
     assert words in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_folder_that_has_no_name_of_its_own_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert ended(monkeypatch, "duplicates", ".") == 1
-    assert f"{tmp_path.name!r} is no finished shard" in capsys.readouterr().err

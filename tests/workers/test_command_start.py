@@ -135,13 +135,6 @@ def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> N
         assert " ".join(first.split()) == CATALOGUE[name].summary, name
 
 
-def test_commands_are_read_once_however_often_a_process_uses_them() -> None:
-    """Read again, a group would have every command twice, and the hundredth call would take a hundred times as long."""
-    once, again = load_commands(["agent"])["agent"], load_commands()["agent"]
-    assert again is once
-    assert len({id(one.callback) for one in once.commands.values()}) == len(once.commands)
-
-
 def complete(words: str) -> list[str]:
     """What a shell is offered for the last of these words."""
     asked = {"_LABELER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
@@ -155,10 +148,3 @@ def test_a_shell_completes_commands_their_parts_and_their_options() -> None:
     assert complete("labeler st") == ["student", "status"]
     assert complete("labeler agent ap") == ["approve"]
     assert "--records-per-person" in complete("labeler plan --rec")
-
-
-def test_a_misspelt_command_is_answered_with_the_one_that_was_meant() -> None:
-    command = [sys.executable, "-m", "workers.cli", "statsu"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert ended.returncode == 2
-    assert "Did you mean 'status'?" in ended.stderr

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import shutil
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from api import examples
-from api.schema import BudgetView, JobView
+from api.schema import JobView
 from labeler.errors import InvalidSetting
 from workers import cli
-from workers.commands import client as following
-from workers.commands.bench import _print_bench
 from workers.commands.catalogue import in_option_words
-from workers.commands.client import jobs_table
-from workers.commands.console import budget_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,94 +115,14 @@ def _context(command: Any, words: list[str]) -> Any:
     return command.context_class(command, info_name=" ".join(words), terminal_width=80, max_content_width=80)
 
 
-def test_a_plan_fits_eighty_columns() -> None:
-    printed = run("plan", "--sigma", "25", "--k", "50", "--queries", "206", "--colluding-agents", "1").stdout
-    assert "epsilon, exact" in printed
-    assert max(map(len, printed.splitlines())) <= 80
-
-
-def drawn(table: Any) -> str:
-    console = Console(file=io.StringIO(), width=80, highlight=False)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_tables_of_a_service_fit_eighty_columns_and_cut_no_word() -> None:
-    job = JobView.model_validate(examples.JOB | {"name": "scans of March", "queries": 12000, "queries_done": 11999})
-    printed = drawn(jobs_table([job, job]))
-    for whole in (job.job_id, "scans of March", "11999/12000", "collecting"):
-        assert whole in printed
-    accounts = BudgetView.model_validate(examples.BUDGET).model_dump(mode="json")["accounts"]
-    accounts[0]["account"] = "university-hospital-of-somewhere"
-    assert "university-hospital" in drawn(budget_table(accounts))
-    for text in (printed, drawn(budget_table(accounts))):
-        assert max(map(len, text.splitlines())) <= 80
-
-
-def test_a_bench_says_once_what_is_the_same_in_every_row(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    common = {"method": "reverse-knn", "metric": "student accuracy", "delta": 1e-4, "level": "instance", "sd": 0.0123}
-    rows = [{"case": f"caltech to webcam {n}", "value": 0.9 + n / 1000, "epsilon": 0.1 * n} | common for n in range(9)]
-    _print_bench({"name": "office", "rows": rows})
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    assert printed.count("reverse-knn") == 1
-    assert printed.count("caltech to webcam") == 9
-
-
 # Version, completion
-
-
-def test_the_version_is_told() -> None:
-    told = run("--version")
-    assert (told.returncode, told.stdout) == (0, f"labeler {version('private-labeler')}\n")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_given_completions(shell: str) -> None:
-    script = run(_LABELER_COMPLETE=f"source_{shell}").stdout
-    assert "_LABELER_COMPLETE=complete_" in script
 
 
 # Following a job
 
 
-class Told:
-    """A service whose job goes through these states."""
-
-    def __init__(self, *jobs: JobView) -> None:
-        self.jobs = jobs
-
-    def wait(self, job_id: str, on_change: Any = None) -> JobView:
-        assert job_id == self.jobs[0].job_id
-        for job in self.jobs:
-            if on_change is not None:
-                on_change(job)
-        return self.jobs[-1]
-
-
 def job(state: str, stage: str, done: int) -> JobView:
     return JobView.model_validate(examples.JOB | {"state": state, "stage": stage, "queries_done": done, "queries": 20})
-
-
-def test_without_a_terminal_each_change_of_state_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    first = job("queued", "60 images are being embedded", 0)
-    told = Told(first, first, job("collecting", "waiting for 1 of 5 agents: north", 0), job("completed", "done", 20))
-    assert following.wait_for(told, first, quiet=False).state == "completed"
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.splitlines() == [
-        "queued: 60 images are being embedded (0 of 20 questions answered)",
-        "collecting: waiting for 1 of 5 agents: north (0 of 20 questions answered)",
-        "completed: done (20 of 20 questions answered)",
-    ]
-
-
-def test_where_a_machine_reads_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    following.wait_for(Told(job("completed", "done", 20)), job("queued", "", 0), quiet=True)
-    assert capsys.readouterr().err == ""
 
 
 # Unreadable images
@@ -217,19 +131,19 @@ def test_where_a_machine_reads_nothing_is_told(capsys: pytest.CaptureFixture[str
 def test_unreadable_images_are_listed_and_the_others_go(tmp_path: Path) -> None:
     from PIL import Image
 
-    from api.client import images_in
     from workers.commands.client import unreadable_images
 
     (tmp_path / "in").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "in" / "good.png")
     (tmp_path / "in" / "bad.png").write_bytes((tmp_path / "in" / "good.png").read_bytes()[:40])
     (tmp_path / "empty.jpg").touch()
-    found = unreadable_images(tmp_path, images_in(tmp_path))
+    found = unreadable_images(tmp_path)
     assert set(found) == {"in/bad.png", "empty.jpg"}
+    shutil.rmtree(tmp_path / "in")
     with pytest.raises(InvalidSetting, match="none of the 1 images"):
-        unreadable_images(tmp_path, ["empty.jpg"])
+        unreadable_images(tmp_path)
     with pytest.raises(InvalidSetting, match="--skip-unreadable looks into a folder"):
-        unreadable_images(tmp_path / "in" / "good.png", [])
+        unreadable_images(tmp_path / "empty.jpg")
 
 
 def test_a_dead_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,7 @@ import pytest
 from api.coordinator.config import CapsTable, CoordinatorConfig
 from api.server import KEEP_ALIVE_S
 from labeler.errors import InvalidSetting
-from workers.edge import UPSTREAM_KEEP_ALIVE_S, Edge, caddyfile
-from workers.serve import refuse_open_doors
+from workers.serve import UPSTREAM_KEEP_ALIVE_S, Edge, caddyfile, refuse_open_doors
 
 CADDY = pytest.mark.skipif(shutil.which("caddy") is None, reason="there is no caddy; install the extra `edge`")
 

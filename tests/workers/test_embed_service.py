@@ -23,9 +23,9 @@ from PIL import Image
 
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import PixelBackbone
-from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
-from feature_store.quantize import quantize
-from feature_store.results.choosing import QuestionRequest, write_questions
+from feature_store.results.job_process import QuestionRequest, write_questions
+from feature_store.results.questions import EmbedBoard, EmbedRequest, lane_of
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.driver.mail_redis import RedisMailbox

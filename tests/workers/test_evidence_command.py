@@ -6,12 +6,8 @@ import json
 import shutil
 import sqlite3
 import stat
-import sys
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,47 +16,17 @@ from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
 from feature_store.backbones import load_backbone
-from feature_store.quantize import quantize
-from feature_store.results.evidence_file import read_signed, sign_evidence
+from feature_store.results.evidence import read_signed, sign_evidence
+from feature_store.rows import quantize
 from labeler.evidence.derive import derive
 from labeler.system.keys import PartyKeys
+from tests.command_line import Labeler
 from tests.e2e.service.conftest import running
-from workers.cli import main
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Labeler = Callable[..., Outcome]
-
-
-@pytest.fixture
-def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Labeler:
-    """`labeler(...)` runs the command line with these arguments."""
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        printed = capsys.readouterr()
-        return Outcome(code, printed.out, " ".join(printed.err.split()))
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -226,22 +192,3 @@ def test_an_audit_of_a_task_goes_into_its_evidence_and_of_another_does_not(
     refused = labeler("evidence", "--home", home, "--out", out, "--audit", tmp_path / "other" / "audit.json")
     assert refused.code == 2
     assert "none of those in this evidence" in refused.err
-
-
-def test_the_page_never_takes_the_place_of_the_signed_file(
-    labeler: Labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    refused = labeler("evidence", "--home", tmp_path, "--out", "evidence.html")
-    assert refused.code == 2
-    assert "beside which its page comes as evidence.html; name it otherwise" in " ".join(refused.err.split())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_mistyped_home_is_told_to_have_no_journal(federation: Path, labeler: Labeler, tmp_path: Path) -> None:
-    out = tmp_path / "evidence.json"
-    assert labeler("evidence", "--home", federation / "coordinator", "--out", out).code == 0
-    for line in (("evidence", "--home", tmp_path / "x", "--out", out), ("evidence", "verify", out, "--home", tmp_path)):
-        told = labeler(*line)
-        assert told.code == 2
-        assert "there is no journal in" in told.err

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import threading
-import zipfile
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +23,10 @@ from labeler.system.keys import PartyKeys
 from workers.agent.policy import read_policy
 from workers.embedder.shards import embed_images
 from workers.party.home import read_agent_config, read_tallier_config
-from workers.run.task_file import read_task_file
 from workers.up import Plan
-from workers.up.home import AdminToken, LocalFederation, make_federation, prepare_journal
+from workers.up.home import LocalFederation, make_federation, prepare_journal
 from workers.up.supervisor import Death
-from workers.up.up import _Run, last_complaint, run_up
+from workers.up.up import Running, _Run, last_complaint, run_up
 
 URL, REDIS = "http://127.0.0.1:1234", "unix:///somewhere/redis.sock?db=0"
 
@@ -70,29 +68,6 @@ def test_every_settings_file_is_one_that_its_reader_takes(made: LocalFederation)
         assert (tallier.tallier_id, tallier.coordinator_url) == (name, URL)
         assert tallier.coordinator_seal_key == coordinator.seal_key
         assert policy.talliers[f"tallier-{number}"] == PartyKeys.load(home / "keys.json").public.seal_key
-
-
-def test_agents_hold_digits_of_their_own_and_the_coordinator_can_embed_others(made: LocalFederation) -> None:
-    config = read_config(made.coordinator / "coordinator.toml")
-    shards = [Shard.open(home / read_agent_config(home).shard) for home in made.agents.values()]
-    assert not set(shards[0].sources) & set(shards[1].sources)
-    assert sum(len(shard) for shard in shards) == 718
-    for shard in shards:
-        assert not shard.is_public
-        backbone = config.backbone(shard.fingerprint)
-        assert backbone is not None
-        assert Path(backbone).is_file()
-
-
-def test_the_examples_are_public_images_without_labels_and_a_task(made: LocalFederation) -> None:
-    assert made.examples is not None
-    with zipfile.ZipFile(made.examples / "digits.zip") as archive:
-        names = archive.namelist()
-    held = {Path(name).stem for home in made.agents.values() for name in Shard.open(home / "images.shard").sources}
-    assert len(names) == 200
-    assert not {Path(name).stem for name in names} & held
-    assert read_task_file(made.examples / "task.toml").task.epsilon == 0.5
-    assert not (made.home / "inputs").exists()
 
 
 def test_reopening_changes_nothing_and_keeps_what_a_person_has_written(made: LocalFederation) -> None:
@@ -188,12 +163,6 @@ def test_shards_that_do_not_belong_together_are_refused(
     assert not (home / "federation.json").exists()
 
 
-@pytest.mark.parametrize("agents", [72, 10_000])
-def test_more_agents_than_digits_can_be_dealt_to_are_refused(tmp_path: Path, agents: int) -> None:
-    with pytest.raises(InvalidSetting, match=f"1 to 71 agents, found {agents}"):
-        make_federation(tmp_path, Plan(agents=agents))
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve small grey images in two class folders."""
@@ -268,7 +237,10 @@ def parties_of(federation: LocalFederation) -> dict[str, tuple[str, int | None, 
 def test_everybody_is_enrolled_with_keys_and_numbers_once(federation: LocalFederation) -> None:
     prepare_journal(federation)
     enrolled = parties_of(federation)
-    keys = {one.party_id: one.keys.verify_key for one in federation.enrolments()}
+    keys = {
+        name: PartyKeys.load(home / "keys.json").public.verify_key
+        for name, home in (federation.talliers | federation.agents).items()
+    }
     assert enrolled == {
         "tallier-0": ("tallier", 0, "active", keys["tallier-0"]),
         "tallier-1": ("tallier", 1, "active", keys["tallier-1"]),
@@ -338,7 +310,7 @@ def test_a_full_disk_does_not_end_it_where_somebody_dies(
     monkeypatch.setattr("workers.up.up.Supervisor", lambda _: Programs())
     monkeypatch.setattr(LocalFederation, "write_processes", full)
     said: list[str] = []
-    token = AdminToken("lab_secret", is_new=False)
-    run = _Run(made, cast(Any, None), port=0, token=token, stop=threading.Event(), complain=said.append)
+    running = Running("", "lab_secret", False, made)
+    run = _Run(running, cast(Any, None), port=0, stop=threading.Event(), complain=said.append)
     run._tend()
     assert said == ["agent-1 ended (exit code -9); started again in 1 s"]

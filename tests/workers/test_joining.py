@@ -10,11 +10,9 @@ import socket
 import ssl
 import stat
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,48 +23,18 @@ from api.coordinator.config import CapsTable, CoordinatorConfig
 from labeler import invitation
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import Service, running
+from tests.command_line import Labeler
 from workers.agent.policy import read_policy
 from workers.agent.service import run_agent
-from workers.cli import main
 from workers.party.home import read_agent_config, read_tallier_config
 from workers.up.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a command printed and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Labeler = Callable[..., Outcome]
-
-
-@pytest.fixture
-def labeler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Labeler:
-    """`labeler(...)` runs the command line with these arguments, in the test's folder."""
+@pytest.fixture(autouse=True)
+def _in_the_folder_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["labeler", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        printed = capsys.readouterr()
-        return Outcome(code, printed.out, " ".join(printed.err.split()))
-
-    return run
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -33,8 +33,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR
-from labeler.messages.envelope import Mail
-from labeler.messages.shares import holdings_to_bytes
+from labeler.messages.bodies import Mail, holdings_to_bytes
 from labeler.system.keys import PartyKeys, verify
 from workers.party.coordinator import check_url
 from workers.party.link import MAX_POST_BYTES, Draft, PartyLink, converse, parcels

@@ -14,18 +14,17 @@ from typing import Any
 import pytest
 
 from api.coordinator import submission
-from labeler.errors import InvalidSetting, JournalInUse
+from labeler.errors import JournalInUse
 from labeler.ledger.database import open_database
 from labeler.ledger.jobs import ForgottenJobs
 from labeler.ledger.tallier_memory import KeptShare, TallierMemory
-from labeler.messages.rounds import OpenRound
+from labeler.messages.bodies import OpenRound
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house
 from workers.cli import main
-from workers.homes.journals import verify_journal
-from workers.homes.pruning import parse_age, prune_home
-from workers.homes.settings_file import coordinator_toml
+from workers.homes.journals import prune_home, verify_journal
+from workers.homes.new import coordinator_toml
 
 __all__ = ["clock", "house"]
 
@@ -131,12 +130,3 @@ def test_a_talliers_expired_rounds_are_forgotten_and_its_file_shrinks(tmp_path: 
         memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))
         assert memory.load(rounds[0]).is_forgotten
         assert memory.load(rounds[1]).shares["east"].data is not None
-
-
-def test_what_is_no_home_and_what_is_no_age_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="no home of a coordinator, an agent or a tallier"):
-        prune_home(tmp_path, DAY, dry_run=True)
-    assert (parse_age("30d"), parse_age("12h"), parse_age("45m")) == (30 * DAY, DAY / 2, timedelta(minutes=45))
-    for wrong in ("30", "-1d", "1.5h", "soon"):
-        with pytest.raises(InvalidSetting, match="for example 30d"):
-            parse_age(wrong)

@@ -13,7 +13,7 @@ from labeler.accounting.lifetime import job_nano
 from labeler.batching import round_charges
 from labeler.errors import PolicyRefusal
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.rounds import Proposal, TallierKey
+from labeler.messages.bodies import Proposal, TallierKey
 from labeler.planning import price
 from labeler.task import Task, parse_task
 from tests.workers.test_agent import DurableParts, policy_with

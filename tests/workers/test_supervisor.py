@@ -167,12 +167,6 @@ def test_a_program_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     assert is_gone(pid)
 
 
-def test_a_program_that_stops_by_itself_is_not_said_to_be_killed(tmp_path: Path) -> None:
-    supervisor = Supervisor([program(tmp_path, "sleeper", SLEEPER)])
-    supervisor.start()
-    assert supervisor.stop() == []
-
-
 def test_a_log_that_grows_is_put_aside_while_its_program_runs(tmp_path: Path) -> None:
     clock = Clock()
     output = tmp_path / "talker.log"
@@ -246,16 +240,6 @@ def test_a_program_that_cannot_be_started_again_now_is_tried_later(tmp_path: Pat
     supervisor.tend()
     assert "flaky" in supervisor.pids
     supervisor.stop()
-
-
-def test_a_log_that_has_grown_large_is_put_aside(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"x" * (MAX_LOG_BYTES + 1))
-    supervisor = Supervisor([program(tmp_path, "a", SLEEPER)])
-    supervisor.start()
-    wait_until(lambda: is_up(tmp_path, "a"))
-    supervisor.stop()
-    assert (tmp_path / "a.log").stat().st_size < 100
-    assert (tmp_path / "a.log.1").stat().st_size > MAX_LOG_BYTES
 
 
 # Roles, as forks of one process
@@ -333,12 +317,3 @@ def test_what_is_shared_by_all_roles_starts_no_thread_and_holds_no_learning_libr
         [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert ended.stdout.split() == ["1"]
-
-
-def test_the_environment_of_a_role_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LABELER_URL", raising=False)
-    told = {"LABELER_URL": "nowhere", "LABELER_TOKEN": "x"}
-    role = role_launcher("status", ["status"], output=tmp_path / "log", environment=told)()
-    assert role.wait() == 2
-    assert "nowhere" in (tmp_path / "log").read_text() or "http" in (tmp_path / "log").read_text()
-    assert "LABELER_URL" not in os.environ

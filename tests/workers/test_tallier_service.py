@@ -22,8 +22,14 @@ from labeler.errors import JournalBehind
 from labeler.ledger.database import open_database
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages import Message
-from labeler.messages.rounds import OpenRound, Refusal, SumRequest
-from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
+from labeler.messages.bodies import (
+    OpenRound,
+    Refusal,
+    SumRequest,
+    aggregate_from_bytes,
+    holdings_from_bytes,
+    share_to_bytes,
+)
 from labeler.noise import DiscreteGaussian, noise_source
 from labeler.randomness import keyed_source, seeded_source
 from labeler.rounds import tallier as machine

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import text
 
 from labeler.ledger.database import open_database
-from labeler.messages.rounds import Settled
-from labeler.messages.shares import share_from_bytes
+from labeler.messages.bodies import Settled, share_from_bytes
 from labeler.randomness import derive_key
 from labeler.system.erasable import is_locked_away, keys_in, take_out
 from tests.workers import test_agent_service

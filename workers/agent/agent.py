@@ -27,9 +27,9 @@ from labeler.budget import Account
 from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
-from labeler.messages.shares import share_from_bytes, share_to_bytes
+from labeler.messages.bodies import share_from_bytes, share_to_bytes
 from labeler.methods.ensemble import head_of
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients

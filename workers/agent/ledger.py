@@ -22,7 +22,7 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.lifetimes import set_aside
 from labeler.ledger.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
-from labeler.messages.rounds import Proposal
+from labeler.messages.bodies import Proposal
 from labeler.rounds.agent import Recipients
 from labeler.setting import LEVELS
 from labeler.system.clock import Clock

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, budget_for, say_epsilon
 from labeler.errors import AwaitingApproval, InvalidSetting, PolicyRefusal
 from labeler.invitation import Invitation
-from labeler.messages.rounds import Ask, Proposal
+from labeler.messages.bodies import Ask, Proposal
 from labeler.methods import METHODS, MethodName, ReleaseKind
 from labeler.methods.sensitivity import least_delta
 from labeler.planning import has_finite_price

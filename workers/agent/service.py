@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.manifest import MANIFEST_NAME
-from feature_store.shard import MARK_NAME, Shard, check_served, claim
+from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
 from labeler.ledger.backup import check_home, mark_home

@@ -11,44 +11,50 @@ Each knows every record but the canary, and what the task's colluding agents kno
 for. **To add one**, write an `Adversary` whose `prepare` gives an `Attack`, and add it to `ADVERSARIES`: an attack may
 live through as many jobs as it likes in one trial. It is then a row of every audit of a task it takes.
 
-Votes for life, attacked where they promise: a hundred jobs about the same record, each chosen by the answers before.
-
-Every second job is dear (few votes pay for a budget) and asks about those who seem to be there; the others are cheap
-and ask about those who do not. The adversary knows every other record and agent, and the noise of all agents but the
-one that it asks about. There are many canaries, each at a place of its own where it asks about it: what a record casts
-depends on itself and on its own spend alone, so each is an independent trial of the whole game. The agent's part is
-the real one: votes within the budget, spends in a journal, integer noise.
+**Many jobs.** Votes for life are attacked where they promise: a hundred jobs about the same record, each chosen by the
+answers before. Every second job is dear (few votes pay for a budget) and asks about those who seem to be there; the
+others are cheap and ask about those who do not. The adversary knows every other record and agent, and the noise of all
+agents but the one that it asks about. There are many canaries, each at a place of its own where it asks about it: what
+a record casts depends on itself and on its own spend alone, so each is an independent trial of the whole game. The
+agent's part is the real one: votes within the budget, spends in a journal, integer noise.
 
 What a record would have cast were it there, the adversary learns from a shadow of its own: the same code over all
 canaries. So a filter that forgets to count is found: its shadow forgets as well.
+
+`Surroundings` is what an attack is prepared from. The task that is attacked comes from a task file, from the folder of
+a run, or as JSON of a job's task (`read_task`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.accounting.events import NANO
 from labeler.contribution import contribution
-from labeler.errors import InvalidSetting
+from labeler.errors import InvalidSetting, InvalidTask
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
+from labeler.methods import METHODS
 from labeler.randomness import os_source, seeded_source
+from labeler.setting import StatedLevel
+from labeler.system.files import read_named
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from workers.audit.observers import KnownVotes, Observer, StepVotes, StudentNumbers, heard_heads, learn
 from workers.audit.pipeline import Pipeline, Records, Scene, Seen, Worlds
-from workers.audit.poison import dimension_of, model_queries, poisoned
-from workers.audit.surroundings import Surroundings
+from workers.audit.poison import DIMENSION, dimension_of, model_queries, poisoned
+from workers.run.task_file import read_task_file
 from workers.voting import lifetime_ballots, select_records
 
 LEARNING_RUNS: Final = 60
@@ -327,3 +333,114 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
     )
 }
 """Every adversary, by name, from the weakest on."""
+
+
+View = Literal["release", "student"]
+"""What is looked at: what was opened, or the labels of a student that learnt from it."""
+
+
+def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
+    """Refuse what no adversary here was made for.
+
+    Raises:
+        InvalidSetting: the method is not known here, or no attack on a whole agent of it, or on a student, is.
+    """
+    if not task.traits.is_attacked:
+        attacked = sorted(name for name, method in METHODS.items() if method.is_attacked)
+        raise InvalidSetting(
+            f"no adversary of an audit was made for method {task.method}, so what it proved would say nothing; add one "
+            f"to workers.audit, or audit a task of {', '.join(attacked)}"
+        )
+    if level == "agent" and task.traits.has_local_noise:
+        raise InvalidSetting(
+            "an agent whose noise is in what it answers cannot be silenced under that noise, so no attack on a whole "
+            f"agent is known for method {task.method}; audit it at level instance or person"
+        )
+    sampled = None if task.training is None else task.training.sampled
+    if sampled is not None and (level != "instance" or view != "release" or sampled.unit != "record"):
+        raise InvalidSetting(
+            "of training in steps an audit attacks one record in the release of steps that sample records (unit = "
+            '"record"); no adversary was made for other levels, units or views'
+        )
+    if view == "student" and task.attributes_per_record is not None:
+        raise InvalidSetting("no student is looked at that learnt attributes; audit the release (--view release)")
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What an attack is prepared from.
+
+    Attributes:
+        task: the task; its fingerprint is that of the audit's records.
+        features, labels: natural records, quantised.
+        folder: empty, for its files.
+        seed: of everything public; the same for the same audit.
+        noise_seed: of all noise; None draws it as the product does.
+    """
+
+    task: Task
+    level: StatedLevel
+    features: NDArray[np.int16]
+    labels: NDArray[np.int16]
+    view: View
+    folder: Path
+    seed: int
+    noise_seed: int | None
+
+    def __post_init__(self) -> None:
+        check_attackable(self.task, self.level, self.view)
+
+    def rng(self, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, purpose])
+
+
+AGENTS: Final = 3
+QUERIES: Final = 100
+
+
+def read_task(
+    path: Path, *, agents: int | None, queries: int | None, classes: tuple[str, ...], fingerprint: str = "audit"
+) -> Task:
+    """A task.
+
+    Args:
+        path: a task file (TOML); the output folder of `labeler run`; or a JSON file with a task, or with one under
+            "task", as `GET /v1/tasks/{id}` answers.
+        agents, queries: for a task file, which leaves them open; AGENTS and what it says, or QUERIES, where None.
+        classes: for a task file that names none.
+        fingerprint: for a task file.
+
+    Raises:
+        InvalidTask: there is no task there, or it is out of bounds.
+    """
+    if path.is_dir():
+        return _stored(path / ".job" / "plan.json", "the folder of a run", agents, queries)
+    if path.suffix == ".json":
+        return _stored(path, "a task", agents, queries)
+    file = read_task_file(path)
+    asked = queries or file.queries.count
+    if asked is None:
+        asked = DIMENSION + 1 if METHODS[file.task.method].asks_for_a_model else QUERIES
+    return file.resolve(
+        classes=classes,
+        agents=agents or AGENTS,
+        num_queries=asked * file.steps,
+        fingerprint=fingerprint,
+        nonce="audit",
+        has_attributes=file.task.attributes_per_record is not None,
+    )
+
+
+def _stored(path: Path, what: str, agents: int | None, queries: int | None) -> Task:
+    if agents is not None or queries is not None:
+        raise InvalidTask("a stored task says how many agents and queries it has; leave --agents and --queries out")
+    try:
+        found = json.loads(read_named(path))
+    except (OSError, ValueError, RecursionError):
+        raise InvalidTask(
+            f"{path} cannot be read as {what}; name a task file, a run's folder or a task as JSON"
+        ) from None
+    for key in ("plan", "task"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    return parse_task(found)

@@ -5,6 +5,10 @@ canaries as can each have numbers of the sum to themselves, each there by a fair
 (`one_run_mu`) stands beside the one that counts canaries as runs, because noise of different numbers is independent.
 
 What was counted is appended to a file run by run, so the same command goes on where it was stopped.
+
+Natural records are those of a shard, or handwritten digits (`Pool`). The document becomes a page (`render_page`), which
+loads nothing and runs nothing; its picture is drawn in the page's own colours, so that it follows the reader's colour
+scheme. Jinja2 escapes every text.
 """
 
 from __future__ import annotations
@@ -20,16 +24,19 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
-from labeler.auditing import Attempt, AuditedLevel, AuditFacts, findings_of
+from feature_store.index.definition import check_features
+from feature_store.results.page_templates import page_templates
+from feature_store.shard import Shard
+from labeler.auditing import Attempt, AuditedLevel, AuditFacts, AuditFindings, findings_of
 from labeler.errors import BadData, InvalidSetting
 from labeler.setting import StatedLevel
 from labeler.system.files import exclusive, replace_file
 from labeler.task import Task
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings, View, check_attackable
 from workers.audit.observers import KnownVotes
 from workers.audit.poison import most_canaries, poisoned
-from workers.audit.surroundings import Surroundings, View, check_attackable
 from workers.progress import ProgressCallback, silent
 
 FORMAT: Final = "labeler-audit/1"
@@ -298,3 +305,141 @@ class _Book:
 
 
 __all__ = ["FINGERPRINT", "ONE_RUN", "STRONGEST", "Audit", "run_audit"]
+
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 460, 400, 56, 48, 14
+_CANARY = {"instance": "one record", "person": "the records of one person", "agent": "a whole agent"}
+
+
+def render_page(document: dict[str, Any]) -> str:
+    """The page of a document of `workers.audit.run`."""
+    facts, findings = read_document(document)
+    found = findings.findings
+    longest = 1.12 * max(findings.promised_epsilon, *(max(one.epsilon, one.moved_epsilon or 0) for one in found)) or 1.0
+    step, scale = min(52, (_HEIGHT - 70) / len(found)), (_WIDTH - 20) / longest
+    alphas = np.concatenate([np.linspace(0, 0.02, 20), np.linspace(0.02, 1, 80)])
+    least = ndtr(ndtri(np.clip(1 - alphas, 1e-12, 1 - 1e-12)) - findings.promised_mu)
+    rows = [
+        {
+            "attempt": attempt,
+            "found": one,
+            "color": f"var(--c{(place + 1) % 5})",
+            "y": 42 + step * place,
+            "bar": round(max(1.5, scale * one.epsilon), 1),
+            "moved": None if one.moved_epsilon is None else round(10 + scale * min(one.moved_epsilon, longest), 1),
+            "curve": " ".join(_at(x, y) for x, y in document["curves"].get(one.adversary, ())),
+        }
+        for place, (attempt, one) in enumerate(zip(facts.attempts, found, strict=True))
+    ]
+    environment = page_templates("workers", "audit")
+    return environment.get_template("page.html.j2").render(
+        facts=facts,
+        findings=findings,
+        task=facts.task,
+        canary=_CANARY[facts.level],
+        verdict=in_words(findings),
+        rows=rows,
+        step=step,
+        bar_limit=round(10 + scale * findings.promised_epsilon, 1),
+        bound=" ".join(_at(float(x), float(y)) for x, y in zip(alphas, least, strict=True)),
+        at=_at,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        bottom=_BOTTOM,
+    )
+
+
+def read_document(document: dict[str, Any]) -> tuple[AuditFacts, AuditFindings]:
+    """What was counted, and what that proves."""
+    facts, findings = json.dumps(document["facts"]), json.dumps(document["findings"])
+    return AuditFacts.model_validate_json(facts), AuditFindings.model_validate_json(findings)
+
+
+def in_words(findings: AuditFindings) -> str:
+    """The verdict in a sentence."""
+    strongest = max(findings.findings, key=lambda one: one.epsilon)
+    if findings.is_above:
+        broken = ", ".join(one.adversary for one in findings.findings if one.is_above)
+        return (
+            f"The promise is broken: {broken} proved more than mu {findings.promised_mu:.4g}, for which the task is "
+            "charged. What ran is not what was priced."
+        )
+    return (
+        f"Nothing contradicts the promise. The strongest adversary, {strongest.adversary}, proved epsilon "
+        f"{strongest.epsilon:.3g} of the {findings.promised_epsilon:.4g} promised."
+    )
+
+
+def _at(x: float, y: float) -> str:
+    """Where a pair of error rates stands in the picture of curves."""
+    return f"{_LEFT + x * (_WIDTH - _LEFT - 10):.1f},{_TOP + (1 - y) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
+
+
+PRIVATE_SHARE: Final = 0.6
+"""Of the records: what agents hold. The rest is public."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Labelled features, divided into what agents hold and what is public.
+
+    Attributes:
+        name: of where they come from, for people.
+        classes: in label order.
+        public, truth: features of public images, and what they show, which only scoring reads.
+
+    Raises:
+        BadData: features outside the exact range.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    features: NDArray[np.int16] = field(repr=False)
+    labels: NDArray[np.int16] = field(repr=False)
+    public: NDArray[np.int16] = field(repr=False)
+    truth: NDArray[np.int16] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        check_features(self.public, what="public features")
+
+
+def divided(
+    name: str, classes: tuple[str, ...], features: NDArray[np.int16], labels: NDArray[np.int16], *, seed: int
+) -> Pool:
+    """A pool in which PRIVATE_SHARE of the records, at random, are the agents'.
+
+    Raises:
+        InvalidSetting: too few records for both parts, or one whose class nobody knows.
+    """
+    if len(labels) < 10 or labels.min() < 0:
+        raise InvalidSetting(f"this deals at least 10 records whose classes are known; {name} has {len(labels)}")
+    order = np.random.default_rng([seed, 1]).permutation(len(labels))
+    private, public = np.split(order, [int(PRIVATE_SHARE * len(order))])
+    return Pool(name, classes, features[private], labels[private], features[public], labels[public])
+
+
+def digits_pool(*, seed: int) -> Pool:
+    """The 1,797 handwritten digits that come with scikit-learn, as pixels: no download and no backbone."""
+    from feature_store.rows import quantize
+    from workers.digits import CLASSES, load_digits
+
+    images, targets = load_digits()
+    return divided(
+        "the handwritten digits",
+        CLASSES,
+        quantize(images.reshape(len(images), -1)),
+        targets.astype(np.int16),
+        seed=seed,
+    )
+
+
+def shard_pool(shard: Shard, *, seed: int) -> Pool:
+    """The records of a shard, those deleted left out."""
+    if shard.has_attributes:
+        raise InvalidSetting(
+            f"{shard.path} holds attributes, any number per record, and this works with one class per record; run "
+            "`labeler run` on it"
+        )
+    return divided("the shard", shard.classes, shard.features[shard.rows], shard.labels[shard.rows], seed=seed)

@@ -2,4 +2,52 @@
 
 A room is loaded when one of its commands is invoked (`workers.commands.catalogue`), and heavy libraries are imported
 inside commands, so that `labeler --help`, `labeler status` and `labeler plan` answer at once.
+
+The one thing here is Ctrl-C, because it comes first. While `labeler` starts or ends nothing is under way, so the
+process says so and is gone. Left to itself Python raises KeyboardInterrupt within whatever import is running, where
+nobody catches it, or where a library takes it for a missing part. A command that runs is interrupted as Python does
+it: it has things to put away.
 """
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+TRY_AGAIN = 75
+"""`labeler.errors.Interrupted.exit_code`; nothing is imported for it."""
+
+
+def _end(*_: object) -> None:
+    os.write(2, b"labeler: interrupted\n")
+    os._exit(TRY_AGAIN)
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process here, unless it is ignored or somebody else's."""
+    with _handled_by(_end, where=signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within `ended_at_once`: here Ctrl-C raises KeyboardInterrupt."""
+    with _handled_by(signal.default_int_handler, where=_end):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[..., Any], *, where: Callable[..., Any]) -> Iterator[None]:
+    is_ours = signal.getsignal(signal.SIGINT) is where and threading.current_thread() is threading.main_thread()
+    if is_ours:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        if is_ours and signal.getsignal(signal.SIGINT) is handler:
+            signal.signal(signal.SIGINT, where)

@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from labeler.errors import Interrupted, InvalidSetting, LabelerError
-from workers.commands.stopping import interruptible
+from workers.commands import interruptible
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "predict": Entry(
         "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
     ),
-    "bench": Entry("bench", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
-    "plan": Entry("prices", "Say what a setting costs before anything is asked, or which setting a price buys."),
+    "bench": Entry("checks", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
+    "plan": Entry("jobs", "Say what a setting costs before anything is asked, or which setting a price buys."),
     "embed": Entry("shards", "Turn images into a shard of features. Continues where it was interrupted."),
     "duplicates": Entry(
         "shards", "List the images that a shard holds more than once; those under different labels first."
@@ -87,8 +87,10 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "agent": Entry("parties", "Run an agent, and see and decide what it answers."),
     "tallier": Entry("parties", "Run a tallier, which adds up secret shares."),
-    "invite": Entry("keys", "Invite a site: one signed file with all it needs, and a phrase to compare by telephone."),
-    "keys": Entry("keys", "Make, show, enrol, rotate and revoke keys; make access tokens."),
+    "invite": Entry(
+        "journal", "Invite a site: one signed file with all it needs, and a phrase to compare by telephone."
+    ),
+    "keys": Entry("journal", "Make, show, enrol, rotate and revoke keys; make access tokens."),
     "evidence": Entry(
         "journal", "Write signed evidence of what was asked and what it cost, from a verified journal; or verify it."
     ),

@@ -1,6 +1,6 @@
 """Commands of a requester: `submit` images, look at `status` and `budget`, `export` the labels.
 
-Beside `workers.commands.service`, through which other commands reach a service, this is the one module of commands
+Beside `workers.commands.console`, through which other commands reach a service, this is the one module of commands
 that may import the service's client.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -22,8 +22,22 @@ from rich.text import Text
 
 from feature_store.results.exports import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
-from workers.commands.console import Json, check_file, check_folder, escaped, one_of, print_json, tell, tell_warning
-from workers.commands.service import CaFile, MaybeToken, MaybeUrl, Token, Url, connect
+from workers.commands.console import (
+    CaFile,
+    Json,
+    MaybeToken,
+    MaybeUrl,
+    Token,
+    Url,
+    check_file,
+    check_folder,
+    connect,
+    escaped,
+    one_of,
+    print_json,
+    tell,
+    tell_warning,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +82,7 @@ def submit(
     Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
     """
     check_file(out)
-    skipped = _unreadable(images) if skip_unreadable else {}
+    skipped = unreadable_images(images) if skip_unreadable else {}
     for one, reason in skipped.items():
         typer.echo(f"not sent: {escaped(one)}: {escaped(reason)}", err=True)
     with connect(url, token, ca_file) as service:
@@ -200,7 +214,7 @@ def export(
             raise InvalidSetting(f"the questions of a job here are in {Path(job) / 'pseudo_labels.parquet'}")
         kind = one_of("format", format or "hf", EXPORT_FORMATS)
         _check_place(out, kind)
-        _say_exported(_write_images(kind, open_job(job).labels("arrow"), out, wanted), out, job, kind, as_json=as_json)
+        _write_images(kind, job, open_job(job).labels("arrow"), out, wanted, as_json=as_json)
         return
     chosen = one_of("format", format or "parquet", tuple(dict.fromkeys((*FORMATS, *EXPORT_FORMATS, *MODELS))))
     if url is None or token is None:
@@ -214,8 +228,7 @@ def export(
             (service.student if chosen == "student" else service.model)(job, out)
         elif chosen in EXPORT_FORMATS and what == "images":
             # As of a folder: made here, from the same table.
-            table = _image_table(service, job)
-            _say_exported(_write_images(chosen, table, out, wanted), out, job, chosen, as_json=as_json)
+            _write_images(chosen, job, _image_table(service, job), out, wanted, as_json=as_json)
             return
         else:
             service.labels(job, out, format=one_of("format", chosen, FORMATS), of=one_of("of", what, LABELS_OF))
@@ -236,16 +249,12 @@ def _image_table(service: Client, job: str) -> pa.Table:
         return pq.read_table(service.labels(job, Path(folder) / "labels.parquet"))
 
 
-def _write_images(kind: str, table: pa.Table, out: Path, wanted: dict[str, Any]) -> int:
+def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[str, Any], *, as_json: bool) -> None:
     from feature_store.results.exports import Wanted, export_images
 
     export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
-    return int(table.num_rows)
-
-
-def _say_exported(count: int, out: Path, job: str, kind: str, *, as_json: bool) -> None:
-    document = {"job": job, "format": kind, "images": count, "out": str(out)}
-    tell(document, f"Labels of {count} images are in {out}", as_json=as_json)
+    document = {"job": job, "format": kind, "images": table.num_rows, "out": str(out)}
+    tell(document, f"Labels of {table.num_rows} images are in {out}", as_json=as_json)
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
@@ -278,13 +287,6 @@ def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
         estimate = service.estimate(EstimateRequest(task_id=task_id, queries=selection.count))
         if estimate.warning:
             tell_warning(estimate.warning)
-
-
-def _unreadable(images: Path) -> dict[str, str]:
-    from api.client import images_in
-    from workers.commands.client import unreadable_images
-
-    return unreadable_images(images, images_in(images))
 
 
 def _task(
@@ -389,32 +391,7 @@ def _say(epsilon: float | None) -> str:
     return "without a finite bound" if epsilon is None else f"{epsilon:.3g}"
 
 
-class Job(Protocol):
-    """A job as a service tells it."""
-
-    @property
-    def job_id(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def stage(self) -> str: ...
-    @property
-    def queries(self) -> int: ...
-    @property
-    def queries_done(self) -> int: ...
-
-
-J = TypeVar("J", bound=Job)
-J_co = TypeVar("J_co", bound=Job, covariant=True)
-
-
-class Waits(Protocol[J_co]):
-    """The client of a service, as far as it waits."""
-
-    def wait(self, job_id: str, on_change: Callable[[J_co], Any] | None = None) -> J_co: ...
-
-
-def wait_for(service: Waits[J], job: J, *, quiet: bool) -> J:
+def wait_for(service: Client, job: JobView, *, quiet: bool) -> JobView:
     """Wait until a job has ended, and tell on standard error how far it is.
 
     Raises:
@@ -433,27 +410,22 @@ def wait_for(service: Waits[J], job: J, *, quiet: bool) -> J:
         ) from None
 
 
-def standing(job: Job) -> str:
-    """Where a job stands, in words."""
-    return job.stage or job.state
-
-
 @contextmanager
-def _bar(console: Console, job: Job) -> Iterator[Callable[[Job], None]]:
+def _bar(console: Console, job: JobView) -> Iterator[Callable[[JobView], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
-        bar = bars.add_task(escaped(standing(job)), total=job.queries)
-        yield lambda now: bars.update(bar, completed=now.queries_done, description=escaped(standing(now)))
+        bar = bars.add_task(escaped(job.stage or job.state), total=job.queries)
+        yield lambda now: bars.update(bar, completed=now.queries_done, description=escaped(now.stage or now.state))
 
 
 @contextmanager
-def _lines(console: Console) -> Iterator[Callable[[Job], None]]:
+def _lines(console: Console) -> Iterator[Callable[[JobView], None]]:
     """For logs and pipes, in which a bar would be thousands of lines or none."""
     said = ""
 
-    def show(now: Job) -> None:
+    def show(now: JobView) -> None:
         nonlocal said
-        line = f"{now.state}: {standing(now)}" if standing(now) != now.state else now.state
+        line = f"{now.state}: {now.stage}" if now.stage else now.state
         if line != said:
             said = line
             done = f" ({now.queries_done} of {now.queries} questions answered)"
@@ -462,19 +434,20 @@ def _lines(console: Console) -> Iterator[Callable[[Job], None]]:
     yield show
 
 
-def unreadable_images(folder: Path, names: list[str]) -> dict[str, str]:
+def unreadable_images(folder: Path) -> dict[str, str]:
     """Which images of a folder cannot be read, and why: judged as the embedder judges them.
 
     Raises:
         InvalidSetting: it is no folder, or none of them can be read.
     """
+    from api.client import images_in
     from feature_store.decode import decode_image
 
     if not folder.is_dir():
         raise InvalidSetting(
             f"--skip-unreadable looks into a folder of images, and {folder.name!r} is none; unpack it first"
         )
-    found = {}
+    names, found = images_in(folder), {}
     for name in names:
         try:
             decode_image(folder / name).close()

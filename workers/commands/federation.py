@@ -14,7 +14,7 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from workers.commands.console import Json, complain, print_json, tell
-from workers.edge import Certificates, Edge
+from workers.serve import Certificates, Edge
 
 if TYPE_CHECKING:
     from workers.up.up import Running

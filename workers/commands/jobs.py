@@ -1,4 +1,4 @@
-"""Commands that run a whole job in one process, and use what it gave: `demo`, `run`, `student`, `predict`."""
+"""Commands of a job: `plan` its price, run it in one process (`demo`, `run`), use it (`student`, `predict`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,27 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS
-from workers.commands.console import Json, check_file, escaped, one_of, print_json, tell, tell_warning
-from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
+from workers.commands.console import (
+    CaFile,
+    Json,
+    MaybeToken,
+    MaybeUrl,
+    check_file,
+    connect,
+    escaped,
+    one_of,
+    print_json,
+    tell,
+    tell_warning,
+)
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
+from typing import Literal
+
+from rich.table import Table
+
+from labeler.methods import METHODS, ReleaseKind
 
 Engine = Annotated[
     str,
@@ -206,8 +222,7 @@ def predict(
 
     Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
     """
-    from feature_store.results.exports import Wanted, export_images
-    from feature_store.results.exports.pictures import check_new
+    from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
     from workers.progress import progress_bars
     from workers.run.publishing import write_table
@@ -259,3 +274,258 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     )
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+
+
+def plan(
+    queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "knn",
+    k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
+    sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
+    agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
+    colluding_agents: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of them may know their own noise, as readers or colluders. Default: 1, of one agent 0."
+        ),
+    ] = None,
+    max_dropouts: Annotated[int, typer.Option(help="How many may fail to answer.")] = 0,
+    dishonest_talliers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2, help="How many of three talliers may be dishonest: has the plan choose who adds the noise."
+        ),
+    ] = None,
+    classes: Annotated[int, typer.Option(min=2, help="How many classes there are; hardly moves the price.")] = 10,
+    max_agent_records: Annotated[
+        int | None, typer.Option(help="Public bound on an agent's records (reverse-knn, agent level).")
+    ] = None,
+    ballot_radius: Annotated[
+        str | None,
+        typer.Option(help="Draw ballots onto a ball of so many votes (reverse-knn, agent level); auto proposes one."),
+    ] = None,
+    life_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Set aside for votes for life (reverse-knn): all such jobs together, ever, cost this."
+        ),
+    ] = None,
+    least_similarity: Annotated[
+        float, typer.Option(min=-1, max=1, help="How near a query has to be for a vote for life: a cosine.")
+    ] = -1.0,
+    attributes_per_record: Annotated[
+        int | None,
+        typer.Option(min=1, help="knn: classes are attributes, of which a record votes for so many at most."),
+    ] = None,
+    records_per_person: Annotated[
+        int | None, typer.Option(min=1, help="At most so many records of one person vote: states a price per person.")
+    ] = None,
+    min_records: Annotated[
+        int | None, typer.Option(min=1, help="blind-average, aux-distill: fewest records of any agent.")
+    ] = None,
+    axes: Annotated[
+        int | None,
+        typer.Option(min=1, help="blind-average by class means: along so many public axes; nothing is trained."),
+    ] = None,
+    max_records: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --min-records or --axes: most records of any agent, a bound that every site keeps."
+        ),
+    ] = None,
+    regularisation: Annotated[
+        float, typer.Option(help="blind-average, aux-distill: lambda of the agents' learner.")
+    ] = 0.01,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="federated: in so many steps, each a round; with --rate.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="federated: the chance of taking part in a step; with --steps.")
+    ] = None,
+    unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
+    release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
+    epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
+    solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
+    level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
+    records: Annotated[
+        int | None,
+        typer.Option(min=1, help="Private images in all, as far as you know: for how many labels will be right."),
+    ] = None,
+    queries_shard: Annotated[
+        Path | None, typer.Option(help="The public images as a shard: their geometry tells more about the labels.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a setting costs before anything is asked, or which setting a price buys.
+
+    Examples:
+
+    `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
+
+    `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
+
+    `labeler plan --method knn --queries 206 --sigma 25 --colluding-agents 2 --dishonest-talliers 1`
+
+    `labeler plan --method reverse-knn --queries 20 --sigma 8 --records-per-person 2 --agents 3`
+
+    `labeler plan --method reverse-knn --queries 20 --ballot-radius 60 --sigma 280 --agents 100`
+
+    `labeler plan --method reverse-knn --queries 20 --life-epsilon 1 --sigma 8.4 --agents 3`
+
+    `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
+
+    `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --solve sigma --agents 3`
+
+    `labeler plan --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --solve sigma --agents 20`
+
+    `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --solve sigma --agents 10`
+
+    For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
+    the model, which each step of federated asks for.
+    """
+    from workers.plan import PlanRequest, make_plan, training_of
+
+    if max_records is not None and min_records is None and axes is None:
+        raise InvalidSetting("--max-records bounds the records that agents train with; give --min-records as well")
+    if axes is not None and min_records is not None:
+        raise InvalidSetting("--axes is for class means, which train nothing; leave --min-records out")
+    if (steps is None) != (rate is None):
+        raise InvalidSetting("--steps and --rate go together: a model is trained in steps over secret samples")
+
+    training: dict[str, Any] | None = None
+    if steps is not None:
+        sampled = {"rate": rate, "unit": one_of("unit", unit, ("record", "agent"))}
+        training = {"min_records": min_records or 1, "regularisation": 1e-4, "iterations": steps, "sampled": sampled}
+    elif axes is not None:
+        training = {"learner": "means", "axes": axes, "max_records": max_records}
+    elif min_records is not None:
+        training = {"min_records": min_records, "max_records": max_records, "regularisation": regularisation}
+    request = PlanRequest(
+        method=one_of("method", method, tuple(METHODS)),
+        k=k,
+        queries=queries * (steps or 1),
+        sigma=sigma,
+        delta=delta,
+        agents=agents,
+        colluding_agents=colluding_agents,
+        max_dropouts=max_dropouts,
+        dishonest_talliers=cast(Any, dishonest_talliers),
+        classes=classes,
+        max_agent_records=max_agent_records,
+        release=cast(ReleaseKind, one_of("release", release, ("histogram", "winner"))),
+        epsilon=epsilon,
+        solve=None if solve is None else cast(Any, one_of("solve", solve, ("sigma", "queries", "k"))),
+        level=one_of("level", level, ("instance", "person", "agent")),
+        attributes_per_record=attributes_per_record,
+        records_per_person=records_per_person,
+        ballot_radius=_radius(ballot_radius),
+        life_epsilon=life_epsilon,
+        least_similarity=least_similarity,
+        training=None if training is None else training_of(training),
+        records=records,
+    )
+    result = make_plan(request, public=queries_shard)
+    if as_json:
+        print_json(result)
+        return
+    _print_plan(result)
+
+
+def _radius(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isascii() or not text.isdigit():
+        raise InvalidSetting(f"--ballot-radius takes a whole number of votes, or auto; found {text!r}")
+    return int(text)
+
+
+def _print_choices(console: Console, result: dict[str, Any]) -> None:
+    """Who adds the noise, and what it would be if others did."""
+    choices = result.get("noise_choices", [])
+    for one, begins in zip(choices, ("Chosen: noise by", "Not chosen: by"), strict=False):
+        who = (
+            f"{result['agents']} agents, {result['colluding_agents']} colluding"
+            if one["noise_by"] == "agents"
+            else f"3 talliers, {one['dishonest_talliers']} dishonest (dishonest_talliers in the task)"
+        )
+        console.print(
+            f"{begins} {who}: {one['variance']:.4g} sigma^2 in the sum, a deviation of {one['total_sigma_votes']:.4g}."
+        )
+
+
+_HEADINGS = {"instance": "per private image", "person": "per person", "agent": "per agent"}
+
+
+def _print_plan(result: dict[str, Any]) -> None:
+    from labeler.budget import say_epsilon, say_estimate
+    from labeler.expectation import say_expected
+
+    table = Table(title=None, show_edge=False)
+    stated = [level for level in _HEADINGS if level in result]
+    for heading in ("", *(_HEADINGS[level] for level in stated)):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows: list[tuple[str, str | None]] = [("epsilon, exact (guaranteed)", None)]
+    rows.append(("as computed in the papers", "as_in_paper"))
+    factors = result["noise_factors"]
+    if factors["total"] > 1 and result["noise_by"] == "agents":
+        rows.append(("with the papers' shares", "as_in_paper_shares"))
+    for name, key in rows:
+        levels = result if key is None else result[key]
+        say = say_epsilon if key is None else say_estimate
+        table.add_row(name, *(say(levels[level]["epsilon"], digits=4) for level in stated))
+    if any("histogram_epsilon" in result[level] for level in stated):
+        of_sums = (result[level].get("histogram_epsilon", result[level]["epsilon"]) for level in stated)
+        table.add_row("of the histogram behind", *(say_epsilon(one, digits=4) for one in of_sums))
+    console = Console(highlight=False)
+    console.print(table)
+    traits = METHODS[result["method"]]
+    unit = "votes" if traits.counts else result.get("unit", "times what one record can change")
+    added = (
+        "each agent adds all of it to what it learnt"
+        if traits.has_local_noise
+        else f"each {result['noise_by'].removesuffix('s')} adds noise of {result['noise_share_sigma']:.4g}"
+        f"{' votes' * traits.counts}, the sum carries {result['total_sigma_votes']:.4g}"
+    )
+    console.print(
+        f"\n{result['queries']} queries, sigma {result['sigma_votes']:.6g} {unit}, delta {result['delta']:g}; {added}."
+    )
+    console.print(result["holds_against"])
+    if "one_record" in result:
+        said = result["one_record"]
+        console.print(f"{said[0].upper()}{said[1:]}.")
+    _print_choices(console, result)
+    if factors["total"] > 1 and result["noise_by"] == "agents":
+        console.print(
+            f"The sum carries {factors['total']:.4g} times sigma, so that the price holds: "
+            f"{factors['collusion']:.4g} for the {result['colluding_agents']} of {result['agents']} agents that may "
+            f"read or collude, {factors['dropouts']:.4g} for the {result['max_dropouts']} that may drop out. "
+            "The papers' shares are smaller, and the price would be higher."
+        )
+    if "life" in result:
+        life = result["life"]
+        alone = "" if life["most_votes"] == 1 else f"; of its {life['most_votes']} in a job it casts all or none"
+        console.print(f"A record has {life['votes']} votes under this noise in its whole life{alone}.")
+    if "ballot_radius" in result:
+        console.print(f"Each agent draws its ballot onto a ball of {result['ballot_radius']} votes (ballot_radius).")
+    if result["noise_hint"]:
+        console.print(result["noise_hint"])
+    if "person" in result:
+        console.print(
+            f"A person is all records of one person at one agent, of which at most "
+            f"{result['person']['records_per_person']} vote; with records at two agents the two mus add. Budgets are "
+            "charged per image and per agent."
+        )
+    for level in stated:
+        if result[level].get("reason"):
+            console.print(f"Per {level}: {result[level]['reason']}")
+    console.print(say_expected(result["expected_accuracy"]))
+    if result["advised_queries"] is not None:
+        told = "; the price is the same for any number" if traits.is_reverse else ""
+        console.print(
+            f"Advised: ask about {result['advised_queries']} clusters of public images{told}. How answers are read "
+            "(student planned) follows from public images and released answers, at no price."
+        )
+    if result["warning"]:
+        console.print(f"Warning: {result['warning']}.", markup=False)

@@ -1,4 +1,4 @@
-"""Commands of a ledger: `journal` looks after it, `prune` deletes what jobs left, `evidence` signs what it says."""
+"""Commands that look after homes: `journal`, `prune`, `evidence` of a ledger; `keys` and `invite` of who takes part."""
 
 from __future__ import annotations
 
@@ -11,11 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting
-from workers.commands.console import Json, check_file, escaped, one_of, print_json, tell
-from workers.commands.service import CaFile, MaybeToken, MaybeUrl, connect
+from workers.commands.console import (
+    ROLES,
+    CaFile,
+    Json,
+    MaybeToken,
+    MaybeUrl,
+    Token,
+    Url,
+    check_file,
+    connect,
+    enrol_party,
+    escaped,
+    make_invitation,
+    one_of,
+    print_json,
+    tell,
+    wrapped,
+)
 
 if TYPE_CHECKING:
-    from feature_store.results.evidence_file import SignedEvidence
+    from feature_store.results.evidence import SignedEvidence
 
 Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
@@ -148,7 +164,7 @@ def prune(
 
     `labeler prune --older-than 30d --home talliers/tallier-0`
     """
-    from workers.homes.pruning import parse_age, prune_home
+    from workers.homes.journals import parse_age, prune_home
     from workers.progress import progress_bars
 
     age = parse_age(older_than)
@@ -157,7 +173,7 @@ def prune(
             # A home that is named counts more than an address in the environment.
             found = prune_home(home, age, dry_run=dry_run, progress=progress)
         elif url is not None and token is not None:
-            from workers.commands.service import prune_service
+            from workers.commands.console import prune_service
 
             found = prune_service(url, token, ca_file, age, dry_run=dry_run, progress=progress)
         else:
@@ -165,10 +181,10 @@ def prune(
     if as_json:
         print_json(found)
         return
-    _tell(found)
+    _tell_pruned(found)
 
 
-def _tell(found: dict[str, Any]) -> None:
+def _tell_pruned(found: dict[str, Any]) -> None:
     would = "would go" if found["dry_run"] else "went"
     typer.echo(f"Jobs    {len(found['jobs'])} {would}: what they sent, asked and got; their charges stay")
     if found.get("rounds"):
@@ -209,7 +225,7 @@ def evidence(
     """
     if context.invoked_subcommand is not None:
         return
-    from feature_store.results.evidence_page import render_page
+    from feature_store.results.evidence import render_page
     from labeler.system.files import replace_file
 
     check_file(out)
@@ -251,7 +267,7 @@ def verify_evidence(
 
     Example: `labeler evidence verify evidence.json --key 9d61b19d...`
     """
-    from feature_store.results.evidence_file import MAX_BYTES, read_signed
+    from feature_store.results.evidence import MAX_BYTES, read_signed
     from labeler.system.files import read_named
     from workers.homes.evidence import check_evidence
 
@@ -281,7 +297,7 @@ def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> 
 
 
 def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
-    from feature_store.results.evidence_file import read_signed
+    from feature_store.results.evidence import read_signed
 
     with connect(url, token, ca_file) as service:
         service.evidence(out, task=task, since=_moment("since", since), until=_moment("until", until))
@@ -299,3 +315,187 @@ def _moment(name: str, text: str) -> datetime | None:
     if len(text) == len("2027-03-01"):
         found = datetime.combine(found.date(), time())
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+PartyHome = Annotated[Path, typer.Option(help="Home folder of the party.")]
+
+keys_app = typer.Typer(
+    help="Make, show, enrol, rotate and revoke keys; make access tokens.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@keys_app.command()
+def make(home: PartyHome, as_json: Json = False) -> None:
+    """Make keys for a home that has none, and write its public ones to keys.public.json.
+
+    Example: `labeler keys make --home coordinator`
+    """
+    from workers.homes.new import make_missing_keys
+
+    _tell_public(make_missing_keys(home), home, as_json=as_json)
+
+
+@keys_app.command()
+def show(home: PartyHome, as_json: Json = False) -> None:
+    """Show the public keys of a home and their fingerprint, and write them to keys.public.json.
+
+    Example: `labeler keys show --home hospital-a`
+    """
+    from workers.homes.new import show_keys
+
+    _tell_public(show_keys(home), home, as_json=as_json)
+
+
+@keys_app.command()
+def rotate(home: PartyHome, as_json: Json = False) -> None:
+    """Replace the keys of a home; stop its process first, then have the new ones enrolled with --rotate.
+
+    The old keys stay beside the new ones, as keys.json.SOME_DATE, until you delete them.
+
+    Example: `labeler keys rotate --home hospital-a`
+    """
+    from workers.homes.new import rotate_keys
+
+    _tell_public(rotate_keys(home), home, as_json=as_json)
+
+
+@keys_app.command()
+def enrol(
+    public: Annotated[Path, typer.Argument(help="The party's keys.public.json.")],
+    url: Url,
+    token: Token,
+    rotated: Annotated[bool, typer.Option("--rotate", help="The party is enrolled; give it these new keys.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="The fingerprint was compared already; do not ask.")] = False,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Enrol an agent or a tallier at a running service, after comparing its fingerprint over the phone.
+
+    Example: `labeler keys enrol hospital-a.public.json --url https://labels.example.org`
+    """
+    from workers.homes.new import read_public
+
+    party = read_public(public)
+    if not yes:
+        question = f"Does {party['party_id']} ({party.get('role')}) read out the fingerprint {party['fingerprint']}?"
+        typer.confirm(question, abort=True, err=True)
+    view = enrol_party(url, token, party, rotated=rotated, ca_file=ca_file)
+    said = f"{view['party_id']} is enrolled as {view['role']} with fingerprint {view['fingerprint']}."
+    tell(view, said, as_json=as_json)
+
+
+@keys_app.command()
+def revoke(
+    party_id: Annotated[str, typer.Argument(help="Name the party is enrolled under.")],
+    url: Url,
+    token: Token,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Take nothing from a party any more, at once and for good.
+
+    Example: `labeler keys revoke hospital-a --url https://labels.example.org`
+    """
+    with connect(url, token, ca_file) as client:
+        view = client.revoke_party(party_id)
+    tell(view.model_dump(mode="json"), f"{view.party_id} is revoked.", as_json=as_json)
+
+
+@keys_app.command()
+def token(
+    name: Annotated[str, typer.Option(help="Whose token it is.")],
+    role: Annotated[str, typer.Option(help="admin, requester or viewer.")],
+    home: Annotated[
+        Path | None, typer.Option(help="The coordinator's home, while the coordinator is stopped: for the first token.")
+    ] = None,
+    url: MaybeUrl = None,
+    access: Annotated[
+        str | None, typer.Option("--token", envvar="LABELER_TOKEN", help="An administrator's token, with --url.")
+    ] = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Make an access token. It is shown now and never again: only its hash is kept.
+
+    Example: `labeler keys token --home coordinator --name "data team" --role requester`
+    """
+    wanted = one_of("role", role, ROLES)
+    if home is not None:
+        from workers.homes.new import make_token_offline
+
+        made: dict[str, Any] = make_token_offline(home, name=name, role=wanted)
+    elif url is not None and access is not None:
+        with connect(url, access, ca_file) as client:
+            made = client.create_token(name, wanted).model_dump(mode="json")
+    else:
+        raise InvalidSetting("name the coordinator's home (--home), or a running service (--url and --token)")
+    said = f"Token of {made['name']} ({made['role']}), shown now and never again:"
+    tell(made, said, made["token"], as_json=as_json)
+
+
+def _tell_public(document: dict[str, Any], home: Path, *, as_json: bool) -> None:
+    tell(
+        document,
+        f"{document['party_id']} ({document['role']})",
+        f"fingerprint  {document['fingerprint']}",
+        f"verify_key   {document['verify_key']}",
+        f"seal_key     {document['seal_key']}",
+        f"Both keys are in {home / 'keys.public.json'}, to be sent to others.",
+        as_json=as_json,
+    )
+
+
+def invite(
+    name: Annotated[str, typer.Argument(help="Name the site is to be enrolled under, for example hospital-a.")],
+    url: Url,
+    token: Token,
+    role: Annotated[str, typer.Option(help="agent (a hospital) or tallier.")] = "agent",
+    number: Annotated[
+        int | None, typer.Option(min=0, max=2, help="Which tallier; the lowest that is free otherwise.")
+    ] = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="It is enrolled: new keys for it, and the talliers as they are now.")
+    ] = False,
+    days: Annotated[int, typer.Option(min=1, max=30, help="How long the invitation can be used.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="File to write; NAME.invitation.json otherwise.")] = None,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Let an invitation of this name that was not used open nothing.")
+    ] = False,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Invite a site: one signed file with all it needs, and a phrase to compare by telephone.
+
+    The certificate of your own authority (--ca-file) goes along. Invite the talliers first: a hospital pins all of
+    them when it joins.
+
+    Example: `labeler invite hospital-a --url https://labels.example.org`
+    """
+    from workers.homes.joining import write_invitation
+
+    if withdraw:
+        with connect(url, token, ca_file) as client:
+            gone = client.withdraw_invitation(name)
+        said = f"{gone.withdrawn} invitations of {escaped(name)} were withdrawn."
+        tell(gone.model_dump(mode="json"), said, as_json=as_json)
+        return
+    chosen = one_of("role", role, ("agent", "tallier"))
+    fields = {"party_id": name, "role": chosen, "tallier": number, "rotate": rotate, "valid_days": days}
+    path = out or Path(f"{name}.invitation.json")
+    check_file(path)
+    made = make_invitation(url, token, fields, ca_file=ca_file)
+    write_invitation(path, made["document"])
+    if as_json:
+        print_json(
+            {key: made[key] for key in ("invitation_id", "party_id", "role", "expires_at", "phrase")}
+            | {"file": str(path)}
+        )
+        return
+    what = "--shard SHARD --home HOME" if chosen == "agent" else "--home HOME"
+    wrapped(f"Send {path} to {escaped(name)}, and to nobody else. Its people run")
+    typer.echo(f"  labeler {chosen} join {path.name} {what}")
+    typer.echo("and ask you by telephone for the phrase that they are shown:")
+    typer.echo(f"  {made['phrase']}")
+    typer.echo(f"It can be used once, until {made['expires_at'][:16].replace('T', ' ')} UTC.")

@@ -195,8 +195,7 @@ def tallier_agents(
 
     Example: `labeler tallier agents hospital-a.public.json hospital-b.public.json --home tallier`
     """
-    from workers.homes.keys import name_agents
-    from workers.homes.new import read_public
+    from workers.homes.new import name_agents, read_public
 
     documents = [read_public(path) for path in files]
     named = name_agents(home, documents)
@@ -324,9 +323,9 @@ def _agree(
     asked = read_invitation(path, role="tallier" if role == "tallier" else "agent", now=datetime.now(UTC))
     if not quiet:
         terms = terms_of(asked)
-        width = max(len(term.about) for term in terms) + 2
-        for term in terms:
-            typer.echo(f"{escaped(term.about).ljust(width)}{escaped(term.says)}")
+        width = max(len(about) for about, _ in terms) + 2
+        for about, says in terms:
+            typer.echo(f"{escaped(about).ljust(width)}{escaped(says)}")
         changes: Sequence[str] = more(asked)
         for change in changes:
             typer.echo(f"{'Changes'.ljust(width)}{escaped(change)}")

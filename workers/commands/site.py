@@ -305,7 +305,7 @@ def exposure(
     from labeler.errors import InvalidSetting
     from labeler.per_instance_privacy import own_losses
     from labeler.tally import QueryBatch
-    from workers.audit.surroundings import read_task
+    from workers.audit.adversaries import read_task
     from workers.party.home import path_in_home, read_agent_config
     from workers.voting import NeighborIndexes, select_records
 

@@ -5,9 +5,10 @@
                           jobs/JOB/public.shard: the features        v
                           jobs/JOB/failed.json: what cannot be asked about, and why
 
-A lane is one requester (feature_store.embed_board). While others wait it has `SLICE_S`, then it is their turn, and the
-job at hand goes on from where it was; so nobody waits longer for the first step than a slice of everybody else. Work
-stops between two looks, a fraction of a second apart, when its job is not waited for any more.
+A lane is one requester (feature_store.results.questions). While others wait it has `SLICE_S`, then it is their turn,
+and the job at hand goes on from where it was; so nobody waits longer for the first step than a
+slice of everybody else. Work stops between two looks, a fraction of a second apart, when its job is not waited for any
+more.
 
 Only public images are read here, and nothing is charged. The result is a function of the upload and the backbone, so
 work that is done twice, by this process or another, gives the same file. Several embedders may serve one coordinator;
@@ -22,19 +23,27 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from feature_store.backbones import Backbone, Transform, load_backbone
 from feature_store.decode import Skipped
-from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images, unusable_images
-from feature_store.embed_board import EmbedBoard, EmbedRequest
-from feature_store.embed_steps import Loaded
-from feature_store.embedding import Loader, embed_source
-from feature_store.results.questions import FAILURE, MOST_NAMED, SHARD, UPLOAD, unasked, write_failure
+from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
+from feature_store.embedding import Loaded, Loader, embed_source
+from feature_store.results.questions import (
+    FAILURE,
+    MOST_NAMED,
+    SHARD,
+    UPLOAD,
+    EmbedBoard,
+    EmbedRequest,
+    unasked,
+    write_failure,
+)
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import (
@@ -215,26 +224,17 @@ class Embedder:
                 raise _SliceOver
 
         look()
-        try:
-            with _decoder(upload, backbone, request, look) as loader:
-                embed_source(
-                    upload,
-                    backbone,
-                    folder / SHARD,
-                    classes=(),
-                    public=True,
-                    thumbnails=False,
-                    progress=progress,
-                    loader=loader,
-                )
-        except UnusableImage as error:
-
-            def look_on() -> None:
-                look()
-                if self._is_over(lane, until):
-                    raise _SliceOver
-
-            raise _unasked(upload, backbone, request, error, look_on) from None
+        with _decoder(upload, backbone, request, look, lambda: self._is_over(lane, until)) as loader:
+            embed_source(
+                upload,
+                backbone,
+                folder / SHARD,
+                classes=(),
+                public=True,
+                thumbnails=False,
+                progress=progress,
+                loader=loader,
+            )
         fault_point("embedder.embedded")
 
     def _backbone(self, fingerprint: str) -> Backbone:
@@ -262,7 +262,9 @@ class Embedder:
 
 
 @contextmanager
-def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None]) -> Iterator[Loader]:
+def _decoder(
+    upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None], is_over: Callable[[], bool]
+) -> Iterator[Loader]:
     """Batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
     transform = Transform.model_validate(backbone.spec["transform"])
     limits = PixelLimits(request.max_pixels, request.max_job_pixels)
@@ -274,6 +276,8 @@ def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Call
             batch: list[Loaded] = []
             until = time.monotonic() + BATCH_S
             for index, pixels in enumerate(images, start):
+                if isinstance(pixels, UnusableImage):
+                    raise _unasked(upload, pixels, images, is_over)
                 batch.append(Loaded(index, pixels, None, ""))
                 if len(batch) >= max(BATCH_IMAGES, backbone.batch_size) or time.monotonic() >= until:
                     yield batch
@@ -286,19 +290,22 @@ def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Call
 
 
 def _unasked(
-    upload: Path, backbone: Backbone, request: EmbedRequest, first: UnusableImage, look: Callable[[], None]
+    upload: Path,
+    first: UnusableImage,
+    others: Generator[NDArray[np.uint8] | UnusableImage],
+    is_over: Callable[[], bool],
 ) -> UnreadableImage:
-    """What is said of a job with an image that cannot be used: of the others that cannot, too, as far as `look` lets
-    them be decoded. Otherwise whoever has sent twenty would hear of them one by one.
+    """What is said of a job with an image that cannot be used: of the others that cannot, too, until the slice is over.
+    Otherwise whoever has sent twenty would hear of them one by one.
     """
-    transform = Transform.model_validate(backbone.spec["transform"])
-    limits = PixelLimits(request.max_pixels, request.max_job_pixels)
     found, all_were_looked_at = [first], False
-    with suppress(_SliceOver):
-        if not first.is_last:
-            with closing(unusable_images(upload, transform, limits, start=first.index + 1, look=look)) as others:
-                found += islice(others, MOST_NAMED - 1)
-            all_were_looked_at = len(found) < MOST_NAMED and not found[-1].is_last
+    while len(found) < MOST_NAMED and not found[-1].is_last and not is_over():
+        image = next(others, None)
+        if image is None:
+            all_were_looked_at = True
+            break
+        if isinstance(image, UnusableImage):
+            found.append(image)
     names = _names_of(upload, [one.index for one in found])
     bad = [Skipped(name, one.reason) for name, one in zip(names, found, strict=True)]
     return unasked(bad, all_were_looked_at=all_were_looked_at)

@@ -12,7 +12,7 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from feature_store.results.evidence_file import SignedEvidence, sign_evidence
+from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software
@@ -24,9 +24,8 @@ from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
 from labeler.system.keys import PartyKeys
 from workers.agent.policy import read_policy
-from workers.homes.keys import existing_journal
-from workers.homes.settings_file import COORDINATOR_FILE
-from workers.party.home import AGENT_FILE, ANCHOR_FILE, KEYS_FILE, POLICY_FILE, read_agent_config
+from workers.homes.new import existing_journal
+from workers.party.home import AGENT_FILE, ANCHOR_FILE, COORDINATOR_FILE, KEYS_FILE, POLICY_FILE, read_agent_config
 
 PROGRAM = "private-labeler"
 

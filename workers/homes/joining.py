@@ -30,10 +30,16 @@ from labeler.invitation import MAX_INVITATION_BYTES, Invitation, Role, enrolment
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.system.clock import now_utc
-from labeler.system.files import replace_file, sync_folder
+from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 from workers.agent.policy import Policy, joined_policy, read_policy, repinned_policy
-from workers.homes.new import UNNAMED_AGENTS, add_winner_identity, public_document, write_public
+from workers.homes.new import (
+    UNNAMED_AGENTS,
+    add_winner_identity,
+    exchange_keys,
+    public_document,
+    write_public,
+)
 from workers.party.coordinator import CoordinatorHttp, Unreachable
 from workers.party.home import (
     AGENT_FILE,
@@ -52,14 +58,6 @@ from workers.party.home import (
     settings_toml,
 )
 from workers.party.link import PartyLink
-
-
-@dataclass(frozen=True)
-class Term:
-    """One line of what is agreed to: what it is about, and what it says."""
-
-    about: str
-    says: str
 
 
 def read_invitation(path: Path, *, role: Role, now: datetime) -> Invitation:
@@ -96,24 +94,24 @@ def write_invitation(path: Path, document: dict[str, Any]) -> None:
     replace_file(path, json.dumps(document, indent=1).encode() + b"\n", mode=0o600)
 
 
-def terms_of(invitation: Invitation) -> list[Term]:
-    """What a site agrees to with an invitation: with whom it would be, under which name and with which keys."""
+def terms_of(invitation: Invitation) -> list[tuple[str, str]]:
+    """What a site agrees to with an invitation, a line each: what it is about, and what it says."""
     as_what = "an agent" if invitation.tallier is None else f"tallier {invitation.tallier}"
     until = datetime.fromtimestamp(invitation.expires_at, UTC)
-    terms = [
-        Term("You would be", f"{invitation.party_id}, {as_what}" + (", with new keys" * invitation.is_rotation)),
-        Term("Coordinator", invitation.url),
-        Term("its keys", PublicKeys(invitation.verify_key, invitation.seal_key).fingerprint),
-        Term("its certificate", f"checked against {_authority(invitation.ca_certificates)}"),
+    terms: list[tuple[str, str]] = [
+        ("You would be", f"{invitation.party_id}, {as_what}" + (", with new keys" * invitation.is_rotation)),
+        ("Coordinator", invitation.url),
+        ("its keys", PublicKeys(invitation.verify_key, invitation.seal_key).fingerprint),
+        ("its certificate", f"checked against {_authority(invitation.ca_certificates)}"),
     ]
     for one in invitation.talliers:
         keys = PublicKeys(one.verify_key, one.seal_key).fingerprint
-        terms.append(Term(f"Tallier {one.number}", f"{one.party_id}, keys {keys}"))
+        terms.append((f"Tallier {one.number}", f"{one.party_id}, keys {keys}"))
     return [
         *terms,
-        Term("Roster", invitation.roster_digest[:16]),
-        Term("Valid until", f"{until:%Y-%m-%d %H:%M} UTC"),
-        Term("Phrase", invitation.phrase),
+        ("Roster", invitation.roster_digest[:16]),
+        ("Valid until", f"{until:%Y-%m-%d %H:%M} UTC"),
+        ("Phrase", invitation.phrase),
     ]
 
 
@@ -310,7 +308,8 @@ def _enrol(home: Path, invitation: Invitation, config: Home, database: Database,
             raise BadData("what answers at the coordinator's URL is none; ask whether the URL is right") from None
     replace_file(home / JOINED_FILE, token_digest(invitation.token).encode() + b"\n", mode=0o600)
     if next_keys.exists():
-        _exchange(home)
+        exchange_keys(home, keys)
+        next_keys.unlink()
     public = write_public(
         home,
         public_document(keys.public, party_id=invitation.party_id, role=invitation.role, tallier=invitation.tallier),
@@ -331,14 +330,6 @@ def _request(invitation: Invitation, keys: PartyKeys) -> bytes:
     }
     statement = enrolment_statement(coordinator_key=invitation.verify_key, **who)
     return json.dumps(who | {"signature": keys.sign_statement(statement)}).encode()
-
-
-def _exchange(home: Path) -> None:
-    """Take new keys into use; the old ones are kept in a file named by the time."""
-    moment = f"{now_utc():%Y%m%dT%H%M%SZ}"
-    replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)
-    (home / NEXT_KEYS_FILE).replace(home / KEYS_FILE)
-    sync_folder(home)
 
 
 def _try_connection(

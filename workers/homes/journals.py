@@ -1,10 +1,19 @@
-"""Care for the journal of a home: verify it, copy it, and go on after charges were lost.
+"""Care for the journal of a home: verify it, copy it, go on after charges were lost, and prune what jobs left.
 
 A home is a coordinator's, an agent's or a tallier's. Verifying and copying do not disturb the process that owns it.
 
 When a coordinator's newest journal is gone for good, its operator accepts an older one, and every site that has seen
 the newer one consents. Consent is to one journal: the operator reads out the head at which it was accepted, the site
 writes it down in place of what it had seen, and from then on the coordinator must show a journal that holds it.
+
+Pruning removes what a home keeps beyond its use, with every charge and every digest left where it is:
+
+    coordinator    ended jobs older than an age: their folders, and what the journal needs no more of their rounds
+    tallier        sums and shares of rounds that expired before
+    each           older copies of `coordinator.head`; pages that the journal's file keeps of what was deleted
+
+The owner of the home must not run: it would find things gone under its hands. A running coordinator is pruned over
+HTTP instead (workers.commands.console), which is the same but for the journal's file.
 """
 
 from __future__ import annotations
@@ -13,6 +22,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,20 +30,21 @@ from labeler.errors import InvalidSetting, JournalBehind
 from labeler.ledger.backup import accept_restored, backup, renew_home
 from labeler.ledger.chain import Anchor, Head
 from labeler.ledger.database import Database, open_database
+from labeler.ledger.jobs import ForgottenJobs
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.system.clock import now_utc
+from labeler.ledger.tallier_memory import TallierMemory
+from labeler.system.clock import Clock, now_utc
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.system.files import replace_file, sync_folder
 from labeler.task import Level
 from workers.agent.decisions import APPROVED_FOLDER, REFUSED_FOLDER, STOPPED_FILE
-from workers.homes.keys import existing_journal, journal_of
-from workers.homes.new import PUBLIC_FILE
-from workers.homes.settings_file import COORDINATOR_FILE
+from workers.homes.new import PUBLIC_FILE, existing_journal, journal_of
 from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
     CA_FILE,
+    COORDINATOR_FILE,
     JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
@@ -42,6 +53,7 @@ from workers.party.home import (
     TALLIER_FILE,
     read_agent_config,
 )
+from workers.progress import ProgressCallback, silent
 from workers.tallier.peers import IDENTITY_FILE, PEERS_FILE
 
 BESIDE: Final = (
@@ -200,3 +212,110 @@ def _parse_head(text: str) -> Head:
 def _opened(home: Path, *, read_only: bool) -> Iterator[Database]:
     with closing(open_database(existing_journal(home), anchor=home / ANCHOR_FILE, read_only=read_only)) as database:
         yield database
+
+
+_AGE = re.compile(r"([0-9]{1,6})([smhd])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AT_ONCE = 100
+
+
+def parse_age(text: str) -> timedelta:
+    """An age as people write it: 30d, 12h, 45m, 90s.
+
+    Raises:
+        InvalidSetting: it is none.
+    """
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSetting(f"an age is a whole number and d, h, m or s, for example 30d; found {text[:20]!r}")
+    return timedelta(seconds=int(found[1]) * _UNIT_S[found[2]])
+
+
+def prune_home(
+    home: Path,
+    age: timedelta,
+    *,
+    dry_run: bool,
+    progress: ProgressCallback = silent,
+    clock: Clock = now_utc,
+) -> dict[str, Any]:
+    """Remove what a stopped home keeps beyond an age.
+
+    Args:
+        age: what ended, or expired, longer ago than this goes.
+        dry_run: only count.
+
+    Returns:
+        {"home", "jobs": [id], "rounds", "files": [name], "bytes", "dry_run"}; bytes are those of the home that went.
+
+    Raises:
+        InvalidSetting: it is no home.
+        JournalInUse: its owner runs.
+        JournalBroken: the ledger does not hold; nothing is removed then.
+    """
+    if not any((home / file).exists() for file in (COORDINATOR_FILE, AGENT_FILE, TALLIER_FILE)):
+        raise InvalidSetting(f"{home} is no home of a coordinator, an agent or a tallier; is it the right folder?")
+    before, size = clock() - age, _bytes_of(home)
+    files = _old_heads(home, before)
+    with closing(open_database(journal_of(home), anchor=home / ANCHOR_FILE)) as database:
+        Ledger(database, clock=clock).verify()
+        jobs = _jobs(home, database, before, clock, dry_run, progress) if (home / COORDINATOR_FILE).exists() else []
+        rounds = _rounds(home, database, before, dry_run) if (home / TALLIER_FILE).exists() else 0
+        if not dry_run:
+            for file in files:
+                file.unlink(missing_ok=True)
+            database.compact()
+            Ledger(database, clock=clock).verify()
+    return {
+        "home": str(home),
+        "jobs": jobs,
+        "rounds": rounds,
+        "files": [file.name for file in files],
+        "bytes": max(0, size - _bytes_of(home)),
+        "dry_run": dry_run,
+    }
+
+
+def _jobs(
+    home: Path,
+    database: Database,
+    before: datetime,
+    clock: Clock,
+    dry_run: bool,
+    progress: ProgressCallback,
+) -> list[str]:
+    from workers.serve import read_settings
+
+    folder = read_settings(home).home / "jobs"
+    forgotten = ForgottenJobs(database, clock=clock)
+    if dry_run:
+        return forgotten.due(before, limit=1_000_000)
+    done: list[str] = []
+    while due := forgotten.due(before, limit=_AT_ONCE):
+        for job_id in due:
+            # The row first: a crash in between is made good by the coordinator's next sweep.
+            forgotten.forget(job_id, "age")
+            shutil.rmtree(folder / job_id, ignore_errors=True)
+            done.append(job_id)
+            progress("Jobs", len(done), max(len(done), len(due)))
+    return done
+
+
+def _rounds(home: Path, database: Database, before: datetime, dry_run: bool) -> int:
+    memory = TallierMemory(database, KeyFolder(home / ERASABLE_FOLDER))
+    old = [one.round.digest for one in memory.open_rounds() if one.expires_at < before.timestamp()]
+    if not dry_run:
+        for digest in old:
+            memory.forget(digest)
+    return len(old)
+
+
+def _old_heads(home: Path, before: datetime) -> list[Path]:
+    """Copies of what a party had seen, from each time that a restored journal was accepted."""
+    return sorted(
+        path for path in home.glob(f"{SEEN_FILE}.*Z") if datetime.fromtimestamp(path.stat().st_mtime, UTC) < before
+    )
+
+
+def _bytes_of(home: Path) -> int:
+    return sum(path.lstat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink())

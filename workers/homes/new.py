@@ -1,32 +1,47 @@
-"""New homes for a real deployment: each role makes its own, and none holds anything of another but public keys.
+"""New homes for a real deployment, their settings as text, and their keys: made, shown, replaced.
 
-What only people at the site can decide is left for them: the policy of a new agent refuses everything until it is
-filled in, and so do the settings of a new coordinator.
+Each role makes its own home, and none holds anything of another but public keys. What only people at the site can
+decide is left for them: the policy of a new agent refuses everything until it is filled in, and so do the settings of
+a new coordinator. `api.coordinator.config` reads those settings back; here they are only written, so that a federation
+can be made without loading the coordinator. Access tokens of a coordinator that is stopped are made here too.
+
+A tallier names the hospitals that it sums, `[agents]` of tallier.toml, from the files of public keys that they have
+sent. No invitation fills this table: it is what bounds a coordinator that invents agents, so it is the tallier's own
+word, given after comparing fingerprints with each hospital.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from feature_store.shard import Shard, check_served
-from labeler.errors import BadData, InvalidSetting, ProtocolViolation
+from labeler.errors import BadData, InvalidSetting, JournalInUse, ProtocolViolation
+from labeler.ledger.database import open_database
+from labeler.ledger.tokens import TokenStore
 from labeler.methods import METHODS
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import ENROLLED_NAME, check_party_id
 from workers.agent.policy import toml_value
-from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml
 from workers.party.home import (
     AGENT_FILE,
+    ANCHOR_FILE,
+    COORDINATOR_FILE,
+    JOURNAL_FILE,
     KEYS_FILE,
     POLICY_FILE,
     TALLIER_FILE,
     AgentConfig,
     TallierConfig,
     make_home,
+    read_agent_config,
+    read_tallier_config,
     settings_toml,
 )
 from workers.tallier.peers import address_of, make_identity, public_part
@@ -265,6 +280,203 @@ def _refuse_second(path: Path) -> None:
         raise InvalidSetting(f"{path} is there already; a home is made once")
 
 
+def coordinator_toml(
+    *,
+    public_url: str,
+    redis_url: str,
+    delta: float,
+    instance_epsilon: float | Literal["unlimited"],
+    agent_epsilon: float | Literal["unlimited"],
+    classes: Sequence[str] | None,
+    backbones: Mapping[str, str],
+    ask_again_s: float = 5.0,
+    life_epsilon: float | None = None,
+) -> str:
+    """A commented `coordinator.toml`; every other field has its default, see docs/coordinator.md."""
+    caps = [
+        f"instance_epsilon = {toml_value(instance_epsilon)}    # about one private image",
+        f"agent_epsilon = {toml_value(agent_epsilon)}    # about one agent's whole collection",
+        *(
+            []
+            if life_epsilon is None
+            else [f"life_epsilon = {toml_value(life_epsilon)}    # set aside for votes for life"]
+        ),
+    ]
+    lines = [
+        "# Settings of the coordinator. Every field is explained in docs/coordinator.md.",
+        "",
+        "# Where agents, talliers and people reach it.",
+        f"public_url = {toml_value(public_url)}",
+        "# Only the coordinator and its embedder talk to this server. May hold a password: keep this file at 0600.",
+        f"redis_url = {toml_value(redis_url)}",
+        "# A file in this folder, or postgresql://USER:PASSWORD@HOST/DATABASE.",
+        'journal = "journal.db"',
+        "# Every budget is stated at this delta.",
+        f"delta = {toml_value(delta)}",
+        *([] if classes is None else [f"classes = {toml_value(tuple(classes))}"]),
+        "",
+        '# The most that everything released may ever cost. A number, or "unlimited".',
+        "[federation]",
+        *caps,
+        "",
+        "# The same for each agent's account here; every agent has a ledger and a policy of its own besides.",
+        "[agents]",
+        *caps,
+        "",
+        "# Fingerprint of a backbone = what loads it; a relative path is looked for in this folder.",
+        "[backbones]",
+        *(f"{toml_value(fingerprint)} = {toml_value(path)}" for fingerprint, path in backbones.items()),
+        "",
+        "[timing]",
+        f"ask_again_s = {toml_value(ask_again_s)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def set_line(path: Path, field: str, value: str) -> None:
+    """Give one top-level field of a settings file another value; every other line stays as it is.
+
+    Raises:
+        BadData: the file has no such line.
+    """
+    text = path.read_text(encoding="utf-8")
+    line = f"{field} = {toml_value(value)}"
+    changed, count = re.subn(rf"^{re.escape(field)}\s*=.*$", lambda _: line, text, count=1, flags=re.MULTILINE)
+    if not count:
+        raise BadData(f"{path} has no line `{field} = ...`; add it before the first [table]")
+    if changed != text:
+        replace_file(path, changed.encode(), mode=0o600)
+
+
+def make_missing_keys(home: Path) -> dict[str, Any]:
+    """Make keys where there are none, and write the public ones beside them.
+
+    Raises:
+        InvalidSetting: the folder is no home.
+    """
+    party_id, role, tallier = _who(home)
+    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
+
+
+def show_keys(home: Path) -> dict[str, Any]:
+    """The public keys of a home; written beside them again.
+
+    Raises:
+        InvalidSetting: there are none, or the folder is no home.
+    """
+    party_id, role, tallier = _who(home)
+    PartyKeys.load(home / KEYS_FILE)
+    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
+
+
+def rotate_keys(home: Path) -> dict[str, Any]:
+    """Replace the keys of a home; the old ones are kept in a file named by the time.
+
+    Raises:
+        InvalidSetting: there are none to replace, or the folder is no home.
+        JournalInUse: the party's process runs; it would go on with the old keys.
+    """
+    party_id, role, tallier = _who(home)
+    PartyKeys.load(home / KEYS_FILE)
+    with ExitStack() as held:
+        if isinstance(journal := journal_of(home), Path) and journal.exists():
+            # Holding the journal, nobody else runs in this home.
+            held.enter_context(closing(open_database(journal, anchor=home / ANCHOR_FILE)))
+        exchange_keys(home, PartyKeys.generate())
+    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
+
+
+def make_token_offline(home: Path, *, name: str, role: Literal["admin", "requester", "viewer"]) -> dict[str, Any]:
+    """Make an access token in the journal of a coordinator that does not run.
+
+    Raises:
+        JournalInUse: it runs; ask it instead.
+    """
+    if not (home / COORDINATOR_FILE).exists():
+        raise InvalidSetting(f"{home} is no coordinator's home: it has no {COORDINATOR_FILE}")
+    try:
+        database = open_database(journal_of(home), anchor=home / ANCHOR_FILE)
+    except JournalInUse:
+        raise JournalInUse(
+            "the coordinator of this home is running; make the token through it (--url and --token), or stop it first"
+        ) from None
+    with closing(database):
+        record, secret = TokenStore(database).create(name, role)
+    return {"token_id": record.token_id, "name": record.name, "role": record.role, "token": secret}
+
+
+def journal_of(home: Path) -> str | Path:
+    """The journal of a home: a file, or for a coordinator perhaps the URL of a PostgreSQL database."""
+    if not (home / COORDINATOR_FILE).exists():
+        return home / JOURNAL_FILE
+    from workers.serve import read_settings
+
+    return read_settings(home).journal_target
+
+
+def existing_journal(home: Path) -> str | Path:
+    """`journal_of` a home, for whoever only looks at it.
+
+    Raises:
+        InvalidSetting: the file is not there.
+    """
+    target = journal_of(home)
+    if isinstance(target, Path) and not target.is_file():
+        raise InvalidSetting(f"there is no journal in {home}; is it the right home?")
+    return target
+
+
+def exchange_keys(home: Path, new: PartyKeys) -> None:
+    """Take new keys into use; the old ones are kept in a file named by the time."""
+    moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)
+    new.save(home / KEYS_FILE)
+
+
+def _who(home: Path) -> tuple[str, str, int | None]:
+    """Name and role of a home, and the number of a tallier where it is known."""
+    if (home / AGENT_FILE).exists():
+        return read_agent_config(home).agent_id, "agent", None
+    if (home / TALLIER_FILE).exists():
+        return read_tallier_config(home).tallier_id, "tallier", _number(home)
+    if (home / COORDINATOR_FILE).exists():
+        return "coordinator", "coordinator", None
+    raise InvalidSetting(f"{home} is no home: it has no {AGENT_FILE}, {TALLIER_FILE} or {COORDINATOR_FILE}")
+
+
+def _number(home: Path) -> int | None:
+    """The number a tallier was made with: settings do not hold it, the file that is sent around does."""
+    path = home / PUBLIC_FILE
+    number = read_public(path).get("tallier") if path.exists() else None
+    return number if isinstance(number, int) else None
+
+
+def name_agents(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Add agents to those a tallier sums, or give those that are named their new keys; restart it afterwards.
+
+    Returns:
+        All that are named now, with their public signing keys.
+
+    Raises:
+        InvalidSetting: a file is not an agent's, or two agents have one key.
+    """
+    config = read_tallier_config(home)
+    named = dict(config.agents or {})
+    for document in documents:
+        if document["role"] != "agent":
+            raise InvalidSetting(
+                f"the file of {document['party_id']!r} is that of a {document['role']}, not an agent's"
+            )
+        named[document["party_id"]] = document["verify_key"]
+    if len(set(named.values())) != len(named):
+        raise InvalidSetting("two agents have one key, so one party would be counted twice")
+    changed = config.model_copy(update={"agents": dict(sorted(named.items()))})
+    replace_file(home / TALLIER_FILE, settings_toml(changed), mode=0o600)
+    return dict(sorted(named.items()))
+
+
 def _private(home: Path) -> None:
+    """Make a home's folder where there is none, and close it to others; a folder that was mounted may be open."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.chmod(0o700)

@@ -13,8 +13,7 @@ Importing this loads no learning library; each call loads what it needs.
 from __future__ import annotations
 
 from workers.notebook.job import LabelledJob, TrainedStudent, load_student, open_job
-from workers.notebook.local import EmbeddedImages, Plan, embed, plan, run
-from workers.notebook.service import Service, connect
+from workers.notebook.local import EmbeddedImages, Plan, Service, connect, embed, plan, run
 
 __all__ = [
     "EmbeddedImages",

@@ -33,6 +33,7 @@ from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_valu
 
 AGENT_FILE = "agent.toml"
 TALLIER_FILE = "tallier.toml"
+COORDINATOR_FILE = "coordinator.toml"
 POLICY_FILE = "policy.toml"
 KEYS_FILE = "keys.json"
 JOURNAL_FILE = "journal.db"

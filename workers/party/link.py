@@ -42,7 +42,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.clock import Clock, now_utc
 from labeler.system.keys import PartyKeys, verify
 from workers.party.coordinator import CoordinatorDoor, CoordinatorHttp, Seen, Unreachable
@@ -335,7 +335,7 @@ class PartyLink:
             journal_hash=own.hash if own.seq else "",
             coordinator_seq=seen.seq,
             coordinator_hash=seen.hash if seen.seq else "",
-            version=VERSION,
+            program=VERSION,
             facts=self._facts(),
         ).encode()
         return Draft("poll", COORDINATOR, body)

@@ -21,13 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbone_names import loadable_name
-from feature_store.results.attribute_labels import ON, attribute_label_table
-from feature_store.results.for_students import ForStudents
-from feature_store.results.image_labels import ImageStamp, Origin, image_label_table
-from feature_store.results.models import ATTRIBUTES, model_file
+from feature_store.backbones.spec import loadable_name
+from feature_store.results.image_labels import ON, ImageStamp, Origin, attribute_label_table, image_label_table
+from feature_store.results.models import ATTRIBUTES, ForStudents, model_file
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.results.report.coverage import map_public_set
+from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
 from feature_store.results.report.model import (
     MOST_IMAGES,
     AnsweredQuery,
@@ -42,11 +40,10 @@ from feature_store.results.report.model import (
     Privacy,
     StudentOutcome,
 )
-from feature_store.results.report.publish import report_json, write_report
-from feature_store.results.report.thumbnails import MAX_PER_QUERY, places_to_show
+from feature_store.results.report.page import report_json, write_report
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes, attributes_of
-from feature_store.students.labelling import LabelledImages, label_images
+from feature_store.students.labeling import LabelledImages, label_images
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
@@ -106,7 +103,6 @@ def publish(
             seed=prepared.job.file.student.seed,
         )
         student = labelled.student
-        student.save(folder.out / "student.npz")
         _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
         labels = _image_labels(image_label_table, prepared, labelled, created_at=created_at, is_seeded=is_seeded)
         write_table(labels, folder.out / "student_labels.parquet")

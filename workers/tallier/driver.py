@@ -32,8 +32,10 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.tallier_memory import KeptShare, TallierMemory
 from labeler.messages import COORDINATOR, SEALED_KINDS, Kind, Message
-from labeler.messages.rounds import OpenRound, Refusal, SumRequest
-from labeler.messages.shares import (
+from labeler.messages.bodies import (
+    OpenRound,
+    Refusal,
+    SumRequest,
     aggregate_from_bytes,
     aggregate_to_bytes,
     holdings_to_bytes,

@@ -16,11 +16,16 @@ time (`prepare_journal`). So all roles can start at once: none of them is turned
 
 Making it can be interrupted at any step, and the next call goes on: every file is written once, keys are never made
 twice. What a person changes in a settings file or a policy afterwards stays; only addresses are rewritten.
+
+Its agents hold shards that somebody brings, or real digits dealt to them. Digits are embedded by their own pixels
+(`pixels:8`), which takes a second and no learning library, so a federation to try things with starts at once; any
+other backbone may be named.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +36,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, NotFound, ProtocolViolation
+from feature_store.backbones import BackboneSpec, load_backbone, read_spec
+from feature_store.backbones.spec import packaged_name
+from feature_store.embedding import embed_source
+from feature_store.shard import Shard, check_served
+from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, MixedShards, NotFound, ProtocolViolation
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.tokens import TokenStore
@@ -39,13 +48,12 @@ from labeler.methods import METHODS
 from labeler.settings import describe_validation
 from labeler.system.files import replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
-from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy
-from workers.homes.keys import journal_of
-from workers.homes.new import public_document
-from workers.homes.settings_file import COORDINATOR_FILE, coordinator_toml, set_line
+from workers.agent.policy import AllowTable, BudgetTable, CoordinatorTable, Policy, toml_value
+from workers.homes.new import coordinator_toml, journal_of, public_document, set_line
 from workers.party.home import (
     AGENT_FILE,
     ANCHOR_FILE,
+    COORDINATOR_FILE,
     KEYS_FILE,
     TALLIER_FILE,
     AgentConfig,
@@ -55,7 +63,6 @@ from workers.party.home import (
 )
 from workers.tallier.peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
 from workers.up import Plan
-from workers.up.data import FederationData, bring_shards, deal_digits
 
 TALLIERS: Final = 3
 TOKEN_FILE: Final = "admin-token"
@@ -69,21 +76,6 @@ _ENDING_S = 5.0
 _AGAIN_S = 0.05
 LIFE_JOB_SHARE: Final = 0.25
 """Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """What an administrator enrols.
-
-    Attributes:
-        keys: its public keys.
-        tallier: number of a tallier, from 0.
-    """
-
-    party_id: str
-    role: Literal["agent", "tallier"]
-    keys: PublicKeys
-    tallier: int | None = None
 
 
 class _State(BaseModel):
@@ -138,15 +130,6 @@ class LocalFederation:
         for path in self.talliers.values():
             set_line(path / TALLIER_FILE, "coordinator_url", url)
         introduce_talliers(self.talliers)
-
-    def enrolments(self) -> list[Enrolment]:
-        """Everybody an administrator has to enrol."""
-        agents = [Enrolment(name, "agent", _public(path)) for name, path in self.agents.items()]
-        talliers = [
-            Enrolment(name, "tallier", _public(path), number)
-            for number, (name, path) in enumerate(self.talliers.items())
-        ]
-        return talliers + agents
 
     def write_processes(self, pids: dict[str, int]) -> None:
         """Write down which process is which, for people and tests."""
@@ -381,24 +364,14 @@ def _write_state(home: Path, state: _State) -> None:
 # Its coordinator's journal, before that coordinator starts.
 
 
-@dataclass(frozen=True, repr=False)
-class AdminToken:
-    """The administrator's token of a federation.
-
-    Attributes:
-        secret: what opens everything.
-        is_new: whether it was made now.
-    """
-
-    secret: str
-    is_new: bool
-
-
-def prepare_journal(federation: LocalFederation) -> AdminToken:
+def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
     """Enrol the federation's parties in its coordinator's journal, and find or make its administrator's token.
 
     The token is kept in a file of the home, so that a federation that is started again tells the same. The file opens
     nothing that the home's owner could not open: the keys of every party lie beside it.
+
+    Returns:
+        The token, and whether it was made now.
 
     Raises:
         BadData: a party's keys are not those that were enrolled.
@@ -409,33 +382,29 @@ def prepare_journal(federation: LocalFederation) -> AdminToken:
         store = TokenStore(database)
         kept = federation.read_token()
         if kept is not None and store.find(kept) is not None:
-            return AdminToken(kept, is_new=False)
+            return kept, False
         # One that was lost opens on; one that was revoked does not, and another file would tell it again.
         made = store.create(FIRST_TOKEN, "admin")[1]
         federation.keep_token(made)
-        return AdminToken(made, is_new=True)
+        return made, True
 
 
 def _enrol(federation: LocalFederation, parties: PartyStore, database: Database) -> None:
     """Enrol who is not enrolled. Somebody that an administrator has revoked stays revoked, and is turned away."""
     with database.write() as connection:
-        for party in federation.enrolments():
+        numbers = {name: number for number, name in enumerate(federation.talliers)}
+        for name, home in (federation.talliers | federation.agents).items():
+            keys, number = _public(home), numbers.get(name)
+            role: Literal["agent", "tallier"] = "agent" if number is None else "tallier"
             try:
-                if parties.get(party.party_id, connection=connection).state == "revoked":
+                if parties.get(name, connection=connection).state == "revoked":
                     continue
             except NotFound:
                 pass
             try:
-                parties.enrol(
-                    party.party_id,
-                    party.role,
-                    party.keys.verify_key,
-                    party.keys.seal_key,
-                    tallier=party.tallier,
-                    connection=connection,
-                )
+                parties.enrol(name, role, keys.verify_key, keys.seal_key, tallier=number, connection=connection)
             except ProtocolViolation as error:
-                raise BadData(f"{party.party_id} cannot be enrolled: {error}") from None
+                raise BadData(f"{name} cannot be enrolled: {error}") from None
 
 
 def _journal(home: Path) -> Database:
@@ -448,3 +417,132 @@ def _journal(home: Path) -> Database:
             if time.monotonic() > until:
                 raise
             time.sleep(_AGAIN_S)
+
+
+DIGITS_BACKBONE: Final = "pixels:8"
+SHARD_NAME: Final = "images.shard"
+EXAMPLE_IMAGES: Final = 200
+MAX_DIGITS: Final = 2000
+"""The bound that every agent with digits declares: no more exist, rounded up."""
+
+BACKBONE_FILE: Final = "backbone.toml"
+
+EXAMPLE_TASK: Final = """# What the examples ask: every private digit votes at the one question nearest to it.
+[task]
+name = "handwritten digits"
+method = "reverse-knn"
+k = 1
+epsilon = 0.5               # the price of one job, per private image
+delta = 1e-5
+colluding_agents = 1
+
+[queries]
+strategy = "clustered"      # one question per group of similar images
+count = 20
+"""
+
+
+@dataclass(frozen=True)
+class FederationData:
+    """What agents hold and what embeds the images that are asked about.
+
+    Attributes:
+        shards: one per agent.
+        classes: public class names.
+        backbone: what the coordinator's settings name for it.
+    """
+
+    shards: tuple[Path, ...]
+    classes: tuple[str, ...]
+    fingerprint: str
+    backbone: str
+
+
+def deal_digits(home: Path, agents: Sequence[Path], backbone: str | None) -> FederationData:
+    """Deal the digits, embed them into each agent's home, and put public ones into HOME/examples.
+
+    Raises:
+        InvalidSetting: more agents than digits can be dealt to, or an unknown backbone.
+    """
+    from workers.digits import CLASSES, write_digits, zip_images
+
+    spec = read_spec(backbone or DIGITS_BACKBONE)
+    inputs, examples = home / "inputs", home / "examples"
+    inputs.mkdir(mode=0o700, exist_ok=True)
+    examples.mkdir(mode=0o700, exist_ok=True)
+    parts = write_digits(inputs, seed=0, agents=len(agents))
+    embedder = load_backbone(spec)
+    for agent in agents:
+        embed_source(parts[agent.name], embedder, agent / SHARD_NAME, classes=CLASSES, max_records=MAX_DIGITS)
+    zip_images(parts["public"], examples / "digits.zip", count=EXAMPLE_IMAGES)
+    replace_file(examples / "task.toml", EXAMPLE_TASK.encode())
+    shutil.rmtree(inputs)
+    return FederationData(
+        shards=tuple(Path(SHARD_NAME) for _ in agents),
+        classes=CLASSES,
+        fingerprint=embedder.fingerprint,
+        backbone=_describe(spec, home / "coordinator"),
+    )
+
+
+def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Path) -> FederationData:
+    """Use shards where they lie; they must be private, of one backbone and one class list.
+
+    Raises:
+        MixedShards: they differ in backbone or classes, or were made by another backbone than the one named.
+        InvalidSetting: one is public, declares no bound or is named twice, or the backbone has to be named.
+    """
+    shards = [Shard.open(path) for path in paths]
+    if len({path.resolve() for path in paths}) != len(paths):
+        raise InvalidSetting("a shard is named twice; every agent has records of its own")
+    for shard in shards:
+        check_served(shard)
+    for path, shard in zip(paths[1:], shards[1:], strict=True):
+        if (shard.fingerprint, shard.classes) != (shards[0].fingerprint, shards[0].classes):
+            raise MixedShards(f"{path} and {paths[0]} differ in backbone or class list; embed them alike")
+    spec = _named_in(shards[0].backbone) if backbone is None else read_spec(backbone)
+    fingerprint = load_backbone(spec).fingerprint
+    if fingerprint != shards[0].fingerprint:
+        raise MixedShards(
+            f"the shards were made by backbone {shards[0].fingerprint[:16]}, and the one named is {fingerprint[:16]}"
+        )
+    return FederationData(
+        shards=tuple(path.resolve() for path in paths),
+        classes=shards[0].classes,
+        fingerprint=fingerprint,
+        backbone=_describe(spec, coordinator),
+    )
+
+
+def _named_in(manifest: dict[str, Any]) -> BackboneSpec:
+    """The backbone of a shard where its manifest says all about it: pixels, and what comes with the program."""
+    packaged = packaged_name(str(manifest.get("weights", "")))
+    if packaged is not None:
+        return BackboneSpec(kind="packaged", architecture=packaged)
+    if manifest.get("kind") != "pixels":
+        raise InvalidSetting("name the backbone the shards were made with (--backbone), so that images can be embedded")
+    transform = manifest["transform"]
+    return BackboneSpec(kind="pixels", options={"size": transform["resize"], "channels": len(transform["mean"])})
+
+
+def _describe(spec: BackboneSpec, coordinator: Path) -> str:
+    """Write a backbone file beside the coordinator's settings, and return its name."""
+    lines = [f"kind = {toml_value(spec.kind)}"]
+    if spec.architecture:
+        lines.append(f"architecture = {toml_value(spec.architecture)}")
+    if spec.weights is not None:
+        lines.append(f"weights = {toml_value(str(spec.weights.resolve()))}")
+    tables = [("options", dict(spec.options))]
+    if isinstance(spec.transform, str):
+        lines.append(f"transform = {toml_value(spec.transform)}")
+    elif spec.transform is not None:
+        tables.append(("transform", spec.transform.model_dump()))
+    for name, fields in tables:
+        if fields:
+            lines += [f"[{name}]", *(f"{key} = {_value(value)}" for key, value in fields.items())]
+    replace_file(coordinator / BACKBONE_FILE, ("\n".join(lines) + "\n").encode())
+    return BACKBONE_FILE
+
+
+def _value(value: object) -> str:
+    return toml_value(tuple(value) if isinstance(value, list) else value)

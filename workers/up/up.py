@@ -34,7 +34,7 @@ from workers.up.redis_server import RedisServer
 from workers.up.supervisor import Death, Process, Program, Supervisor, die_with_parent, role_launcher, warm
 
 if TYPE_CHECKING:
-    from workers.up.home import AdminToken, LocalFederation
+    from workers.up.home import LocalFederation
 
 HOST: Final = "127.0.0.1"
 
@@ -102,7 +102,8 @@ def run_up(
         try:
             federation.set_addresses(url=f"http://{HOST}:{port}", redis_url=redis.url)
             token = prepare_journal(federation)
-            _Run(federation, redis, port=port, token=token, stop=stop, complain=complain).until_told(on_ready)
+            running = Running(f"http://{HOST}:{port}", *token, federation)
+            _Run(running, redis, port=port, stop=stop, complain=complain).until_told(on_ready)
         finally:
             redis.stop()
 
@@ -132,20 +133,18 @@ class _Run:
 
     def __init__(
         self,
-        federation: LocalFederation,
+        running: Running,
         redis: RedisServer,
         *,
         port: int,
-        token: AdminToken,
         stop: threading.Event,
         complain: Callable[[str], None],
     ) -> None:
-        self._federation = federation
+        self._running, self._federation = running, running.federation
         self._port = port
-        self._token = token
         self._stop = stop
         self._complain = complain
-        self._supervisor = Supervisor(_programs(federation, redis, port=port))
+        self._supervisor = Supervisor(_programs(running.federation, redis, port=port))
         self._pids: dict[str, int] = {}
         self._has_been_ready = False
         self._given_up: set[str] = set()
@@ -158,8 +157,7 @@ class _Run:
             self._supervisor.start()
             if self._wait_for_everybody(since):
                 self._has_been_ready = True
-                url, token = f"http://{HOST}:{self._port}", self._token
-                on_ready(Running(url, token.secret, token.is_new, self._federation))
+                on_ready(self._running)
                 tell_ready()
                 while not self._stop.wait(_TICK_S):
                     self._tend()
@@ -216,7 +214,7 @@ class _Run:
     def _ask(self, path: str) -> tuple[int, dict[str, Any]]:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=_ASK_TIMEOUT_S)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token.secret}"})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._running.token}"})
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException):

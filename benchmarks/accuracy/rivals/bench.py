@@ -24,12 +24,18 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import BenchRow
+from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.accuracy.office_caltech import DELTA, DOMAINS, PUBLIC_SHARE, data_folder, embed_domains
-from benchmarks.accuracy.rivals.methods import ClassMeans, Evolution, LeastSquares, PublicPrototypes
-from benchmarks.accuracy.rivals.votes import CentredVotes, ProductVotes
+from benchmarks.accuracy.rivals.methods import (
+    CentredVotes,
+    ClassMeans,
+    Evolution,
+    LeastSquares,
+    ProductVotes,
+    PublicPrototypes,
+)
 from benchmarks.accuracy.rivals.world import Rival, World
-from benchmarks.data import Cifar10Backbone, DataSet, Split, cifar10_features, data_root
+from benchmarks.data import Cifar10Backbone, DataSet, Split, cifar10_features, data_root, ordered
 from feature_store.students.members import PrototypeLearner
 from workers.progress import ProgressCallback, silent
 
@@ -150,46 +156,34 @@ class Choice:
 def bench_rivals(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Every rival's student accuracy on every server of Office-Caltech10; see the module.
-
-    Args:
-        data: folder that holds `office-caltech10/` and `backbones/`.
-        full: as many splits as BENCHMARKS.md reports; else one.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
+    """Every rival's student accuracy on every server of Office-Caltech10; see the module."""
     domains = office_domains(data, progress)
     tuning, reported = (TUNING_SPLITS, REPORTED_SPLITS) if full else (TUNING_SPLITS[:1], REPORTED_SPLITS[:1])
     draws = DRAWS if full else 1
     epsilons: tuple[float | None, ...] = (*OFFICE_EPSILONS, None)
     tried: dict[str, Scores] = {}
-    for number, server in enumerate(DOMAINS):
-        progress("Choosing settings", number, len(DOMAINS))
+    for server in in_turn(progress, "Choosing settings", DOMAINS):
         worlds = (office_world(domains, server, split) for split in tuning)
         tried[server] = scores(worlds, every_setting(epsilons), draws=draws)
     rows: list[BenchRow] = []
-    for number, server in enumerate(DOMAINS):
-        progress("Rivals", number, len(DOMAINS))
+    for server in in_turn(progress, "Rivals", DOMAINS):
         choice = Choice.best([tried[one] for one in tried if one != server], epsilons, ENTRANTS)
         found = scores((office_world(domains, server, split) for split in reported), choice.wanted, draws=draws)
         for (name, epsilon, reading), setting in choice.taken.items():
             method = name if reading == "plain" else f"{name}; refined"
             metric = "student accuracy on unseen images, %"
             rows.append(_row(server, method, metric, found[setting, epsilon, reading], epsilon, DELTA, repr(setting)))
-    progress("Rivals", len(DOMAINS), len(DOMAINS))
     return rows + _means(rows)
 
 
 def _row(
     case: str, method: str, metric: str, found: Sequence[float], epsilon: float | None, delta: float, setting: str
 ) -> BenchRow:
-    return BenchRow(
-        case=case,
-        method=method,
-        metric=metric,
-        value=float(np.mean(found)),
-        sd=float(np.std(found, ddof=1)) if len(found) > 1 else None,
+    return mean_row(
+        case,
+        method,
+        metric,
+        found,
         epsilon=epsilon,
         delta=None if epsilon is None else delta,
         level=None if epsilon is None else "instance",
@@ -215,17 +209,11 @@ def _means(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 
 def office_domains(data: Path | None, progress: ProgressCallback) -> dict[str, Split]:
-    """The four domains as MobileNetV2 features, in the order of file names.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
-    found = {}
-    for domain, shard in embed_domains(data_folder(data), progress).items():
-        order = np.argsort(np.array(shard.sources), kind="stable")
-        rows = np.ascontiguousarray(shard.features[order]).astype(np.float32) / np.float32(2048)
-        found[domain] = Split(rows, np.asarray(shard.labels)[order].astype(np.int64))
-    return found
+    """The four domains as MobileNetV2 features, in the order of file names."""
+    found = {domain: ordered(shard) for domain, shard in embed_domains(data_folder(data), progress).items()}
+    return {
+        domain: Split(rows.astype(np.float32) / np.float32(2048), labels) for domain, (rows, labels) in found.items()
+    }
 
 
 def office_world(domains: Mapping[str, Split], server: str, split: int, *, colluding_agents: int = COLLUDING) -> World:
@@ -262,22 +250,12 @@ CASES: Final = (Case("efficientnet-lite2", 400), Case("efficientnet-lite2", 4_00
 def bench_curves(
     *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Every method's curve from epsilon 0.05 to 2 on CIFAR-10, in every case; see the module.
-
-    Args:
-        data: folder of the real data sets.
-        full: all cases and seeds; else the first of each at two epsilons.
-        out: folder for the chart; None draws nothing.
-
-    Raises:
-        InvalidSetting: the data are not there.
-    """
+    """Every method's curve from epsilon 0.05 to 2 on CIFAR-10, in every case; see the module."""
     root = data_root(data)
     epsilons: tuple[float | None, ...] = (*(CIFAR_EPSILONS if full else (0.1, 1.0)), None)
     rows: list[BenchRow] = []
     cases, draws = (CASES, DRAWS) if full else (CASES[:1], 1)
-    for number, case in enumerate(cases):
-        progress("CIFAR-10", number, len(cases))
+    for case in in_turn(progress, "CIFAR-10", cases):
         features = cifar10_features(root, backbone=case.backbone, progress=progress)
         world = cifar10_world(features, TUNING_SEED, records=case.records, tuning=True)
         tried = scores([world], every_setting(epsilons), draws=draws)
@@ -286,7 +264,6 @@ def bench_curves(
         worlds = (cifar10_world(features, seed, records=case.records) for seed in seeds)
         found = scores(worlds, choice.wanted, draws=draws)
         rows += [_chosen_row(case, name, epsilon, choice, tried, found) for epsilon in epsilons for name in ENTRANTS]
-    progress("CIFAR-10", len(cases), len(cases))
     if out is not None:
         from benchmarks.papers.chart import draw_chart
 

@@ -1,4 +1,6 @@
-"""DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025), from its definition: one private prototype for each class.
+"""The rivals, each from its definition, and ours beside them; what they are given alike is in `world`.
+
+DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025): one private prototype for each class.
 
 **DPPL-Mean.** Features, made shorter by averaging runs of `pool` neighbouring numbers, normalised; their sum over
 each class is released with Gaussian noise; an image belongs to the class whose sum it has the largest cosine with.
@@ -21,9 +23,8 @@ t], the hockey-stick divergence is largest for two outcomes at the ends, of whic
 delta. Given to this rival: one curator holds all scores and draws in double precision. Federated, it would need
 exponentials inside secure computation.
 
-Private Evolution (Lin et al., ICLR 2024), its generator replaced by what is here: a pool of public images.
-
-Each class keeps a population of candidates. A round: every private record votes for the candidate of its own class
+**Private Evolution** (Lin et al., ICLR 2024), its generator replaced by what is here: a pool of public images. Each
+class keeps a population of candidates. A round: every private record votes for the candidate of its own class
 that it is most similar to; the votes are added up and released with noise; counts below a threshold become zero;
 the population is drawn anew in proportion to what is left; and a share of the drawn ones are varied. The
 generator's variation (a new image like an old one) is here a public image among the `NEAREST` nearest of the
@@ -36,9 +37,8 @@ adaptive sums: T times the squared sensitivity of one. The method's own idea, a 
 over public candidates, with one round, the same candidates for every class and centres of clusters as candidates,
 is reverse-knn.
 
-Least squares with public covariance (Mehta et al., TMLR 2023, DP-LS; here the covariance costs nothing).
-
-The classifier W minimises sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B =
+**Least squares with public covariance** (Mehta et al., TMLR 2023, DP-LS; here the covariance costs nothing). The
+classifier W minimises sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B =
 sum e_y phi^T. Scored by the largest entry of W phi(x). Mehta et al. release A and B; here A is estimated on public
 images, whose covariance differs by the domain but costs no privacy, so all of the price buys B.
 
@@ -50,6 +50,11 @@ axes: DPPL-Mean with the map that our linear learners use.
 
 Rows of W are brought to one norm before scoring: agents hold more records of one class than of another, and with
 noise a class of few records would else never be named.
+
+**Ours**: reverse-knn over public clusters, its histogram read by the student that the product fits. Every record votes
+for its class at the nearest of `clusters` public centres: one vote in one cell, a vector of `world` of norm 1,
+sensitivity 1 (`labeler.methods.reverse_knn` is the product's definition and price; a test compares the ballots).
+Questions are chosen and answers read by the product's own code.
 """
 
 from __future__ import annotations
@@ -62,6 +67,10 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.rivals.world import Predict, World, class_sums, noisy_sum, total_sigma, unit
 from benchmarks.data import Split
+from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import FEATURE_SCALE, quantize
+from feature_store.students import Learners, NoisyAnswers, fit_student
+from labeler.rounds.effects import StudentKind
 
 _STEPS = 2_000
 
@@ -294,3 +303,110 @@ def public_axes(world: World, *, axes: int, whiten: float = 0.0) -> PublicAxes:
     mean, deviations, components = world.principal_axes
     kept = min(axes, len(world.public) - 1)
     return PublicAxes(mean, components[:kept].T / np.maximum(deviations[:kept], 1e-6) ** whiten)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What both ways of reading below are made of.
+
+    Attributes:
+        questions: the public centres.
+        ballots: every agent's votes.
+    """
+
+    questions: QuerySet
+    ballots: list[NDArray[np.float64]]
+
+
+def ask(world: World, clusters: int) -> Answers:
+    """Cluster the public images, count every agent's votes; once for a world."""
+    key = ("ask", clusters)
+    if key not in world.memory:
+        public = quantize(world.public)
+        questions = select_queries(public, strategy="clustered", count=min(clusters, len(public) - 1), seed=0)
+        ballots = [votes(holding, questions.features, world.num_classes) for holding in world.holdings]
+        world.memory[key] = Answers(questions, ballots)
+    found: Answers = world.memory[key]
+    return found
+
+
+@dataclass(frozen=True)
+class ProductVotes:
+    """reverse-knn as a job reads it: the student `kind` of the product, fitted to the noisy histogram.
+
+    Attributes:
+        clusters: questions asked.
+        kind: of student.
+    """
+
+    clusters: int = 10
+    kind: StudentKind = "planned"
+
+    @property
+    def name(self) -> str:
+        return "reverse-knn, the product's student"
+
+    def fit(self, world: World) -> Predict:
+        """Ask; the student depends on the noise."""
+        asked = ask(world, self.clusters)
+        public = quantize(world.public)
+        key = "learners of the public images"
+        if key not in world.memory:
+            world.memory[key] = Learners(public, num_classes=world.num_classes)
+        learners: Learners = world.memory[key]
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+            counts = noisy_sum(world, asked.ballots, epsilon, draw=draw)
+            answers = NoisyAnswers(
+                features=asked.questions.features,
+                labels=counts.argmax(axis=1),
+                total_sigma_votes=total_sigma(world, epsilon, dimension=counts.size),
+                num_classes=world.num_classes,
+                noisy_votes=counts,
+                agents=len(world.holdings),
+                assignment=asked.questions.assignment,
+            )
+            student = fit_student(
+                self.kind, answers, public, num_classes=world.num_classes, seed=draw, learners=learners
+            )
+            return np.asarray(student.predict(world.asked), dtype=np.int64)
+
+        return predict
+
+
+@dataclass(frozen=True)
+class CentredVotes:
+    """reverse-knn; prototypes are noisy votes times centred centres.
+
+    Attributes:
+        clusters: questions asked.
+    """
+
+    clusters: int = 10
+
+    @property
+    def name(self) -> str:
+        return "reverse-knn, votes x centred centres"
+
+    def fit(self, world: World) -> Predict:
+        """Ask; a matrix product reads."""
+        asked = ask(world, self.clusters)
+        mean = unit(world.public).mean(axis=0)
+        centres = unit(asked.questions.features) - mean
+        seen = unit(world.asked) - mean
+
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+            counts = noisy_sum(world, asked.ballots, epsilon, draw=draw)
+            prototypes = unit(counts.T @ centres)
+            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+
+        return predict
+
+
+def votes(holding: Split, centres: NDArray[np.int16], num_classes: int) -> NDArray[np.float64]:
+    """Votes of one agent, shape (centres, classes): products of integers, the lowest centre among equals."""
+    rows = np.rint(holding.inputs.astype(np.float64) * FEATURE_SCALE)
+    nearest = (rows @ centres.astype(np.float64).T).argmax(axis=1)
+    counts = np.zeros((len(centres), num_classes))
+    np.add.at(counts, (nearest, holding.labels), 1.0)
+    return counts

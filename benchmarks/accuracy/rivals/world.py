@@ -142,11 +142,7 @@ def sum_at(
     radius: float = WHOLE,
     releases: int = 1,
 ) -> FineSum:
-    """The sum of least noise whose `releases` openings together cost at most epsilon; see the module.
-
-    Raises:
-        InvalidSetting: no grid is that coarse.
-    """
+    """The sum of least noise whose `releases` openings together cost at most epsilon; see the module."""
 
     def spec(grid: int) -> FineSum:
         sigma = _SHARE_GRID * float(np.sqrt(agents - colluding_agents)) / grid

@@ -18,16 +18,16 @@ from api.coordinator.conductor import Conductor, PreparedQuestions
 from api.coordinator.preparation import Preparation
 from api.coordinator.views import job_view
 from api.schema import JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.intake import Delivery, incoming
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import WrongDigest
 from labeler.ledger.jobs import RoundRecord
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
-from labeler.messages.rounds import Ask, OpenRound
+from labeler.messages.bodies import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
-from labeler.rounds.effects import Patience, Said
+from labeler.rounds.effects import Patience, ProposalReply
 from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 from tests.job_steps import take_step
@@ -105,7 +105,7 @@ class Desk:
         """Every agent says yes to a job."""
         until_s = (self.house.clock() + timedelta(days=30)).timestamp()
         for agent in AGENTS:
-            self.house.jobs.willingness.report(job.job_id, agent, Said("willing", until_s=until_s))
+            self.house.jobs.willingness.report(job.job_id, agent, ProposalReply("willing", until_s=until_s))
 
     def problem(self, job: JobView) -> str:
         """Why a job has ended."""

@@ -15,16 +15,14 @@ from api.coordinator import image_labels
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller, is_labelled
 from api.coordinator.keeping import Keeper
-from feature_store.quantize import quantize
-from feature_store.results.choosing import QuestionRequest, write_questions
-from feature_store.results.image_labelling import LabellingOrder
 from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
+from feature_store.results.job_process import LabelingOrder, QuestionRequest, write_questions
 from feature_store.results.models import read_model
-from feature_store.results.naming import QuestionNames
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
 from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
+from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers
-from feature_store.students.labelling import label_images
+from feature_store.students.labeling import label_images
 from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.planning import price
@@ -73,8 +71,8 @@ class Job:
         stamp = JobStamp(job_id, "pixels", self.record.updated_at, guarantee(price(self.task)), False)
         self.table: pa.Table = label_table(self.task, stamp, names, [AnsweredRound(0, CLUSTERS, 1, self.release)])
 
-    def order(self) -> LabellingOrder:
-        return LabellingOrder(
+    def order(self) -> LabelingOrder:
+        return LabelingOrder(
             folder=str(self.folder),
             job_id=self.record.job_id,
             task_digest=self.task.digest,

@@ -20,9 +20,8 @@ from api.coordinator import keeping, submission
 from api.coordinator.config import KeepingTable
 from api.coordinator.image_labels import ImageLabeller
 from api.coordinator.keeping import ORPHAN_S, Keeper
-from feature_store.embed_board import EmbedBoard, EmbedRequest
-from feature_store.results.image_labelling import LabellingOrder
-from feature_store.results.questions import IMAGE_LABELS, LABELS
+from feature_store.results.job_process import LabelingOrder
+from feature_store.results.questions import IMAGE_LABELS, LABELS, EmbedBoard, EmbedRequest
 from labeler.errors import BadData, Gone, NotReady, StorageFull, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.ledger.verification import verify_ledger
@@ -39,7 +38,7 @@ def keeper(house: House) -> Keeper:
     return made(house)
 
 
-def never(job: JobRecord) -> LabellingOrder:
+def never(job: JobRecord) -> LabelingOrder:
     raise AssertionError(f"job {job.job_id} is labelled already, or is not to be")
 
 

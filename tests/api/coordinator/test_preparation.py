@@ -17,10 +17,10 @@ from api.coordinator.ownership import Reader
 from api.coordinator.preparation import Preparation, _Chooser
 from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
-from feature_store.embed_board import EmbedBoard, lane_of
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.results.choosing import QuestionRequest
+from feature_store.results.job_process import QuestionRequest
+from feature_store.results.questions import EmbedBoard, lane_of
+from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import AskedStrategy

@@ -22,9 +22,8 @@ from labeler.driver.reading import parties_of
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
-from labeler.messages.rounds import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
-from labeler.rounds.effects import Patience, Said
-from labeler.rounds.job_state import JobRun, RoundRun, stand
+from labeler.messages.bodies import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
+from labeler.rounds.effects import JobRun, Patience, ProposalReply, RoundRun, stand
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, Desk, desk, server  # noqa: F401  # fixtures
 from tests.job_steps import take_step
@@ -238,7 +237,7 @@ def test_a_yes_that_has_ended_is_none(speaking: Desk) -> None:
         patience=Patience(0.0, 0.0),
         state="queued",
         rounds=(RoundRun(0, 0, 2),),
-        answers=dict.fromkeys(AGENTS, Said("willing", until_s=now.timestamp())),
+        answers=dict.fromkeys(AGENTS, ProposalReply("willing", until_s=now.timestamp())),
         parties=parties_of(speaking.house.parties.list()),
     )
     assert stand(run, wall_s=now.timestamp()).willing == list(AGENTS)

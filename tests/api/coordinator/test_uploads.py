@@ -25,7 +25,7 @@ from PIL import Image
 from api.coordinator.config import LimitsTable
 from api.coordinator.parquet_rows import FEATURE_ROWS, MOST_FEATURE_ROWS, RowLimits, feature_rows, read_rows
 from api.coordinator.uploads import Upload, UploadWriter, _tidied, tidy_name
-from feature_store.quantize import on_grid, quantize
+from feature_store.rows import on_grid, quantize
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, StorageFull, TooLarge, UnreadableImage
 
 LIMITS = LimitsTable(max_images=50, max_upload_bytes=10 * 2**20, max_image_bytes=2**20, max_pixels=10_000)

@@ -63,7 +63,7 @@ def test_another_requester_cannot_delete_what_is_not_its_own(service: Service, j
 
 
 def test_an_operator_prunes_a_running_service_by_age(service: Service, job: JobView) -> None:
-    from workers.commands.service import prune_service
+    from workers.commands.console import prune_service
 
     with Client(service.url, service.tokens["requester"]) as owner:
         owner.cancel(job.job_id)

@@ -12,7 +12,7 @@ from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from labeler.driver.intake import Delivery
 from labeler.ledger.jobs import RoundRecord
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import FINGERPRINT, Service, eventually
 
@@ -36,7 +36,7 @@ def poll(
         journal_hash="",
         coordinator_seq=seen[0],
         coordinator_hash=seen[1],
-        version="x",
+        program="x",
         facts=facts or {},
     ).encode()
     message = service.keys[who].message("poll", sender=who, recipient=COORDINATOR, sequence=sequence, body=body)

@@ -12,8 +12,7 @@ import httpx2
 from labeler.driver.mail import Letter
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
-from labeler.messages.rounds import Willing
+from labeler.messages.bodies import Mail, Poll, Willing
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
@@ -29,7 +28,7 @@ def polling(keys: PartyKeys, number: int, *, who: str = AGENT, **changes: Any) -
         "journal_hash": "",
         "coordinator_seq": 0,
         "coordinator_hash": "",
-        "version": "labeler/0.5",
+        "program": "labeler/0.5",
         "facts": {},
     }
     body = Poll(**fields | changes).encode()

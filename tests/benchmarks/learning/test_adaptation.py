@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from benchmarks.learning.adaptation import (
+from benchmarks.learning.networks import (
     DomainAdversarial,
     adapt_together,
-    adversarial_convnet,
-    reversed_gradient,
     strength_at,
 )
-from benchmarks.learning.networks import small_convnet
 from benchmarks.learning.together import (
     Training,
     batches,
     initial_parameters,
     stream,
-    train_together,
 )
 
 AGENTS, RECORDS, PUBLIC = 2, 12, 20
@@ -55,21 +50,6 @@ def _data() -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def test_values_pass_and_gradients_turn() -> None:
-    values = torch.tensor([1.5, -2.0], requires_grad=True)
-    passed = reversed_gradient(values, 0.3)
-    torch.testing.assert_close(passed.detach(), values.detach())
-    (gradient,) = torch.autograd.grad((passed * torch.tensor([1.0, 10.0])).sum(), values)
-    torch.testing.assert_close(gradient, torch.tensor([-0.3, -3.0]))
-
-
-def test_the_strength_grows_from_zero_to_one() -> None:
-    steps = [strength_at(step / 10) for step in range(11)]
-    assert steps[0] == 0
-    assert steps == sorted(steps)
-    assert steps[-1] == pytest.approx(0.99991, abs=1e-5)
-
-
 def test_adapting_together_equals_a_plain_loop_for_each_agent() -> None:
     inputs, labels, public = _data()
     module, start = initial_parameters(_small, AGENTS, seed=1)
@@ -98,23 +78,6 @@ def test_adapting_together_equals_a_plain_loop_for_each_agent() -> None:
             schedule.step()
         for name, value in weights.items():
             torch.testing.assert_close(together[name][agent], value.detach(), atol=1e-5, rtol=1e-3)
-
-
-def test_without_strength_the_classifier_is_that_of_plain_training() -> None:
-    generator = torch.Generator().manual_seed(5)
-    inputs, labels = torch.randn((AGENTS, 8, 1, 28, 28), generator=generator), torch.arange(16).reshape(2, 8) % 4
-    public = torch.randn((9, 1, 28, 28), generator=generator)
-    module, start = initial_parameters(lambda: adversarial_convnet(4), AGENTS, seed=1)
-    plan = Training(epochs=2, batch_size=4, learning_rate=1e-3)
-    adapted = adapt_together(module, start, inputs, labels, public, training=plan, seeds=[1, 2], largest_strength=0.0)
-    plain, names = small_convnet(4), dict(small_convnet(4).named_parameters())
-    inner = [name for name in start if not name.startswith("domain.")]
-    trained = train_together(
-        plain, dict(zip(names, (start[name] for name in inner), strict=True)), inputs, labels,
-        training=plan, seeds=[1, 2],
-    )  # fmt: skip
-    for name, other in zip(inner, names, strict=True):
-        torch.testing.assert_close(adapted[name], trained[other], atol=2e-5, rtol=1e-3)
 
 
 def test_an_agents_adapted_model_depends_on_its_own_records_alone() -> None:

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 from benchmarks.learning import federated
-from benchmarks.learning.federated import LocalTraining, ServerStep, clipped, dp_fed_avg, fed_avg, local_updates
+from benchmarks.learning.federated import LocalTraining, ServerStep, clipped, dp_fed_avg, local_updates
 from benchmarks.learning.gradients import flatten
 from benchmarks.sums import SampledSum, with_budget
 from labeler.errors import InvalidSetting
@@ -64,15 +64,6 @@ def _plan(clip_norm: float = 1.0, *, rounds: int = 12, probability: float = 0.5,
 TRAINING = LocalTraining(iterations=5, batch_size=10, learning_rate=0.2)
 
 
-def test_fedavg_learns_what_no_agent_knows_alone() -> None:
-    (inputs, labels), (module, start) = _federation(), _module()
-    model = fed_avg(
-        module, start, inputs, labels, sizes=[RECORDS] * AGENTS, rounds=12, probability=0.5, training=TRAINING,
-        source_of=_sources("fedavg"),
-    )  # fmt: skip
-    assert _accuracy(module, model, *_federation(1)) > 0.9
-
-
 def test_dp_fedavg_learns_under_a_budget() -> None:
     (inputs, labels), (module, start) = _federation(), _module()
     plan = with_budget(_plan(), 6.0, 1e-3)
@@ -81,15 +72,6 @@ def test_dp_fedavg_learns_under_a_budget() -> None:
         server=ServerStep(averaged=0.5), source_of=_sources("dp"),
     )  # fmt: skip
     assert _accuracy(module, model, *_federation(1)) > 0.75
-
-
-def test_with_everybody_sampled_and_next_to_no_noise_dp_fedavg_is_fedavg() -> None:
-    (inputs, labels), (module, start) = _federation(), _module()
-    options = {"sizes": [RECORDS] * AGENTS, "training": TRAINING, "server": ServerStep(0.9, 0.3, 0.4)}
-    plan = _plan(100.0, rounds=4, probability=1.0, sigma=1e-4)
-    private = dp_fed_avg(module, start, inputs, labels, plan=plan, source_of=_sources("same"), **options)
-    plain = fed_avg(module, start, inputs, labels, rounds=4, probability=1.0, source_of=_sources("same"), **options)
-    assert float((flatten(private) - flatten(plain)).abs().max()) < 1e-4
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,24 +139,6 @@ def test_the_noise_in_the_model_is_what_the_accountant_was_told() -> None:
     assert low < float(np.square(noise / told).sum()) < high * 1.006
 
 
-def test_agents_of_different_sizes_learn_from_their_own_records_alone() -> None:
-    (inputs, labels), (module, start) = _federation(3), _module()
-    spoilt = inputs.clone()
-    spoilt[1, 10:] = 1e6
-    options = {"sizes": [RECORDS, 10], "training": TRAINING, "learning_rate": 0.2, "seeds": [1, 2]}
-    clean = local_updates(module, start, inputs[:2], labels[:2], **options)
-    assert torch.equal(clean, local_updates(module, start, spoilt[:2], labels[:2], **options))
-
-
-def test_nobody_sampled_is_a_round_all_the_same() -> None:
-    (inputs, labels), (module, start) = _federation(), _module()
-    model = fed_avg(
-        module, start, inputs, labels, sizes=[RECORDS] * AGENTS, rounds=2, probability=1e-12, training=TRAINING,
-        source_of=_sources("empty"),
-    )  # fmt: skip
-    assert torch.equal(flatten(model), flatten(start))
-
-
 def test_a_plan_for_something_else_is_refused() -> None:
     (inputs, labels), (module, start) = _federation(), _module()
     plan = _plan()
@@ -189,11 +153,3 @@ def test_a_plan_for_something_else_is_refused() -> None:
                 module, start, inputs, labels, sizes=[RECORDS] * AGENTS, plan=other, training=TRAINING,
                 source_of=_sources("wrong"),
             )  # fmt: skip
-    with pytest.raises(InvalidSetting):
-        ServerStep(momentum=1.0)
-
-
-def test_the_learning_rate_falls_geometrically() -> None:
-    training = LocalTraining(learning_rate=0.4, last_learning_rate=0.1)
-    assert [training.rate(number, 3) for number in range(3)] == pytest.approx([0.4, 0.2, 0.1])
-    assert LocalTraining(learning_rate=0.4).rate(5, 9) == 0.4

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from benchmarks.learning.adaptation import AdversarialUpdates, with_domain_head
-from benchmarks.learning.federated import LocalTraining, fed_avg
 from benchmarks.learning.gradients import flatten
+from benchmarks.learning.networks import AdversarialUpdates, with_domain_head
 from benchmarks.learning.together import Training
-from labeler.errors import InvalidSetting
-from labeler.randomness import seeded_source
 
 AGENTS, RECORDS, WIDTH, CLASSES = 6, 40, 8, 4
 
@@ -32,17 +28,6 @@ def _local(public: torch.Tensor) -> tuple[AdversarialUpdates, dict[str, torch.Te
     return AdversarialUpdates(module, public, Training(epochs=2, batch_size=10, learning_rate=1e-2)), params
 
 
-def test_averaging_adapted_updates_learns() -> None:
-    inputs, labels, public = _data()
-    local, params = _local(public)
-    model = fed_avg(
-        local.module, params, inputs, labels, sizes=[RECORDS] * AGENTS, rounds=6, probability=0.9,
-        training=LocalTraining(), local=local, source_of=lambda purpose: seeded_source(purpose.encode()),
-    )  # fmt: skip
-    logits = torch.func.functional_call(local.module, model, (inputs.flatten(0, 1),))
-    assert float((logits.argmax(1) == labels.flatten()).float().mean()) > 0.8
-
-
 def test_an_agent_whose_records_change_changes_its_own_update_alone() -> None:
     inputs, labels, public = _data()
     local, params = _local(public)
@@ -53,8 +38,3 @@ def test_an_agent_whose_records_change_changes_its_own_update_alone() -> None:
     moved = (before != after).any(1)
     assert moved.tolist() == [False, False, True, False, False, False]
     assert before.shape == (AGENTS, len(flatten(params)))
-
-
-def test_a_network_without_a_linear_head_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="last layer is linear"):
-        with_domain_head(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))

@@ -13,8 +13,15 @@ from scipy import stats
 from scipy.stats import binom
 from torch import nn
 
-from benchmarks.learning.federated import ServerStep
-from benchmarks.learning.federated_sgd import Batch, FedSgdPlan, batch_sums, dp_fed_sgd, draw_batch, plan_fed_sgd
+from benchmarks.learning.federated import (
+    Batch,
+    FedSgdPlan,
+    ServerStep,
+    batch_sums,
+    dp_fed_sgd,
+    draw_batch,
+    plan_fed_sgd,
+)
 from benchmarks.learning.gradients import flatten, sum_sensitivity
 from benchmarks.sums import SampledSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
@@ -67,15 +74,6 @@ def _train(plan: FedSgdPlan, inputs, labels, prefix: str, **options) -> dict[str
         expected_batch=probability * AGENTS * RECORDS, source_of=_sources(prefix),
         **({"server": ServerStep(2.0)} | options),
     )  # fmt: skip
-
-
-def test_it_learns_under_a_budget() -> None:
-    plan = _planned()
-    assert 3.9 < plan.sampled.epsilon(1e-4) <= 4.0
-    inputs, labels = _records()
-    model = _train(plan, inputs, labels, "learns", server=ServerStep(2.0, 0.5, 0.5))
-    logits = torch.func.functional_call(_module()[0], model, (_records(1)[0].flatten(0, 1),))
-    assert float((logits.argmax(1) == _records(1)[1].flatten()).float().mean()) > 0.85
 
 
 def test_without_noise_it_is_full_batch_gradient_descent_on_clipped_gradients() -> None:
@@ -190,8 +188,6 @@ def test_what_the_plan_does_not_cover_is_refused() -> None:
         _train(plan, inputs[:2], labels[:2], "few")
     with pytest.raises(PrivacyRefusal, match="more than"):
         _train(replace(plan, most_records=RECORDS - 1), inputs, labels, "many")
-    with pytest.raises(InvalidSetting):
-        _train(plan, inputs, labels, "zero", server=ServerStep(-1.0))
 
 
 def test_batches_do_not_print() -> None:

@@ -17,7 +17,6 @@ from benchmarks.learning.gradients import (
     clipped_gradient_sums,
     flatten,
     sum_sensitivity,
-    unflatten,
 )
 from labeler.errors import InvalidSetting
 
@@ -195,30 +194,7 @@ def test_a_record_that_is_not_finite_contributes_zero_and_spoils_nobody(poison: 
     assert torch.equal(with_it, without)
 
 
-def test_nobody_sampled_gives_exactly_zero() -> None:
-    module, (inputs, labels) = _network(), _data()
-    sums = clipped_gradient_sums(module, _params(module), inputs, labels, torch.zeros(ROWS), clip_norm=1.0)
-    assert not bool(flatten(sums).any())
-
-
-def test_flatten_and_unflatten_are_inverses_with_and_without_a_leading_axis() -> None:
-    params = _params(_network())
-    many = {name: torch.stack([value, value + 1]) for name, value in params.items()}
-    for given_params, leading in ((params, 0), (many, 1)):
-        back = unflatten(flatten(given_params, leading=leading), given_params, leading=leading)
-        assert all(torch.equal(back[name], value) for name, value in given_params.items())
-    with pytest.raises(InvalidSetting):
-        unflatten(flatten(params)[1:], params)
-
-
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.nan, math.inf])
 def test_a_clipping_norm_that_bounds_nothing_is_refused(clip_norm: float) -> None:
     with pytest.raises(InvalidSetting, match="clip_norm"):
         sum_sensitivity(clip_norm)
-
-
-def test_weights_that_are_not_zero_or_one_and_shapes_that_do_not_fit_are_refused() -> None:
-    module, (inputs, labels) = _network(), _data()
-    for weights in (torch.full((ROWS,), 2.0), torch.full((ROWS,), math.nan), torch.ones(ROWS - 1)):
-        with pytest.raises(InvalidSetting):
-            clipped_gradient_sums(module, _params(module), inputs, labels, weights, clip_norm=1.0)

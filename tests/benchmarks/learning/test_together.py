@@ -1,26 +1,30 @@
-"""Training together is training one after another: same batches, same models, nobody depends on anybody."""
+"""Training together is training one after another: same batches, same models, nobody depends on anybody.
+
+What is said of a record depends on that record alone: networks, moved images, edge features.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from benchmarks.learning.networks import linear_head, small_convnet
+from benchmarks.learning.networks import DIMENSION, edge_features, image_tensor, linear_head, small_convnet
 from benchmarks.learning.together import (
+    NUMBERS,
     Jitter,
     Parameters,
     Training,
     batches,
     initial_parameters,
-    predict_together,
+    moved,
     train_together,
 )
-from labeler.errors import InvalidSetting
 
 AGENTS, RECORDS = 3, 24
 
@@ -95,77 +99,37 @@ def test_records_beyond_an_agents_size_are_never_read() -> None:
         torch.testing.assert_close(trained[name], value, rtol=0, atol=0)
 
 
-def test_every_pass_shows_each_of_an_agents_records_equally_often() -> None:
-    steps = list(batches(Training(epochs=2, batch_size=5), [1, 2], [12, 4], 12))
-    assert [rows.shape[1] for rows, _ in steps] == [5, 5, 2] * 2
-    for epoch in (steps[:3], steps[3:]):
-        rows = torch.cat([rows for rows, _ in epoch], dim=1)
-        assert rows[0].bincount().tolist() == [1] * 12
-        assert rows[1].bincount().tolist() == [3] * 4
+def _digits(count: int) -> torch.Tensor:
+    return image_tensor(np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8))
 
 
-def test_models_start_apart_and_the_global_generator_is_left_alone() -> None:
-    before = torch.random.get_rng_state()
-    _, start = initial_parameters(small_convnet, 3, seed=4)
-    _, again = initial_parameters(small_convnet, 2, seed=4)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    for name, value in start.items():
-        assert value.shape[0] == 3
-        assert not torch.equal(value[0], value[1])
-        assert torch.equal(again[name], value[:2])
+def test_a_record_is_answered_the_same_whoever_is_in_its_batch() -> None:
+    network, images = small_convnet(), _digits(4)
+    torch.testing.assert_close(network(images)[:1], network(images[:1]))
 
 
-def test_training_starts_from_the_parameters_given_and_leaves_them_as_they_are() -> None:
-    inputs, labels = _data(6)
-    module, start = initial_parameters(lambda: linear_head(6, 4), AGENTS, seed=1)
-    kept = {name: value.clone() for name, value in start.items()}
-    same = train_together(module, start, inputs, labels, training=Training(epochs=0), seeds=[1, 2, 3])
-    train_together(module, start, inputs, labels, training=Training(epochs=1), seeds=[1, 2, 3])
-    for name, value in kept.items():
-        assert torch.equal(start[name], value)
-        assert torch.equal(same[name], value)
+def _images() -> torch.Tensor:
+    return torch.rand((3, 1, 28, 28), generator=torch.Generator().manual_seed(1))
 
 
-def test_what_the_models_say_is_what_each_says_alone() -> None:
-    module, parameters = initial_parameters(lambda: small_convnet(4), AGENTS, seed=1)
-    inputs = torch.randn((7, 1, 28, 28), generator=torch.Generator().manual_seed(2))
-    logits = predict_together(module, parameters, inputs)
-    for agent in range(AGENTS):
-        own = {name: value[agent] for name, value in parameters.items()}
-        torch.testing.assert_close(logits[agent], functional_call(module, own, (inputs,)), atol=1e-5, rtol=1e-4)
+def test_an_image_moves_by_its_own_numbers_alone() -> None:
+    images, numbers = _images(), torch.rand(3, NUMBERS) * 2 - 1
+    torch.testing.assert_close(moved(images, numbers, Jitter())[1:2], moved(images[1:2], numbers[1:2], Jitter()))
 
 
-def test_agents_learn() -> None:
-    generator = torch.Generator().manual_seed(3)
-    centres = torch.randn((4, 6), generator=generator) * 3
-    labels = torch.randint(0, 4, (AGENTS, 80), generator=generator)
-    inputs = centres[labels] + torch.randn((AGENTS, 80, 6), generator=generator) * 0.3
-    module, start = initial_parameters(lambda: linear_head(6, 4), AGENTS, seed=1)
-    plan = Training(epochs=20, batch_size=16, learning_rate=0.05)
-    said: list[int] = []
-    trained = train_together(
-        module, start, inputs, labels, training=plan, seeds=[1, 2, 3], progress=lambda _s, done, _t: said.append(done)
-    )
-    right = predict_together(module, trained, inputs[0]).argmax(dim=2) == labels[0]
-    assert right.float().mean() > 0.95
-    assert said == [5 * epoch for epoch in range(1, 21)]
+def test_a_feature_depends_on_its_own_image_alone(rng: np.random.Generator) -> None:
+    images = rng.integers(0, 256, size=(5, 28, 28)).astype(np.uint8)
+    together = edge_features(images)
+    assert together.shape == (5, DIMENSION)
+    assert together.dtype == np.float32
+    for image, feature in zip(images, together, strict=True):
+        assert edge_features(image[None])[0] == pytest.approx(feature, abs=1e-6)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    inputs, labels = _data(6)
-    module, start = initial_parameters(lambda: linear_head(6, 4), AGENTS, seed=1)
-    plan = Training()
-    with pytest.raises(InvalidSetting, match="seeds"):
-        train_together(module, start, inputs, labels, training=plan, seeds=[1])
-    with pytest.raises(InvalidSetting, match="sizes"):
-        train_together(module, start, inputs, labels, training=plan, seeds=[1, 2, 3], sizes=[24, 0, 1])
-    with pytest.raises(InvalidSetting, match="models need"):
-        train_together(module, start, inputs[:2], labels[:2], training=plan, seeds=[1, 2, 3])
-    with pytest.raises(InvalidSetting, match="no buffers"):
-        initial_parameters(lambda: nn.BatchNorm1d(3), 2, seed=0)
-    with pytest.raises(InvalidSetting, match="at least one model"):
-        initial_parameters(small_convnet, 0, seed=0)
-    with pytest.raises(InvalidSetting, match="epochs"):
-        Training(epochs=-1)
-    with pytest.raises(InvalidSetting, match="learning rate"):
-        Training(learning_rate=float("nan"))
+def test_rows_have_norm_one_and_an_empty_image_none(rng: np.random.Generator) -> None:
+    images = rng.integers(0, 256, size=(3, 28, 28)).astype(np.uint8)
+    images[1] = 0
+    norms = np.linalg.norm(edge_features(images).astype(np.float64), axis=1)
+    assert norms[[0, 2]] == pytest.approx(1, abs=1e-5)
+    assert (norms <= 1).all()
+    assert norms[1] == 0

@@ -1,13 +1,20 @@
+"""The table of FedAUXfdp on small features: its order, its prices, and the round from votes to a server model."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
 
 from benchmarks.data import DataSet, Split
-from benchmarks.papers import fedauxfdp
-from benchmarks.papers.runner import run_cells
+from benchmarks.papers import fedauxfdp, run_cells
+from benchmarks.papers.fedauxfdp import Array, fit_multinomial, grid_votes, soft_labels, sum_votes
+from labeler.errors import PrivacyRefusal
+from labeler.randomness import seeded_source
 
 CLASSES, STORED = 10, 40
 
@@ -50,12 +57,6 @@ def test_the_table_has_every_method_alpha_and_epsilon_with_its_price(small: Data
     assert {row.settings["dirichlet_alpha"] for row in rows} == {0.01, 10.24}
 
 
-def test_the_full_table_measures_both_views_four_alphas_and_the_curve(tmp_path: Path) -> None:
-    keys = [cell.key for cell in fedauxfdp.cells(tmp_path, full=True)]
-    assert len(keys) == len(set(keys)) == 8
-    assert sum("'FedAUXfdp', epsilon=2.0" in key for key in keys) == 2
-
-
 def test_certainty_saves_one_class_clients_where_the_mean_of_answers_does_not(small: DataSet) -> None:
     """The paper's claim, in small and without noise, with heads that see features as they are."""
     world = fedauxfdp.make_world(small, fedauxfdp.AS_IN_PAPER, 0.01, seed=5)
@@ -92,3 +93,54 @@ def _is_cached(root: Path) -> bool:
 
     folders = {path.parent for path in cache_folder().glob("*/cifar10-train")}
     return (root / "cifar10-jpeg").is_dir() and any((folder / "cifar10-test").exists() for folder in folders)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([1, 7, 1 << 16, 1 << 30]), classes=st.integers(2, 12))
+@settings(max_examples=60, deadline=None)
+def test_votes_on_the_grid_never_exceed_one_vote_per_query(seed: int, scale: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    soft = rng.dirichlet(np.full(classes, 0.3), size=20) * rng.random((20, 1)) ** 0.2
+    soft[0] = 1 / classes
+    votes = grid_votes(soft, scale=scale)
+    assert votes.dtype == np.int64
+    assert votes.min() >= 0
+    assert votes.sum(axis=1).max() <= scale
+    assert np.abs(votes - scale * soft).max() <= 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -0.1, 1.1])
+def test_votes_that_are_no_votes_are_refused(bad: float) -> None:
+    soft = np.full((3, 2), 0.4)
+    soft[1, 1] = bad
+    with pytest.raises(PrivacyRefusal):
+        grid_votes(soft)
+
+
+def test_the_sum_through_shares_is_the_sum(rng: np.random.Generator) -> None:
+    votes = [rng.integers(0, 1 << 16, (30, 4)) for _ in range(5)]
+    sources = [seeded_source(number) for number in range(5)]
+    assert np.array_equal(sum_votes(votes, sources=sources), np.sum(votes, axis=0))
+    assert np.array_equal(sum_votes(votes[:1], sources=sources[:1], talliers=3), votes[0])
+
+
+def test_soft_labels_are_the_papers_equation_1(rng: np.random.Generator) -> None:
+    certainties = rng.random((3, 20))
+    answers = rng.dirichlet(np.ones(4), size=(3, 20))
+    scale = 1 << 30
+    total = sum(grid_votes(f[:, None] * g, scale=scale) for f, g in zip(certainties, answers, strict=True))
+    expected = (certainties[:, :, None] * answers).sum(axis=0) / certainties.sum(axis=0)[:, None]
+    assert soft_labels(np.asarray(total)) == pytest.approx(expected, abs=1e-6)
+
+
+def records(rng: np.random.Generator, count: int, dimension: int, classes: int) -> tuple[Array, Array]:
+    features = rng.normal(size=(count, dimension))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    return features, np.eye(classes)[rng.integers(0, classes, count)]
+
+
+def test_softmax_weights_are_scikit_learns_where_its_c_is_one_over_lambda_n(rng: np.random.Generator) -> None:
+    features, targets = records(rng, 60, 5, 3)
+    fit = fit_multinomial(features, targets, regularisation=0.05)
+    oracle = LogisticRegression(C=1 / (0.05 * 60), fit_intercept=False, tol=1e-10, max_iter=10_000)
+    found = oracle.fit(features, targets.argmax(axis=1)).coef_
+    assert np.linalg.norm(fit.weights - found) < 1e-4

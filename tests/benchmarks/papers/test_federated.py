@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from benchmarks.accuracy.office_caltech import DOMAINS
-from benchmarks.papers import federated, federated_office, noisy_step
-from benchmarks.papers.federated import averaging_at, cells, digits_federation
-from benchmarks.papers.federated_office import OFFICE_RECORDS, gradient_rows, office_federation
+from benchmarks.papers import federated
+from benchmarks.papers.federated import (
+    OFFICE_RECORDS,
+    cells,
+    digits_federation,
+    gradient_rows,
+    office_federation,
+)
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE
 from workers.progress import silent
 
@@ -31,12 +36,6 @@ def test_the_quick_table_has_every_method_on_digits_with_its_price_and_the_paper
     assert all("paper" in str(row.reference) and 0 <= row.value <= 100 for row in rows)
 
 
-def test_full_cells_are_all_different_units_of_work(tmp_path: Path) -> None:
-    keys = [cell.key for cell in cells(tmp_path, full=True)]
-    assert len(set(keys)) == len(keys) >= 12
-    assert {cell.key for cell in cells(tmp_path, full=False)}.isdisjoint(keys)
-
-
 def test_agents_of_the_digits_hold_what_the_paper_says_and_test_images_are_not_public(data_root: Path) -> None:
     data = digits_federation(data_root, MNIST_CASE, 1)
     assert data.inputs.shape[:2] == (100, 600)
@@ -46,17 +45,6 @@ def test_agents_of_the_digits_hold_what_the_paper_says_and_test_images_are_not_p
     small = digits_federation(data_root, USPS_CASE, 1, full=False)
     assert small.inputs.shape[:2] == (20, 120)
     assert len(small.test) == 1_000
-
-
-def test_a_smaller_price_never_buys_more_rounds() -> None:
-    for case in (MNIST_CASE, USPS_CASE):
-        rounds = [averaging_at(case, epsilon).rounds for epsilon in (0.5, 1.0, 2.0, 2.7, 4.3)]
-        assert rounds == sorted(rounds)
-    parameters = [
-        sum(value.numel() for value in network().parameters())
-        for network in (federated.tiny_convnet, federated.pooled_linear)
-    ]
-    assert parameters == [5_386, 1_970]
 
 
 def _shards() -> dict[str, SimpleNamespace]:
@@ -76,7 +64,7 @@ def _shards() -> dict[str, SimpleNamespace]:
 
 
 def test_office_rows_are_priced_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federated_office, "AXES", 12)
+    monkeypatch.setattr(federated, "AXES", 12)
     rows = gradient_rows(_shards(), "webcam", range(2), (4.0,), progress=silent)  # type: ignore[arg-type]
     assert [row.method for row in rows] == [
         "FedAvg", "DP-FedSGD, linear head", "DP-FedSGD, linear head on 12 public principal axes",
@@ -108,17 +96,7 @@ def test_what_is_fitted_for_office_depends_on_public_images_alone() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_is_compared_with_opacus_in_turns() -> None:
     pytest.importorskip("opacus", reason="Opacus is not installed")
-    own, ratio = noisy_step.step_rows(pairs=2, batch=16)
+    own, ratio = federated.step_rows(pairs=2, batch=16)
     assert (own.metric, ratio.metric) == ("milliseconds", "time ratio")
     assert min(own.value, ratio.value) > 0
     assert "Opacus" in str(ratio.reference)
-
-
-def test_without_opacus_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str):
-        raise ImportError(name)
-
-    monkeypatch.setattr(noisy_step, "import_module", absent)
-    (own,) = noisy_step.step_rows(pairs=1, batch=16)
-    assert own.value > 0
-    assert "not installed" in str(own.reference)

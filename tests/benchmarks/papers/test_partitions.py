@@ -11,11 +11,8 @@ from numpy.typing import NDArray
 from benchmarks.papers.partitions import (
     Rows,
     dirichlet_partition,
-    iid_partition,
     mnist_partition,
-    shard_partition,
 )
-from labeler.errors import InvalidSetting
 
 MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 """Training digits of MNIST, 0 to 9."""
@@ -58,13 +55,6 @@ def test_every_agent_has_exactly_its_number_of_digits(agents: int, digits: int, 
     assert [len(rows) for rows in partition] == [digits * each] * agents
 
 
-def test_equal_parts_cover_the_set_or_what_was_asked_for() -> None:
-    labels = _labels((50, 50))
-    _check_disjoint(iid_partition(labels, clients=7, seed=0), 100)
-    assert sorted(map(len, iid_partition(labels, clients=7, seed=0))) == [14] * 5 + [15] * 2
-    assert [len(rows) for rows in iid_partition(labels, clients=3, records=20, seed=0)] == [20] * 3
-
-
 @pytest.mark.parametrize(("alpha", "most_classes"), [(0.01, 3.0), (1000.0, 10.0)])
 def test_dirichlet_clients_have_equal_sizes_and_as_many_classes_as_alpha_says(
     alpha: float, most_classes: float
@@ -76,30 +66,3 @@ def test_dirichlet_clients_have_equal_sizes_and_as_many_classes_as_alpha_says(
     classes = [len(np.unique(labels[rows])) for rows in partition]
     assert np.mean(classes) <= most_classes
     assert np.mean(classes) >= 9.9 or alpha < 1
-
-
-def test_shards_hold_neighbouring_labels() -> None:
-    labels = _labels((100,) * 10)
-    partition = shard_partition(labels, clients=20, shards_per_client=2, seed=3)
-    _check_disjoint(partition, 1000)
-    assert [len(rows) for rows in partition] == [50] * 20
-    assert max(len(np.unique(labels[rows])) for rows in partition) == 2
-    assert np.unique(np.concatenate(partition)).size == 1000
-
-
-def test_what_cannot_be_divided_is_refused() -> None:
-    labels = _labels((20, 20))
-    with pytest.raises(InvalidSetting, match="classes"):
-        mnist_partition(labels, agents=2, digits_per_agent=3, records=3, seed=0)
-    with pytest.raises(InvalidSetting, match="multiple"):
-        mnist_partition(labels, agents=2, digits_per_agent=2, records=3, seed=0)
-    with pytest.raises(InvalidSetting, match="parties"):
-        mnist_partition(labels, agents=30, digits_per_agent=1, records=2, seed=0)
-    with pytest.raises(InvalidSetting, match="clients"):
-        iid_partition(labels, clients=5, records=10, seed=0)
-    with pytest.raises(InvalidSetting, match="alpha"):
-        dirichlet_partition(labels, clients=5, alpha=0.0, seed=0)
-    with pytest.raises(InvalidSetting, match="shard"):
-        shard_partition(labels, clients=5, shards_per_client=0, seed=0)
-    with pytest.raises(InvalidSetting, match="parties"):
-        iid_partition(labels, clients=41, seed=0)

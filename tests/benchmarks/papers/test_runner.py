@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks import BenchRow, run_bench
+from benchmarks import BenchRow, papers, run_bench
 from benchmarks.data import cache_folder
-from benchmarks.papers import PAPERS, runner
+from benchmarks.papers import PAPERS, Cell, run_cells
 from benchmarks.papers.chart import draw_chart
-from benchmarks.papers.runner import Cell, run_cells
 from labeler.errors import InvalidSetting
 
 ON_CIFAR_10 = ("fedauxfdp", "dp-helmet")
@@ -47,20 +46,12 @@ def test_an_interrupted_table_goes_on_with_the_cells_that_are_missing(tmp_path: 
     assert all(one.seconds is not None and one.epsilon == 1.5 for one in rows)
 
 
-def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
-    ran: list[str] = []
-    for _ in range(2):
-        run_cells("p", [counted(ran, "one")], code=CODE)
-    assert ran == ["one", "one"]
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_cell_is_measured_again_when_code_it_rests_on_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
     run_cells("p", [counted(ran, "one")], code=CODE, keep=tmp_path)
-    monkeypatch.setattr(runner, "_code_digest", lambda _: "of other code")
+    monkeypatch.setattr(papers, "_code_digest", lambda _: "of other code")
     run_cells("p", [counted(ran, "one")], code=CODE, keep=tmp_path)
     assert ran == ["one", "one"]
 
@@ -70,7 +61,7 @@ def test_the_code_of_a_table_is_its_module_and_all_that_it_imports(
 ) -> None:
     """A copy of the tree: touching a module that is imported indirectly changes the digest, another one does not."""
     for name, text in {
-        "benchmarks/papers/runner.py": "",
+        "benchmarks/papers/__init__.py": "",
         "workers/table.py": "from labeler.noise import sample\n",
         "labeler/noise.py": "import labeler.grid\n",
         "labeler/grid.py": "S = 1\n",
@@ -79,19 +70,13 @@ def test_the_code_of_a_table_is_its_module_and_all_that_it_imports(
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(runner, "__file__", str(tmp_path / "benchmarks/papers/runner.py"))
-    digest = runner._code_digest.__wrapped__
+    monkeypatch.setattr(papers, "__file__", str(tmp_path / "benchmarks/papers/__init__.py"))
+    digest = papers._code_digest.__wrapped__
     before = digest("workers.table")
     (tmp_path / "labeler/other.py").write_text("S = 2\n")
     assert digest("workers.table") == before
     (tmp_path / "labeler/grid.py").write_text("S = 2\n")
     assert digest("workers.table") != before
-
-
-def test_progress_tells_how_many_cells_are_done() -> None:
-    told: list[tuple[str, int, int]] = []
-    run_cells("p", [counted([], "one")], code=CODE, progress=lambda *step: told.append(step))
-    assert told == [("p", 0, 1), ("p", 1, 1)]
 
 
 def test_the_chart_shows_what_was_reached_under_a_finite_epsilon(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import SharedFederations
 from tests.e2e.service.conftest import Service, digit_features, running
-from workers.homes.settings_file import COORDINATOR_FILE
+from workers.party.home import COORDINATOR_FILE
 from workers.up import Plan
 from workers.up.home import make_federation
 

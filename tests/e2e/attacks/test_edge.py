@@ -16,7 +16,7 @@ import pytest
 from api.limits import MAX_STRANGERS_BYTES
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service, config_of, redis_url, serve_in
 from tests.api.routes.test_limits import answer, head
-from workers.edge import Edge, running
+from workers.serve import Edge, running
 
 __all__ = ["config_of", "redis_url", "serve_in"]
 

@@ -17,7 +17,8 @@ from api.client import Client
 from tests.e2e.conftest import SharedFederations
 from tests.forked_command import ForkedCommand
 from tests.postgres_server import PostgresServer
-from workers.homes.settings_file import COORDINATOR_FILE, set_line
+from workers.homes.new import set_line
+from workers.party.home import COORDINATOR_FILE
 from workers.up import Plan
 from workers.up.home import make_federation
 
@@ -113,7 +114,7 @@ def harmed(federations: SharedFederations, tmp_path_factory: pytest.TempPathFact
 def digit_features() -> np.ndarray:
     """Features of real digits as the `pixels:8` backbone makes them, int16, shape (1797, 64)."""
     from feature_store.backbones import load_backbone
-    from feature_store.quantize import quantize
+    from feature_store.rows import quantize
 
     backbone = load_backbone("pixels:8")
     from PIL import Image

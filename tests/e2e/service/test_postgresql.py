@@ -20,7 +20,7 @@ from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.e2e.service.test_readme_service import block, run, spent
 from tests.forked_command import run_forked
-from workers.homes.settings_file import set_line
+from workers.homes.new import set_line
 from workers.up import Plan
 from workers.up.home import make_federation
 

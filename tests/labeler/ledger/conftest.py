@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,6 +14,12 @@ from sqlalchemy.exc import IntegrityError
 
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
+
+
+def program(text: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a program of a few lines, in a process of its own; `communicate` ends its input and waits for its end."""
+    command, pipe = [sys.executable, "-c", text, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parents[3])
 
 
 class Clock:

@@ -9,8 +9,7 @@ import pytest
 
 from labeler.ledger.chain import Anchor
 from labeler.ledger.ledger import Ledger
-from tests.labeler.ledger.conftest import Clock, Place
-from tests.warm_python import WarmProgram
+from tests.labeler.ledger.conftest import Clock, Place, program
 
 CHARGING = """
 import sys
@@ -35,7 +34,7 @@ with open_database(sys.argv[1], anchor=Path(sys.argv[2])) as database:
 def test_a_killed_process_loses_no_acknowledged_entry(place: Place, clock: Clock, seed: int) -> None:
     acknowledged: dict[str, tuple[int, str]] = {}
     for number in range(3):
-        process = WarmProgram(CHARGING, place.target, place.anchor)
+        process = program(CHARGING, place.target, place.anchor)
         lines = [process.stdout.readline()]  # it is charging now
         time.sleep(random.Random(10 * seed + number).uniform(0.0, 0.15))
         process.kill()
@@ -45,7 +44,7 @@ def test_a_killed_process_loses_no_acknowledged_entry(place: Place, clock: Clock
                 name, seq, entry = line.split()
                 acknowledged[name] = (int(seq), entry)
         assert process.wait() == -9
-        process.close()
+        process.communicate()
     remembered = Anchor(place.anchor).read()
     ledger = Ledger(place.open(), clock=clock)
     head = ledger.verify()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,9 +14,8 @@ import pytest
 from labeler.errors import JournalInUse, Unavailable
 from labeler.ledger.database import POSTGRESQL_OWNER, Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
-from tests.labeler.ledger.conftest import Clock, Place
+from tests.labeler.ledger.conftest import Clock, Place, program
 from tests.postgres_server import PostgresServer
-from tests.warm_python import WarmProgram
 
 RIVAL = """
 import sys
@@ -54,11 +54,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labeler.ledger.database.PATIENCE_S", 0.0)
 
 
-def rival(target: str, name: str = "rival") -> WarmProgram:
-    return WarmProgram(RIVAL, target, name)
+def rival(target: str, name: str = "rival") -> subprocess.Popen[str]:
+    return program(RIVAL, target, name)
 
 
-def told(process: WarmProgram) -> str:
+def told(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
@@ -84,7 +84,7 @@ def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_fir
         ledger = filled(database, clock)
         second = rival(place.target)
         assert "another process holds the journal" in told(second)
-        second.close()
+        second.communicate()
         with closing(open_database(place.target, read_only=True)) as looking:
             assert Ledger(looking, clock=clock, anchored=False).verify() == ledger.head()
         ledger.reserve("ours", [Charge("federation", "instance", 1)])
@@ -93,7 +93,7 @@ def test_a_second_process_is_refused_with_a_sentence_and_takes_over_when_the_fir
     with pytest.raises(JournalInUse, match=r"another process holds the journal .*one process at a time may write it"):
         place.open(with_anchor=False)
     third.kill()
-    third.close()
+    third.communicate()
     assert Ledger(place.open(with_anchor=False), clock=clock).state("rival") == "reserved"
 
 
@@ -105,7 +105,7 @@ def test_a_first_process_that_is_killed_leaves_the_journal_to_the_next_at_once(p
         assert told(process) == "owns it"
         process.kill()
         assert process.wait() == -9
-        process.close()
+        process.communicate()
     assert Ledger(place.open(with_anchor=False), clock=clock).head().seq == 4
 
 
@@ -133,7 +133,7 @@ def test_an_owner_that_was_cut_off_writes_nothing_while_another_holds_the_journa
         with pytest.raises(JournalInUse, match="another process holds"):
             ledger.reserve("late", [Charge("federation", "instance", 1)])
         assert ledger.state("late") is None
-        second.close()
+        second.communicate()
         # It has ended, and the lock is free; what it did is not what this process remembers.
         with pytest.raises(JournalInUse, match=r"took .* over"):
             ledger.reserve("late", [Charge("federation", "instance", 1)])
@@ -157,7 +157,7 @@ def test_an_owner_that_was_cut_off_in_the_middle_of_a_transaction_keeps_nothing_
         assert told(second) == "owns it"
         with pytest.raises(JournalInUse):
             ledger.reserve("second", [Charge("federation", "instance", 1)])
-        second.close()
+        second.communicate()
         with closing(open_database(url, read_only=True)) as looking:
             entries = Ledger(looking, clock=clock, anchored=False).entries()
         assert [entry.reservation_id for entry in entries] == ["", "first", "rival"]
@@ -173,7 +173,7 @@ def test_an_owner_that_is_cut_off_before_it_ever_wrote_does_not_write_over_anoth
         cut(stranger)
         second = rival(url)
         assert told(second) == "owns it"
-        second.close()
+        second.communicate()
         with pytest.raises(JournalInUse, match=r"took .* over"):
             ledger.reserve("late", [Charge("federation", "instance", 1)])
 
@@ -185,7 +185,7 @@ def test_of_many_processes_that_open_one_new_journal_one_gets_it(url: str, clock
     answers = [told(process) for process in rivals]
     assert sorted(answer == "owns it" for answer in answers) == [False, False, False, True]
     for process in rivals:
-        process.close()
+        process.communicate()
     with open_database(url) as database:
         assert Ledger(database, clock=clock, anchored=False).verify().seq == 2
 

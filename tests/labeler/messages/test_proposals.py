@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from labeler.errors import AwaitingApproval, LabelerError, PolicyRefusal, ProtocolViolation, WrongDigest
-from labeler.messages.rounds import Declined, Proposal, Refusal, TallierKey, Willing, Withdrawn
+from labeler.messages.bodies import Declined, Proposal, Refusal, TallierKey, Willing, Withdrawn
 from labeler.task import parse_task
 
 TASK = parse_task(

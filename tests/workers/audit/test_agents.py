@@ -16,9 +16,8 @@ from labeler.errors import InvalidSetting
 from labeler.methods import METHODS
 from tests.workers.audit.conftest import audited_task, planted
 from tests.workers.audit.test_audit import audit_of, findings
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 from workers.audit.run import ONE_RUN, default_adversaries
-from workers.audit.surroundings import Surroundings
 
 AGENTS = {
     "knn": audited_task(sigma_votes=8.0),
@@ -127,8 +126,3 @@ def test_attributes_beyond_those_that_may_vote_are_found(
     monkeypatch.setattr(labeler.methods.knn, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
     task = audited_task(classes=tuple("abcdefghij"), attributes_per_record=1, sigma_votes=4.0)
     assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence).is_above
-
-
-def test_a_student_of_attributes_is_no_view_of_an_audit() -> None:
-    with pytest.raises(InvalidSetting, match="no student"):
-        audit_of(ATTRIBUTES["few of many"], view="student")

@@ -20,8 +20,7 @@ from labeler.noise import noise_share
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task, planted
 from tests.workers.audit.test_audit import findings
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, Attack
-from workers.audit.surroundings import Surroundings
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, Attack, Surroundings
 
 TRAINING = {"min_records": 50, "regularisation": 0.1}
 BOUNDED = TRAINING | {"max_records": 200}

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tests.workers.audit.conftest import audited_task
 from tests.workers.audit.test_audit import audit_of
-from workers.audit.page import render_page
-from workers.audit.run import run_audit
+from workers.audit.run import render_page, run_audit
 
 
 def test_the_page_shows_every_finding_and_the_promise_and_escapes_names(tmp_path: Path) -> None:

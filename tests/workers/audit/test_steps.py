@@ -15,8 +15,7 @@ from labeler.noise import noise_share
 from labeler.task import Task
 from tests.workers.audit.conftest import audited_task
 from tests.workers.audit.test_audit import audit_of, findings
-from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack
-from workers.audit.surroundings import Surroundings
+from workers.audit.adversaries import ADVERSARIES, STRONGEST, SceneAttack, Surroundings
 
 STEPS = 4
 

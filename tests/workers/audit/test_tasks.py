@@ -11,8 +11,7 @@ import pytest
 
 from labeler.errors import InvalidTask
 from tests.workers.audit.conftest import audited_task
-from workers.audit.adversaries import ADVERSARIES
-from workers.audit.surroundings import QUERIES, Surroundings, read_task
+from workers.audit.adversaries import ADVERSARIES, QUERIES, Surroundings, read_task
 
 FILE = '[task]\nname = "t"\nmethod = "knn"\nk = 3\nsigma_votes = 5.0\ndelta = 1e-5\n'
 

@@ -41,37 +41,11 @@ def test_this_machine_is_told_in_80_columns_and_ends_with_0(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_is_one_document_and_what_is_wrong_ends_with_1(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = doctor("--json", "--only", "disk", "--only", "versions", "--home", "/proc/1/nowhere")
-    document = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert document["well"] is False
-    assert [(one["step"], one["state"]) for one in document["findings"]] == [("versions", "well"), ("disk", "wrong")]
-    assert document["findings"][1]["to_do"]
-
-
-def test_a_step_that_is_unknown_is_wrong_usage() -> None:
-    done = doctor("--only", "nothing")
-    assert done.returncode == 2
-    assert "is no step; choose among versions" in done.stderr
-
-
 def test_a_device_is_wrong_where_it_was_asked_for_and_is_not_there() -> None:
     _no_device()
     found = list(devices())
     assert {one.what: one.state for one in found}["torch"] == "wrong"
     assert all(one.to_do for one in found if one.state != "well")
-
-
-@pytest.mark.long
-def test_the_command_says_that_a_device_is_not_there() -> None:
-    _no_device()
-    done = doctor("--gpu", "--json", "--only", "devices")
-    assert done.returncode == 1
-    found = json.loads(done.stdout)["findings"]
-    assert [one | {"step": "devices"} for one in found] == found
-    assert "torch" in {one["what"] for one in found if one["state"] == "wrong"}
 
 
 def _no_device() -> None:

@@ -19,7 +19,7 @@ from workers.doctor.checkup import Finding, Step, check_up, run_alone, steps, we
 PLANTED = '''
 import os, resource, signal, subprocess, sys, time
 import numpy as np
-from workers.doctor import engines, machine
+from workers.doctor import checkup, engines
 from workers.doctor.checkup import well
 
 
@@ -46,7 +46,7 @@ def hangs(file):
 
 def misses_one():
     """An engine that loses the nearest record of some batches: the check at an index's load sees others."""
-    from feature_store.index.engine import NumpyBlock
+    from feature_store.index.exact_index import NumpyBlock
 
     right = NumpyBlock.scores
 
@@ -62,7 +62,7 @@ def misses_one():
 
 def rounds():
     """An engine whose products keep 22 bits."""
-    from feature_store.index.engine import NumpyBlock
+    from feature_store.index.exact_index import NumpyBlock
 
     right = NumpyBlock.scores
     NumpyBlock.scores = lambda self, queries, tile: np.round(right(self, queries, tile) / 4) * 4
@@ -83,7 +83,7 @@ def rounds_on_a_device():
 
 
 def keeps_what_it_takes():
-    from feature_store.index.engine import NumpyEngine
+    from feature_store.index.exact_index import NumpyEngine
 
     right, kept = NumpyEngine.load, []
 
@@ -101,14 +101,14 @@ def environment():
 
 def full_disk(home_folder):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # EFBIG, as a full quota says it
-    yield from machine.disk(home_folder)
+    yield from checkup.disk(home_folder)
 
 
 def disk_of_another(home_folder):
     if os.geteuid() == 0:
         os.seteuid(65534)
-    yield from machine.disk(home_folder)
-    yield from machine.sqlite(home_folder)
+    yield from checkup.disk(home_folder)
+    yield from checkup.sqlite(home_folder)
 '''
 
 
@@ -205,7 +205,7 @@ def test_a_home_that_cannot_be_written_is_found(tmp_path: Path) -> None:
 
 def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
     done = []
-    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.machine:disk",
+    planted = [Step("dies", "planted_faults:well_then_abort"), Step("disk", "workers.doctor.checkup:disk",
                arguments={"home": str(tmp_path / "not" / "there" / "yet")})]  # fmt: skip
     found = check_up(planted, progress=lambda _, at, of: done.append((at, of)))
     assert not found.is_well

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from benchmarks.learning.heads import solve_noise
+from benchmarks.papers.fedauxfdp import solve_noise
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.randomness import ByteSource, os_source, seeded_source

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
-from labeler.errors import BadData, MixedShards
+from labeler.errors import MixedShards
 from tests.workers.notebook.test_notebook import folders, job  # noqa: F401
 from workers.commands.catalogue import app
 
@@ -78,16 +78,6 @@ def test_another_backbone_is_refused_before_an_image_is_read(
     done = CliRunner().invoke(app, ["predict", student, str(other.path)])
     assert isinstance(done.exception, MixedShards)
     assert "its labels would mean nothing" in str(done.exception)
-
-
-def test_a_file_that_is_no_model_is_refused_in_one_sentence(tmp_path: Path, job: labeler.LabelledJob) -> None:  # noqa: F811
-    (tmp_path / "student.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(BadData, match="is no model of a job"):
-        labeler.load_student(tmp_path / "student.safetensors")
-    data = (job.path / "student.safetensors").read_bytes()
-    (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(BadData, match="is no model of a job"):
-        labeler.load_student(tmp_path / "cut.safetensors")
 
 
 def test_a_price_at_which_noise_drowns_the_votes_is_told_in_plan_and_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA
-from labeler.errors import BadData, InvalidSetting, InvalidTask, MixedShards, NotReady
+from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
 from workers.run.labelling import open_run_journal
 
 CLASSES = ("zero", "one", "two", "three")
@@ -61,22 +60,6 @@ def test_every_public_image_has_a_label_and_most_are_right(job: labeler.Labelled
     assert "16 of 16 questions answered" in repr(job)
 
 
-def test_clusters_along_nearest_neighbours_label_every_image_too(job: labeler.LabelledJob, folders: Path) -> None:
-    sites, scans = [folders / f"{name}.shard" for name in ("site-a", "site-b")], folders / "scans.shard"
-    along = labeler.run(
-        sites, scans, folders / "along", epsilon=8.0, delta=1e-4, clusters=16, strategy="spectral", seed=3, quiet=True
-    )
-    table = along.labels("arrow")
-    right = [name.endswith(f"-{label}.png") for name, label in zip(*_columns(table), strict=True)]
-    assert len(right) == 120
-    assert np.mean(right) > 0.75
-    with open_run_journal(folders / "along" / ".job") as journal:
-        assert [(one.strategy, one.count) for one in journal.jobs.list()] == [("spectral", 16)]
-    assert [one["amount"] for one in charges_of(folders / "along")] == [
-        one["amount"] for one in charges_of(folders / "job")
-    ]
-
-
 def charges_of(folder: Path) -> list[dict[str, Any]]:
     with open_run_journal(folder / ".job") as journal:
         return journal.charges()
@@ -101,16 +84,6 @@ def test_labels_come_as_a_frame(job: labeler.LabelledJob, frame: Any) -> None:
     assert labels["label_name"].to_list() == job.labels("arrow")["label_name"].to_pylist()
 
 
-def test_a_frame_that_is_not_installed_or_unknown_is_refused_in_words(
-    job: labeler.LabelledJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(InvalidSetting, match="pip install polars"):
-        job.labels("polars")
-    with pytest.raises(InvalidSetting, match="pandas, polars or arrow"):
-        job.labels("excel")  # type: ignore[arg-type]
-
-
 def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.LabelledJob, folders: Path) -> None:
     other = labeler.embed(folders / "other", backbone="pixels:8", classes=CLASSES, public=True, quiet=True)
     from feature_store.shard import Shard
@@ -122,21 +95,6 @@ def test_the_student_labels_other_images_of_the_same_backbone(job: labeler.Label
     )
     with pytest.raises(MixedShards, match="embedded by backbone"):
         job.predict(smaller)
-
-
-def test_images_are_sorted_into_folders_by_their_labels(
-    job: labeler.LabelledJob, folders: Path, tmp_path: Path
-) -> None:
-    out = job.save_folder(tmp_path / "sorted", folders / "scans")
-    table = job.labels("arrow")
-    assert sorted(path.name for path in out.iterdir()) == sorted(CLASSES)
-    for name, label in zip(*_columns(table), strict=True):
-        assert (out / label / name).read_bytes() == (folders / "scans" / name).read_bytes()
-        assert (out / label / name).is_symlink()
-    with pytest.raises(InvalidSetting, match="is there already"):
-        job.save_folder(out, folders / "scans")
-    with pytest.raises(BadData, match="name the folder that was embedded"):
-        job.save_folder(tmp_path / "wrong", folders / "site-a")
 
 
 def test_labelled_images_are_a_data_set_for_a_loader(job: labeler.LabelledJob, folders: Path) -> None:
@@ -161,28 +119,6 @@ def test_a_plan_says_what_a_job_costs_before_anything_is_read() -> None:
     assert paid.epsilon == plan.epsilon
     with pytest.raises(InvalidSetting, match="give the noise"):
         labeler.plan()
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ({"sigma": 3.0, "epsilon": 1.0}, "`solve` sigma finds the noise for `epsilon`"),
-        ({}, "give the noise as `sigma`"),
-        ({"sigma": 3.0, "ballot_radius": "auto"}, r"name their shard \(`images`\)"),
-        ({"sigma": 3.0, "classes": -1}, "classes: must be a whole number from 2 to 32,000; found -1"),
-        ({"sigma": 3.0, "classes": 2.5}, "classes: must be a whole number"),
-        ({"sigma": 3.0, "records": 0}, "records: must be a whole number from 1"),
-        ({"sigma": 3.0, "records": float("nan")}, "records: must be a whole number"),
-        ({"sigma": 3.0, "level": "site"}, "level: must be one of instance, person, agent; found 'site'"),
-        ({"epsilon": 1.0, "solve": "noise"}, "solve: must be one of sigma, queries, k"),
-        ({"sigma": 3.0, "dishonest_talliers": 7}, "dishonest_talliers: must be one of 1, 2; found 7"),
-        ({"epsilon": 10**400}, "positive finite number"),
-    ],
-)
-def test_a_plan_is_refused_in_the_words_of_python(setting: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidSetting, match=words) as refused:
-        labeler.plan(**setting)
-    assert "--" not in str(refused.value)
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
@@ -215,30 +151,6 @@ def test_wrong_fields_and_unfinished_jobs_are_refused_before_anything_is_read(tm
         labeler.embed("torchvision:CIFAR10?root=here")
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
         labeler.colour  # noqa: B018
-
-
-def test_a_foreign_package_of_the_same_name_gets_one_clear_sentence(tmp_path: Path) -> None:
-    """A notebook beside folders called `api` and `workers`: plain folders do no harm, packages are named."""
-    script = (
-        "import labeler\ntry:\n    print(labeler.plan(epsilon=1.0))\nexcept ImportError as error:\n    print(error)\n"
-    )
-
-    def said() -> str:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        environment["PYTHONPATH"] = f"{tmp_path}:{Path(labeler.__file__).parents[1]}"
-        ran = subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return ran.stdout
-
-    for name in ("api", "workers"):
-        (tmp_path / name).mkdir()
-    assert said().startswith("20 questions: epsilon 1.000")
-    (tmp_path / "api" / "__init__.py").write_text("")
-    refused = said()
-    assert "needs its own package 'api'" in refused
-    assert str(tmp_path / "api" / "__init__.py") in refused
-    assert len(refused.splitlines()) == 1
 
 
 def test_naming_the_calls_loads_no_library() -> None:

@@ -24,7 +24,7 @@ from labeler.errors import InvalidSetting, InvalidTask, MixedShards, PrivacyRefu
 from labeler.tally import QueryBatch
 from labeler.task import Task
 from workers.agent.agent import Agent, InMemoryLedger
-from workers.audit.pool import shard_pool
+from workers.audit.run import shard_pool
 from workers.notebook.job import LabelledJob
 from workers.run.labelling import LabellingJob, run_job
 from workers.run.student import predict_images, read_job, score_student

@@ -25,8 +25,7 @@ from labeler.contribution import on_grid as votes_on_grid
 from labeler.methods import METHODS
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.federated import on_grid
-from labeler.methods.sensitivity import integer_event, most_trained
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext, integer_event, most_trained
 from labeler.planning import price
 from labeler.records import FEATURE_ONE, ModelStore, Records, first_of_each_person
 from labeler.setting import StatedLevel

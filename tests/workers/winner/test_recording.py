@@ -23,7 +23,7 @@ from labeler.errors import ProtocolViolation
 from labeler.randomness import os_source
 from labeler.sharing import PrimeField, WinnerTerms
 from labeler.tally import NONCE_BYTES, AggregateShare, BallotShare, InputShare, Round, split_ballots
-from tests.plain_tallier import Tallier
+from tests.one_round import Tallier
 from tests.workers.winner.conftest import Words
 from workers.winner.engine import Width, WinnerJob, WinnerOrder
 from workers.winner.session import SecureEngine
