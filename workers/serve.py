@@ -178,9 +178,9 @@ def run_desk(
         Unavailable: the address is taken.
     """
     from api.console.site.server import serve_desk
-    from workers.agent.site import DeskSite
+    from workers.agent.site import SiteConsole
 
-    serve_desk(DeskSite(home), host=host, port=port, stop=stop, on_ready=on_ready)
+    serve_desk(SiteConsole(home), host=host, port=port, stop=stop, on_ready=on_ready)
 
 
 def run_home_embedder(home: Path, *, stop: threading.Event) -> None:

@@ -49,8 +49,8 @@ from workers.agent.agent import Agent
 from workers.agent.driver import AgentDriver
 from workers.learning import learner, linear
 from workers.learning.private_heads import FittedHeads, PrivateHeads
-from workers.tallier.driver import TallierDriver, TallierJournal
 from workers.tallier.rounds import TallierRounds
+from workers.tallier.service import TallierDriver, TallierJournal
 
 Patch = pytest.MonkeyPatch
 

@@ -123,15 +123,6 @@ class DurableLedger:
             self._opened = policy
         return policy
 
-    def check_price(self, task: Task, sizes: Sequence[int]) -> None:
-        """Find out whether rounds of these sizes can be priced at all, before anything is written down.
-
-        Raises:
-            Exception: whatever a task brings about that nobody had thought of.
-        """
-        for size in set(sizes):
-            round_charges(task, size)
-
     def charge_in(
         self,
         connection: Connection,

@@ -220,7 +220,7 @@ class _Records:
 
     def look(self) -> None:
         """Go over to the shard as it is now, where it has changed."""
-        stamp = self._stamps()
+        stamp = (self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME))
         if stamp == self._stamp:
             return
         before = self._agent
@@ -257,9 +257,6 @@ class _Records:
             spends=self._spends,
             padding=padding,
         )
-
-    def _stamps(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        return self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME)
 
     def _stamp_of(self, name: str) -> tuple[int, int, int]:
         try:

@@ -247,6 +247,7 @@ def _decision(
 
 def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
+    life_nano = 0 if task is None or task.life is None else task.life.budget_nano
     return {
         "at": _moment(one.at),
         "task_id": one.task_digest,
@@ -259,17 +260,12 @@ def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[st
         "queries": one.num_queries,
         "talliers": list(one.talliers),
         "delta": delta,
-        "life_nano": 0 if task is None or task.life is None else task.life.budget_nano,
+        "life_nano": life_nano,
         **{f"{level}_nano": amount for level, amount in charges.items()},
-        **{f"{level}_epsilon": _epsilon(amount, delta) for level, amount in charges.items()},
-    } | _for_life(task, delta)
-
-
-def _for_life(task: Task | None, delta: float) -> dict[str, Any]:
-    """Of votes for life no round has an epsilon of its own: what is stated is what all of them are, ever."""
-    if task is None or task.life is None:
-        return {}
-    return {"instance_epsilon": epsilon_of(task.life.budget_nano, delta)}
+        "agent_epsilon": _epsilon(charges["agent"], delta),
+        # Of votes for life no round has an epsilon of its own: what is stated is what all of them are, ever.
+        "instance_epsilon": _epsilon(life_nano or charges["instance"], delta),
+    }
 
 
 def _epsilon(nano: int, delta: float) -> float | None:
@@ -309,7 +305,7 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
         raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
 
 
-class DeskSite:
+class SiteConsole:
     """One home, for the page of its site. What is shown is read anew each time: agent and shell write meanwhile.
 
     Raises:

@@ -62,7 +62,7 @@ class Outcome:
     answer: Winner | Refusal
 
 
-class WinnerDesk:
+class WinnerRounds:
     """Computes the rounds it is asked for; see the module. Used by one thread.
 
     Args:
