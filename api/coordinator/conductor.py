@@ -36,7 +36,6 @@ from api.fair_pool import FairPool
 from feature_store.backbones import read_spec
 from feature_store.results.job_process import DISK_IS_FULL, QuestionRequest, write_questions
 from feature_store.results.questions import (
-    EMBED_QUEUE,
     FAILURE,
     MAX_JOB_PIXELS,
     MAX_PIXELS,
@@ -158,7 +157,7 @@ class Conductor:
         requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.preparation = preparation or Preparation(
-            home, mailbox, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
+            home, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         questions = PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady)
@@ -245,7 +244,6 @@ class Preparation:
     """See the module.
 
     Args:
-        mailbox: through which the embedder learns that something waits.
         is_wanted: whether a job still waits for questions; work for others stops.
         on_end: called with the job when its questions, or a reason against them, may be there.
         backbone_of: fingerprint -> what loads it, for its name.
@@ -254,7 +252,6 @@ class Preparation:
     def __init__(
         self,
         home: Path,
-        mailbox: Mailbox,
         *,
         is_wanted: Callable[[str], bool],
         on_end: Callable[[str], None],
@@ -262,7 +259,6 @@ class Preparation:
         bounds: Bounds | None = None,
     ) -> None:
         self._home = home
-        self._mailbox = mailbox
         self._board = EmbedBoard(home)
         self._backbone_of = backbone_of
         self._bounds = bounds or Bounds()
@@ -306,7 +302,7 @@ class Preparation:
                 max_job_pixels=self._bounds.max_job_pixels,
             )
             with making_room("what the embedder is asked for"):
-                self._mailbox.add_work(EMBED_QUEUE, self._board.put(job.created_by, job.job_id, request))
+                self._board.put(job.created_by, job.job_id, request)
             return
         wanted = self._wanted(job, task)
         size = feature_bytes(folder, job)
