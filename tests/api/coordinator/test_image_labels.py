@@ -198,9 +198,9 @@ def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeyp
     desk.labeller.want(bad.record)
     desk.labeller.want(good.record)
     assert desk.labeller.wait(good.record) == good.folder / IMAGE_LABELS
-    assert (bad.folder / IMAGE_FAILURE).exists()
     with pytest.raises(BadData, match="more memory or time"):
         desk.labeller.wait(bad.record)
+    assert (bad.folder / IMAGE_FAILURE).exists()
     desk.labeller.stop()
 
 
