@@ -36,7 +36,7 @@ CLIENT_GONE = 499
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
 _AS_MANY_AS_ONE_LIKES = frozenset({405, 429})
-"""No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (labeler.repeated)."""
+"""No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (api.logs)."""
 
 DISCARD_BYTES = 64 * 1024 * 1024
 DISCARD_S = 5.0

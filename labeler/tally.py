@@ -49,7 +49,7 @@ tallier adds S * ballots + noise, and keeps what the rows of each agent sum to f
 (labeler.tally), after which alone anything may be opened.
 
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
-cannot be inspected; the agent checks, see labeler.contribution, and talliers check row totals).
+cannot be inspected; the agent checks, see labeler.release, and talliers check row totals).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def split_ballots(
     """Split ballots, with what was not voted, and noise: one share of both per tallier.
 
     Args:
-        ballots: votes, int64, shape (num_queries, num_classes), checked (labeler.contribution.check_ballots).
+        ballots: votes, int64, shape (num_queries, num_classes), checked (labeler.release.check_ballots).
         noise: grid units, int64, of that shape.
         row_total: k: what each row sums to, votes not cast included.
         num_talliers: as for `labeler.sharing.split`.
@@ -373,7 +373,7 @@ class Round:
         quorum: fewest contributors for which anything is opened.
         terms: how talliers find the winners; None where the histogram is opened.
         tallier_sigma_grid: parameter of the noise that each tallier adds to each sum, grid units; None where the
-            agents add the noise. Agents compare it with their task (`labeler.contribution.check_round`), so whoever
+            agents add the noise. Agents compare it with their task (`labeler.release.check_round`), so whoever
             tells a tallier of less noise tells it of another round, of which no agent sends a share.
 
     Raises:

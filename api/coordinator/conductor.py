@@ -144,7 +144,7 @@ class Conductor:
         requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.preparation = preparation or Preparation(
-            home, mailbox, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
+            home, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         questions = PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady)

@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 from feature_store.backbones import read_spec
 from feature_store.results.job_process import DISK_IS_FULL, QuestionRequest, write_questions
 from feature_store.results.questions import (
-    EMBED_QUEUE,
     MAX_JOB_PIXELS,
     MAX_PIXELS,
     QUESTIONS,
@@ -37,7 +36,6 @@ from feature_store.results.questions import (
     lane_of,
     write_failure,
 )
-from labeler.driver.mail import Mailbox
 from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
 from labeler.system.files import making_room
@@ -76,7 +74,6 @@ class Preparation:
     """See the module.
 
     Args:
-        mailbox: through which the embedder learns that something waits.
         is_wanted: whether a job still waits for questions; work for others stops.
         on_end: called with the job when its questions, or a reason against them, may be there.
         backbone_of: fingerprint -> what loads it, for its name.
@@ -85,7 +82,6 @@ class Preparation:
     def __init__(
         self,
         home: Path,
-        mailbox: Mailbox,
         *,
         is_wanted: Callable[[str], bool],
         on_end: Callable[[str], None],
@@ -93,7 +89,6 @@ class Preparation:
         bounds: Bounds | None = None,
     ) -> None:
         self._home = home
-        self._mailbox = mailbox
         self._board = EmbedBoard(home)
         self._backbone_of = backbone_of
         self._bounds = bounds or Bounds()
@@ -141,7 +136,7 @@ class Preparation:
                 max_job_pixels=self._bounds.max_job_pixels,
             )
             with making_room("what the embedder is asked for"):
-                self._mailbox.add_work(EMBED_QUEUE, self._board.put(job.created_by, job.job_id, request))
+                self._board.put(job.created_by, job.job_id, request)
             return
         wanted = self._wanted(job, task)
         size = feature_bytes(folder, job)

@@ -123,7 +123,6 @@ class Coordinator:
         self._keeping = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
         self._preparation = Preparation(
             config.home,
-            mailbox,
             is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued",
             on_end=lambda job_id: self.conductor.wake(job_id),
             backbone_of=config.backbone,

@@ -41,7 +41,6 @@ from benchmarks.machine import memory_bytes
 from feature_store.index.build import build_index
 from feature_store.index.definition import NO_KEY, pack, ranks_of
 from feature_store.query_selection import model_rows, select_queries
-from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting
 from labeler.linear_model import released_model
 from labeler.messages import COORDINATOR, frame
@@ -54,7 +53,7 @@ from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.planning import price
 from labeler.randomness import ByteSource, seeded_source
 from labeler.records import FEATURE_ONE, Rows
-from labeler.release import Release, open_histogram
+from labeler.release import Release, input_shares, open_histogram
 from labeler.sharing import add_shares as add_words
 from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys

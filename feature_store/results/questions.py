@@ -5,12 +5,12 @@ file per job, in a folder per requester, beside the jobs:
 
     HOME/embedding/LANE/JOB.json        there while the job waits for features; LANE stands for who asks
 
-The files are the truth, and Redis only says that somebody should look. The coordinator writes a file as long as a job
-waits and takes it away when the job ends; the embedder looks between two images whether it is still there. So work
-ends with its job, whoever dies and whatever Redis forgets.
+The coordinator writes a file as long as a job waits and takes it away when the job ends; the embedder looks between
+two images whether it is still there. So work ends with its job, whoever dies.
 
-A lane is one requester. Lanes take turns (labeler.driver.mail: one piece of work per lane), and so do the jobs of a
-lane: whoever sends much waits for itself.
+A lane is one requester. Lanes take turns (`EmbedBoard.turn`), and so do the jobs of a lane: whoever sends much waits
+for itself. A turn is a lock on a file of its lane, LANE/turn, which the system frees when its holder dies. The file
+says how often a turn was begun since one has ended, and its time when that was.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from labeler.errors import BadData, LabelerError, TryAgain, UnreadableImage
+from labeler.errors import BadData, LabelerError, OutputInUse, TryAgain, UnreadableImage
 from labeler.release import arrays_from_bytes, arrays_to_bytes
-from labeler.system.files import replace_file
+from labeler.system.files import exclusive, replace_file
 
 if TYPE_CHECKING:
     from feature_store.decode import Skipped
@@ -168,12 +168,12 @@ def named_error(problem_type: str, sentence: str) -> LabelerError:
     return BadData(sentence)
 
 
-EMBED_QUEUE: Final = "embed"
 MAX_PIXELS: Final = 64_000_000
 MAX_JOB_PIXELS: Final = 8_000_000_000
 
 _FOLDER = "embedding"
 _SUFFIX = ".json"
+_TURN = "turn"
 
 
 class EmbedRequest(BaseModel):
@@ -193,7 +193,7 @@ class EmbedRequest(BaseModel):
 
 
 def lane_of(owner: str) -> str:
-    """The lane of a requester: a name that is safe as a folder and as work in Redis."""
+    """The lane of a requester: a name that is safe as a folder."""
     return hashlib.sha256(b"labeler-lane/1\n" + owner.encode()).hexdigest()[:16]
 
 
@@ -211,24 +211,47 @@ class EmbedBoard:
     def __init__(self, home: Path) -> None:
         self._folder = home / _FOLDER
 
-    def put(self, owner: str, job_id: str, request: EmbedRequest) -> str:
-        """Ask for the features of a job; asking again changes nothing.
-
-        Returns:
-            The lane, which is the work to put into the queue.
-        """
-        lane = lane_of(owner)
-        path = self._path(lane, job_id)
-        if not path.exists():
+    def put(self, owner: str, job_id: str, request: EmbedRequest) -> None:
+        """Ask for the features of a job; asking again changes nothing."""
+        path = self._path(lane_of(owner), job_id)
+        while not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, request.model_dump_json().encode(), mode=0o600)
-        return lane
+            with suppress(FileNotFoundError):  # an embedder removed the empty folder at this moment
+                replace_file(path, request.model_dump_json().encode(), mode=0o600)
+
+    @contextmanager
+    def turn(self) -> Iterator[tuple[str, int] | None]:
+        """Hold the lane whose turn is longest ago, of those in which jobs wait and that no other embedder holds.
+
+        Yields:
+            The lane, and how often a turn of it was begun since one has ended, this one counted: a high number says
+            that its first job ends whoever takes it. None where nobody waits.
+        """
+        with ExitStack() as held:
+            for lane in self._lanes_in_turn():
+                turn = self._folder / lane / _TURN
+                try:
+                    held.enter_context(exclusive(turn, "the jobs of a requester"))
+                except (OutputInUse, FileNotFoundError):
+                    continue
+                begun = int(turn.read_text() or 0) + 1
+                turn.write_text(str(begun))
+                try:
+                    yield lane, begun
+                finally:
+                    turn.write_text("")  # now it is the last one
+                    if not self.jobs(lane):
+                        turn.unlink()
+                        self._remove_empty(lane)
+                return
+            yield None
 
     def withdraw(self, job_id: str) -> bool:
         """Ask no more for a job; whether anything was asked. Whoever works on it stops at the next image."""
         found = list(self._folder.glob(f"*/{job_id}{_SUFFIX}"))
         for path in found:
             path.unlink(missing_ok=True)
+            self._remove_empty(path.parent.name)
         return bool(found)
 
     def jobs(self, lane: str) -> list[str]:
@@ -273,6 +296,20 @@ class EmbedBoard:
     def done(self, lane: str, job_id: str) -> None:
         """Take a request off, after its result is durable."""
         self._path(lane, job_id).unlink(missing_ok=True)
+
+    def _lanes_in_turn(self) -> list[str]:
+        """Lanes in which jobs wait, whose turn, or whose first job, is longest ago first."""
+        waiting = []
+        for lane in self._lanes():
+            with suppress(FileNotFoundError, IndexError):
+                first = self._path(lane, self.jobs(lane)[0])
+                turn = first.with_name(_TURN)
+                waiting.append(((turn if turn.exists() else first).stat().st_mtime_ns, lane))
+        return [lane for _, lane in sorted(waiting)]
+
+    def _remove_empty(self, lane: str) -> None:
+        with suppress(OSError):  # somebody has put a job there
+            (self._folder / lane).rmdir()
 
     def _lanes(self) -> list[str]:
         with suppress(FileNotFoundError):

@@ -36,7 +36,7 @@ Every entry may change, where without the ball only the record's own did: one by
 most ceil(S D2) <= S ceil(D2).
 
 **Winner.** Entries of p(b) lie between -S R and S R, so that every sum fits its field where R does; where it does not,
-they are cut at public numbers afterwards, which moves no two vectors further apart (`labeler.contribution.on_grid`).
+they are cut at public numbers afterwards, which moves no two vectors further apart (`labeler.release.on_grid`).
 
 References:
     Bauschke, Combettes 2017, Convex Analysis and Monotone Operator Theory in Hilbert Spaces, Proposition 4.16.

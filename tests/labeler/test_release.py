@@ -14,10 +14,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from labeler.contribution import contribution, input_shares
 from labeler.errors import PrivacyRefusal, ProtocolViolation, QuorumNotReached, WrongDigest
 from labeler.randomness import ByteSource, os_source, seeded_source
-from labeler.release import InProcessWinner, Release, agree_on_winners, open_histogram, open_winner
+from labeler.release import (
+    InProcessWinner,
+    Release,
+    agree_on_winners,
+    contribution,
+    input_shares,
+    open_histogram,
+    open_winner,
+)
 from labeler.sharing import ShareVector, Winner, WinnerTerms, split
 from labeler.tally import AggregateShare, BallotShare, InputShare, Round, split_ballots
 from labeler.task import Task

@@ -21,7 +21,6 @@ from scipy import stats
 
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
-from labeler.contribution import check_round, contribution, input_shares, on_grid
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
 from labeler.messages.bodies import OpenRound, aggregate_from_bytes, aggregate_to_bytes
 from labeler.methods.blind_average import weight_sum
@@ -30,7 +29,7 @@ from labeler.noise import DiscreteGaussian, noise_source
 from labeler.planning import price, resolve_colluding_agents
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.records import Records
-from labeler.release import open_histogram, open_winner
+from labeler.release import check_round, contribution, input_shares, on_grid, open_histogram, open_winner
 from labeler.sharing import field_for, split, unshard
 from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_of, round_with

@@ -24,7 +24,6 @@ from feature_store.index.build import goes_to_device, products_of
 from feature_store.shard import Shard
 from labeler.batching import due, round_charges
 from labeler.budget import Account
-from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.messages.bodies import share_from_bytes, share_to_bytes
@@ -32,6 +31,7 @@ from labeler.methods.ensemble import head_of
 from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
+from labeler.release import input_shares
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
 from labeler.tally import InputShare, QueryBatch, Round, round_of
 from labeler.task import Level, Task

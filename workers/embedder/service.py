@@ -1,6 +1,6 @@
 """The embedder process: turns the images of jobs into public features, in the coordinator's own domain.
 
-    turn of a lane (lease, heartbeat) -> its next job -> decode (a process of its own) -> embed, a slice at a time
+    turn of a lane (EmbedBoard.turn) -> its next job -> decode (a process of its own) -> embed, a slice at a time
                                                                      |
                           jobs/JOB/public.shard: the features        v
                           jobs/JOB/failed.json: what cannot be asked about, and why
@@ -18,9 +18,7 @@ each has another requester's turn.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -37,7 +35,6 @@ from feature_store.decode import Skipped
 from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
 from feature_store.embedding import Loaded, Loader, embed_source
 from feature_store.results.questions import (
-    EMBED_QUEUE,
     FAILURE,
     MOST_NAMED,
     SHARD,
@@ -47,7 +44,7 @@ from feature_store.results.questions import (
     unasked,
     write_failure,
 )
-from labeler.driver.mail import Mailbox, Work
+from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import (
     BadData,
@@ -55,7 +52,6 @@ from labeler.errors import (
     InvalidSetting,
     LabelerError,
     MixedShards,
-    NotReady,
     TryAgain,
     UnreadableImage,
 )
@@ -65,8 +61,6 @@ from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.embedder")
 
-QUEUE = EMBED_QUEUE
-LEASE_S = 10.0
 HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
 """Work that was handed out this often without an end kills whoever takes it, and is given up."""
@@ -84,7 +78,10 @@ ALIVE_S = 30.0
 
 WORKING = f".{SHARD}.writing"
 
-_CLAIM_WAIT_S = 1.0
+LOOK_EVERY_S = 0.1
+"""How often the board is looked at while nobody waits."""
+
+AGAIN_S = 1.0
 
 
 class _JobEnded(Exception):
@@ -108,47 +105,32 @@ def run_embedder(
     Raises:
         InvalidSetting: the Redis URL is none.
     """
-    consumer = f"embedder-{socket.gethostname()[:50]}-{os.getpid()}"
     embedder = Embedder(coordinator_home, backbones, stop=stop)
+    board = EmbedBoard(coordinator_home)
     mailbox = RedisMailbox(redis_url)
     log.info("embedder ready", extra={"backbones": len(backbones)})
-    is_reached = True
+    said = ""
     try:
-        while not stop.is_set():
-            try:
-                mailbox.show_life(ROLE, for_s=ALIVE_S)
-                tell_ready()
-                work = mailbox.claim(QUEUE, consumer, lease_s=LEASE_S, wait_s=_CLAIM_WAIT_S)
-                if work is not None:
-                    _take_turn(embedder, mailbox, work)
-                is_reached = True
-            except Interrupted:
-                break
-            except TryAgain as error:
-                if is_reached:
-                    log.warning("work waits", extra={"problem": error.problem_type, "sentence": str(error)})
-                is_reached = False
-                stop.wait(_CLAIM_WAIT_S)
+        with _signs_of_life(mailbox):
+            while not stop.is_set():
+                try:
+                    with board.turn() as turn:
+                        if turn is not None:
+                            embedder.turn(turn[0], attempt=turn[1], mailbox=mailbox)
+                    said = ""
+                    if turn is None:
+                        stop.wait(LOOK_EVERY_S)
+                except Interrupted:
+                    break
+                except TryAgain as error:
+                    # Nobody died of it, so it is no attempt: a full disk may last for hours.
+                    if error.problem_type != said:
+                        log.warning("work waits", extra={"problem": error.problem_type, "sentence": str(error)})
+                    said = error.problem_type
+                    stop.wait(AGAIN_S)
     finally:
         mailbox.close()
     log.info("embedder stopped")
-
-
-def _take_turn(embedder: Embedder, mailbox: Mailbox, work: Work) -> None:
-    """One turn of a lane; the lane goes to the end of the line where more is to do."""
-    try:
-        with _lease(mailbox, work):
-            embedder.turn(work.work_id, attempt=work.attempt, mailbox=mailbox)
-    except Interrupted:
-        raise
-    except TryAgain:
-        # Nobody died of it, so it is no attempt: a full disk may last for hours. The coordinator asks again.
-        mailbox.done(work)
-        raise
-    mailbox.done(work)
-    # After `done`, and behind whoever came meanwhile; what comes from here on the coordinator puts into the line.
-    if embedder.waiting(work.work_id):
-        mailbox.add_work(QUEUE, work.work_id)
 
 
 class Embedder:
@@ -161,10 +143,6 @@ class Embedder:
         self._stop = stop
         self._loaded: dict[str, Backbone] = {}
 
-    def waiting(self, lane: str) -> int:
-        """How many jobs of a lane wait."""
-        return len(self._board.jobs(lane)) if Path(lane).name == lane else 0
-
     def turn(self, lane: str, *, attempt: int, mailbox: Mailbox) -> None:
         """Work for one requester, until nothing is left or somebody else's turn has come.
 
@@ -174,9 +152,6 @@ class Embedder:
         Raises:
             TryAgain: stopped, or something cannot be reached or kept now; the jobs go on waiting.
         """
-        if Path(lane).name != lane:
-            log.error("work skipped: no requester has such a name")
-            return
         until = time.monotonic() + SLICE_S
         while waiting := self._board.jobs(lane):
             try:
@@ -337,16 +312,17 @@ def _unasked(
 
 
 @contextmanager
-def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
-    """Signs of life while the block runs, so that nobody else takes the work over."""
+def _signs_of_life(mailbox: Mailbox) -> Iterator[None]:
+    """Say that an embedder is there while the block runs, however long a job takes."""
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(HEARTBEAT_S):
-            # Lost or unreachable: the result is welcome all the same.
-            with suppress(NotReady, TryAgain):
+        while True:
+            with suppress(TryAgain):
                 mailbox.show_life(ROLE, for_s=ALIVE_S)
-                mailbox.heartbeat(work)
+                tell_ready()
+            if ended.wait(HEARTBEAT_S):
+                return
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -300,9 +300,8 @@ def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(desk:
     assert desk.house.jobs.get(job.job_id).state == "collecting"
 
 
-def test_questions_are_remembered_for_a_moment_however_small_they_are(tmp_path: Path, server: RedisServer) -> None:
-    mailbox = RedisMailbox(server.url)
-    preparation = Preparation(tmp_path, mailbox, is_wanted=lambda _: True, on_end=lambda _: None)
+def test_questions_are_remembered_for_a_moment_however_small_they_are(tmp_path: Path) -> None:
+    preparation = Preparation(tmp_path, is_wanted=lambda _: True, on_end=lambda _: None)
     questions = PreparedQuestions(tmp_path, preparation, ask_again_s=1.0)
     names = [f"job-{number}" for number in range(100)]
     for name in names:
@@ -314,4 +313,3 @@ def test_questions_are_remembered_for_a_moment_however_small_they_are(tmp_path: 
     assert len(questions._known) == 64
     assert questions._known_bytes == 64 * 8
     assert questions.read(names[0]).tolist() == [[7] * 4]
-    mailbox.close()

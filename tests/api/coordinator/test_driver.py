@@ -127,7 +127,7 @@ class Site:
         return self.house.jobs.get(job.job_id).state
 
     def waiting(self, party: str) -> int:
-        return self.mailbox.pending(party)
+        return self.mailbox.all_pending([party])[party]
 
     def mail(self, party: str) -> list[Message]:
         """What waits for a party."""

@@ -19,7 +19,7 @@ from api.coordinator.uploads import upload_of_features
 from api.schema import JobView
 from feature_store.query_selection import select_queries
 from feature_store.results.job_process import QuestionRequest
-from feature_store.results.questions import EMBED_QUEUE, EmbedBoard, lane_of
+from feature_store.results.questions import EmbedBoard, lane_of
 from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.ledger.jobs import JobRecord
@@ -52,7 +52,6 @@ def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Prepa
         made.append(
             Preparation(
                 house.config.home,
-                mailbox,
                 is_wanted=lambda job_id: house.jobs.get(job_id).state == "queued",
                 on_end=on_end,
                 backbone_of=lambda _: "pixels:4",
@@ -102,7 +101,7 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
     assert np.array_equal(found["assignment"], expected.assignment)
     with safe_open(questions(house, job), "np") as file:
         assert file.metadata() == {"fingerprint": "f" * 16, "backbone": "pixels"}
-    assert mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0) is None
+    assert EmbedBoard(house.config.home).all_jobs() == []
 
 
 def test_many_vectors_are_left_to_the_thread_that_took_them_until_it_has_tried(
@@ -165,8 +164,8 @@ def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
     assert "more memory or time than one job is given" in (questions(house, job).parent / "failed.json").read_text()
 
 
-def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_forgot(
-    house: House, mailbox: RedisMailbox, prepare: Callable[..., Preparation]
+def test_images_are_asked_for_on_the_board_once_until_they_are_withdrawn(
+    house: House, prepare: Callable[..., Preparation]
 ) -> None:
     view = submit(house)
     job = house.jobs.get(view.job_id)
@@ -176,10 +175,8 @@ def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_fo
     for _ in range(2):
         made.ask(images, task)
         assert board.jobs(lane_of("tok-1")) == [job.job_id]
-        work = mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0)
-        assert work is not None
-        assert work.work_id == lane_of("tok-1")
-        mailbox._redis.flushall()
+        with board.turn() as turn:
+            assert turn == (lane_of("tok-1"), 1)
     made.withdraw(job.job_id)
     assert board.all_jobs() == []
 

@@ -18,7 +18,6 @@ from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
 from labeler.batching import round_charges
 from labeler.driver.intake import said_of
-from labeler.driver.mail_redis import RedisMailbox
 from labeler.driver.reading import parties_of
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
 from labeler.ledger.chain import Head
@@ -73,7 +72,6 @@ def test_agents_are_asked_whether_they_will_before_there_are_questions(
     task = speaking.house.task()
     job = speaking.house.submit(task, 2)
     conductor = speaking.conductor()
-    monkeypatch.setattr(RedisMailbox, "add_work", lambda *_: None)  # no embedder here
     conductor.advance(job.job_id)
     (message,) = speaking.mail("east")
     proposal = Proposal.decode(message.body)
@@ -295,7 +293,6 @@ def test_a_job_that_was_refused_after_it_was_taken_is_shown_to_who_sends_it_agai
     job = speaking.house.submit(speaking.house.task(), 2, key="k")
     say(speaking, job, north=NO)
     conductor = speaking.conductor()
-    monkeypatch.setattr(RedisMailbox, "add_work", lambda *_: None)  # no embedder here
     conductor.advance(job.job_id)
     task = speaking.house.tasks.get(job.task_id)
     again = speaking.house.submit(task, 2, key="k")

@@ -95,7 +95,9 @@ def test_where_a_message_is_refused_so_is_the_post_and_no_mail_is_handed_out_or_
     assert post(own, message).status_code == 202
     refused = post(own, message, polling(own.keys[AGENT], 3, after=after))
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:replayed")
-    assert own.coordinator.mailroom._mailbox.pending(AGENT) == 1, "the mail that the refused poll says is done with"
+    assert own.coordinator.mailroom._mailbox.all_pending([AGENT]) == {AGENT: 1}, (
+        "the mail that the refused poll says is done with"
+    )
     # Its number is not used up either.
     assert kinds(post(own, polling(own.keys[AGENT], 3), path="/v1/messages:poll")) == ["poll", "proposal"]
 

@@ -31,7 +31,6 @@ from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
-from labeler.contribution import input_shares
 from labeler.errors import LabelerError
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
@@ -43,6 +42,7 @@ from labeler.methods.knn import attribute_ballots
 from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.release import input_shares
 from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task

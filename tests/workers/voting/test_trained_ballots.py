@@ -14,13 +14,13 @@ from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
 from labeler.accounting.events import IntegerSum
 from labeler.budget import Account
-from labeler.contribution import check_ballots
 from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.release import check_ballots
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from labeler.repeated import FIRST, MOST_KINDS, WINDOW_S, CountRepeats
+from api.logs import FIRST, MOST_KINDS, WINDOW_S, CountRepeats
 
 
 class Kept(logging.Handler):
