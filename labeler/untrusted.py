@@ -186,7 +186,6 @@ DigestIfAny = Annotated[str, spelt("[0-9a-f]{64}|", "a SHA-256, 64 lower-case he
 PublicKey = Annotated[str, spelt("[0-9a-f]{64}", "32 bytes, 64 lower-case hexadecimal digits")]
 """Whether it is a usable key says `labeler.system.keys`."""
 
-SharingId = Annotated[str, spelt("[0-9a-f]{32}", "16 bytes, 32 lower-case hexadecimal digits")]
 Flag = Annotated[bool, Field(description="true or false")]
 UnixTime = Annotated[float | int, Field(gt=0, lt=LATEST_S, description="a finite number, a unix time in seconds")]
 """Whether it was written as a whole number stays as it was: digests are made of it."""
