@@ -226,7 +226,7 @@ class Plan:
         looks: until when nothing is to be done for a job by itself.
         retries: jobs whose step met a defect or has to wait; nothing of that step is here.
         broken: jobs whose messages could not be written: why, and of which round.
-        line, lanes: whose turn it is to have winners found, and to be begun.
+        line, turns: whose turn it is to have winners found, and to be begun.
         follow: rounds whose turn has come in this turn.
         answers: what is told to whom, once it is durable.
         errands, refused: what others have written, and why some of it was not.
@@ -235,7 +235,7 @@ class Plan:
     now: Now
     jobs: dict[str, Loaded]
     line: queues.WinnerQueue
-    lanes: FairQueue
+    turns: FairQueue
     runs: dict[str, JobRun] = field(default_factory=dict)
     stores: dict[str, list[Store]] = field(default_factory=dict)
     sends: list[tuple[str, Send]] = field(default_factory=list)
@@ -262,7 +262,7 @@ class Plan:
 
     def draft(self, job_id: str) -> Plan:
         """A plan for one step of one job, of which nothing is kept where it is not joined."""
-        return Plan(self.now, self.jobs, self.line, self.lanes, runs={job_id: self.run_of(job_id)})
+        return Plan(self.now, self.jobs, self.line, self.turns, runs={job_id: self.run_of(job_id)})
 
     def join(self, draft: Plan) -> None:
         """What a step has come to becomes part of its turn."""
@@ -272,7 +272,7 @@ class Plan:
         self.sends += draft.sends
         self.relays += draft.relays
         self.looks |= draft.looks
-        self.line, self.lanes = draft.line, draft.lanes
+        self.line, self.turns = draft.line, draft.turns
         self.follow += draft.follow
 
 

@@ -40,7 +40,6 @@ from labeler.rounds.effects import (
     Unshard,
     WaitUntil,
 )
-from labeler.rounds.queues import enter, leave
 from labeler.system.faults import fault_point
 from labeler.tally import round_of
 from labeler.task import Task
@@ -135,9 +134,9 @@ class Stepper:
                         raise
                     except LabelerError as error:
                         return [Failed(error)]
-                if job_id in plan.lanes.held:
+                if job_id in plan.turns.held:
                     return [Admitted()]  # the step that took its place could not be kept; the place could
-                plan.lanes = enter(plan.lanes, job.record.created_by, job_id)
+                plan.turns = plan.turns.put(job.record.created_by, job_id)
             case Prepare():
                 return self._prepare(job, run)
             case MakeBodies():
@@ -170,7 +169,7 @@ class Stepper:
                 plan.line, entered = queues.leave_line(plan.line, effect.round_digests)
                 plan.follow += entered
                 if effect.has_ended:
-                    plan.lanes = leave(plan.lanes, job_id)
+                    plan.turns = plan.turns.leave(job_id)
         return []
 
     def _prepare(self, job: Loaded, run: JobRun) -> list[Event]:

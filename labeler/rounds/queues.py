@@ -1,6 +1,7 @@
-"""Whose turn it is: jobs of requesters to begin, and rounds to have their winners found.
+"""Whose turn it is: what requesters share, and rounds to have their winners found.
 
-**Jobs.** Requesters take turns: of each, a few jobs are begun at a time, and what has to wait waits behind its own.
+**Requesters** take turns: of each, a few jobs are begun at a time, and what has to wait waits behind its own. The same
+queue decides of prices, choosing and labeling (api.fair_pool).
 
 Parties work through their mail in order, so a requester that submits a hundred jobs at once would put all of them
 before another's. A job holds a place from its admission until it has ended, and no longer than a moment: one that waits
@@ -16,6 +17,7 @@ longer than their turn. All of this may be lost: talliers answer the same howeve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -29,58 +31,67 @@ HELD_S = 10.0
 
 @dataclass(frozen=True)
 class FairQueue:
-    """Who waits and who has a place.
+    """Who waits and who has a place; every method returns another queue.
 
     Attributes:
-        waiting: requester -> its jobs that wait, in order; requesters in the order of their turns.
-        held: job id -> (requester, since when it has its place).
+        places: of one owner at a time.
+        held_s: how long one keeps its place at most.
+        waiting: owner -> its keys that wait, in order; owners in the order of their turns.
+        held: key -> (owner, since when it has its place).
     """
 
+    places: int = PLACES
+    held_s: float = HELD_S
     waiting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held: Mapping[str, tuple[str, float]] = field(default_factory=dict)
 
+    def put(self, owner: str, key: str, *, first: bool = False) -> FairQueue:
+        """Have a key wait for its turn; one that waits or has a place already changes nothing.
 
-def enter(lanes: FairQueue, requester: str, job_id: str) -> FairQueue:
-    """A job waits for its turn; one that waits or has a place already changes nothing."""
-    queue = lanes.waiting.get(requester, ())
-    if job_id in lanes.held or job_id in queue:
-        return lanes
-    return replace(lanes, waiting={**lanes.waiting, requester: (*queue, job_id)})
+        Args:
+            first: before all others, also where it waits already.
+        """
+        queue = self.waiting.get(owner, ())
+        if key in self.held or (key in queue and not first):
+            return self
+        if first:
+            lane = {owner: (key, *(one for one in queue if one != key))}
+            return replace(self, waiting=lane | {one: keys for one, keys in self.waiting.items() if one != owner})
+        return replace(self, waiting={**self.waiting, owner: (*queue, key)})
 
+    def leave(self, key: str) -> FairQueue:
+        """A key has ended, or is no longer wanted; what its owner sent meanwhile comes behind everybody else's."""
+        waiting = {owner: tuple(one for one in queue if one != key) for owner, queue in self.waiting.items()}
+        held = dict(self.held)
+        owner, _ = held.pop(key, ("", 0.0))
+        if owner in waiting:
+            waiting[owner] = waiting.pop(owner)
+        return replace(self, waiting={owner: queue for owner, queue in waiting.items() if queue}, held=held)
 
-def leave(lanes: FairQueue, job_id: str) -> FairQueue:
-    """A job has ended."""
-    held = {one: place for one, place in lanes.held.items() if one != job_id}
-    waiting = lanes.waiting
-    if any(job_id in queue for queue in waiting.values()):
-        cut = {who: tuple(one for one in queue if one != job_id) for who, queue in waiting.items()}
-        waiting = {who: queue for who, queue in cut.items() if queue}
-    return replace(lanes, waiting=waiting, held=held)
+    def take(self, now_s: float, *, most: int | None = None) -> tuple[FairQueue, tuple[str, ...]]:
+        """The keys whose turn it is now: one of each owner, then a second of each, as far as its places go.
 
+        Args:
+            most: keys; as many as there are, when None.
+        """
+        if not self.waiting:
+            return self, ()
+        held = {key: place for key, place in self.held.items() if now_s - place[1] < self.held_s}
+        counts = Counter(owner for owner, _ in held.values())
+        waiting = dict(self.waiting)
+        taken: list[str] = []
+        while len(taken) != most and (owner := next((one for one in waiting if counts[one] < self.places), None)):
+            key, *left = waiting.pop(owner)
+            if left:
+                waiting[owner] = tuple(left)  # behind everybody else
+            counts[owner] += 1
+            held[key] = (owner, now_s)
+            taken.append(key)
+        return replace(self, waiting=waiting, held=held), tuple(taken)
 
-def admit(lanes: FairQueue, now_s: float, *, places: int = PLACES) -> tuple[FairQueue, tuple[str, ...]]:
-    """The jobs whose turn it is now: one of each requester, then a second of each, as far as its places go."""
-    if not lanes.waiting:
-        return lanes, ()
-    held = {job_id: place for job_id, place in lanes.held.items() if now_s - place[1] < HELD_S}
-    counts: dict[str, int] = {}
-    for requester, _ in held.values():
-        counts[requester] = counts.get(requester, 0) + 1
-    waiting = {requester: list(queue) for requester, queue in lanes.waiting.items()}
-    admitted: list[str] = []
-    while able := [who for who, queue in waiting.items() if queue and counts.get(who, 0) < places]:
-        for requester in able:
-            job_id = waiting[requester].pop(0)
-            counts[requester] = counts.get(requester, 0) + 1
-            held[job_id] = (requester, now_s)
-            admitted.append(job_id)
-    left = {requester: tuple(queue) for requester, queue in waiting.items() if queue}
-    return FairQueue(left, held), tuple(admitted)
-
-
-def next_place_s(lanes: FairQueue) -> float | None:
-    """When a place becomes free by itself, where somebody waits for one."""
-    return min((since + HELD_S for _, since in lanes.held.values()), default=None) if lanes.waiting else None
+    def next_place_s(self) -> float | None:
+        """When a place becomes free by itself, where somebody waits for one."""
+        return min((since + self.held_s for _, since in self.held.values()), default=None) if self.waiting else None
 
 
 AT_ONCE: Final = 64

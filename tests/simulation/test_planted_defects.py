@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.coordinator import settlement
+from api.coordinator import pricing
 from labeler import batching, tally
 from labeler.driver import reading, storing
 from labeler.driver.coordinator import CoordinatorDriver
@@ -141,12 +141,12 @@ class _Forgetful:
 
 
 def _give_back_asked(patch: Patch) -> None:
-    end = settlement.JournalSettlement.end
+    end = pricing.JournalSettlement.end
 
     def forgetting(self: Any, *arguments: Any, **more: Any) -> Any:
         return end(replace(self, jobs=_Forgetful(self.jobs)), *arguments, **more)
 
-    patch.setattr(settlement.JournalSettlement, "end", forgetting)
+    patch.setattr(pricing.JournalSettlement, "end", forgetting)
 
 
 def _lose_returned_queries(patch: Patch) -> None:
@@ -275,12 +275,12 @@ def _charge_no_step_in_full(patch: Patch) -> None:
 
 
 def _coordinator_charges_no_step_in_full(patch: Patch) -> None:
-    amounts = settlement.round_amounts
+    amounts = pricing.round_amounts
 
     def least(*asked: Any, answered: int, **more: Any) -> Any:
         return amounts(*asked, answered=max(1, answered), **more)
 
-    patch.setattr(settlement, "round_amounts", least)
+    patch.setattr(pricing, "round_amounts", least)
 
 
 def _pay_for_a_step_by_its_number(patch: Patch) -> None:

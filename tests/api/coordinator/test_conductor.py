@@ -7,15 +7,13 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from api.coordinator.conductor import Conductor, PreparedQuestions
-from api.coordinator.preparation import Preparation
+from api.coordinator.conductor import Conductor
 from api.coordinator.views import job_view
 from api.schema import JobView
 from feature_store.rows import quantize
@@ -298,18 +296,3 @@ def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(desk:
     desk.conductor().advance(job.job_id)
     assert desk.round(job).state == "waiting"
     assert desk.house.jobs.get(job.job_id).state == "collecting"
-
-
-def test_questions_are_remembered_for_a_moment_however_small_they_are(tmp_path: Path) -> None:
-    preparation = Preparation(tmp_path, is_wanted=lambda _: True, on_end=lambda _: None)
-    questions = PreparedQuestions(tmp_path, preparation, ask_again_s=1.0)
-    names = [f"job-{number}" for number in range(100)]
-    for name in names:
-        folder = tmp_path / "jobs" / name
-        folder.mkdir(parents=True)
-        (folder / "questions.safetensors").write_bytes(save({"features": np.full((1, 4), 7, dtype=np.int16)}))
-        assert questions.read(name).tolist() == [[7] * 4]
-    assert list(questions._known) == names[-len(questions._known) :]
-    assert len(questions._known) == 64
-    assert questions._known_bytes == 64 * 8
-    assert questions.read(names[0]).tolist() == [[7] * 4]

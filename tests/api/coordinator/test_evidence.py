@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from api.coordinator.evidence import signed_evidence
+from api.coordinator.budgets import signed_evidence
 from api.schema import JobView
 from feature_store.results.evidence import SignedEvidence, read_signed
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from api.coordinator import pricing, submission
-from api.coordinator.pricing import charges_of
 from api.coordinator.views import read_view
 from api.schema import JobView
 from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
-from labeler.batching import round_charges
 from labeler.driver.intake import said_of
 from labeler.driver.reading import parties_of
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
@@ -312,21 +309,6 @@ def test_whom_a_job_asks_is_fixed_once_and_a_job_that_ended_is_not_divided(house
     with pytest.raises(NotReady, match="has ended meanwhile"):
         house.begin(ended.job_id)
     assert house.ledger.state(f"{ended.job_id}/0") is None
-
-
-def test_a_job_of_an_earlier_version_keeps_its_reservations(house: House) -> None:
-    """Its rounds were reserved one by one when it was submitted, for everybody."""
-    job = house.submit(house.task(), 2)
-    record = house.tasks.get(job.task_id)
-    charges = charges_of(record.participants, round_charges(record.task, 2))
-    house.ledger.reserve("job-old/0", charges)
-    with house.database.write() as connection:
-        old = house.jobs.get(job.job_id, connection=connection)
-        rounds = house.jobs.rounds(job.job_id, connection=connection)
-        house.stores.settlement.divide(
-            replace(old, job_id="job-old"), rounds, record, ("east",), amounts=[], connection=connection
-        )
-    assert house.ledger.state("job-old/0") == "reserved"
 
 
 def test_what_was_asked_without_being_divided_is_paid_for(house: House) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from api.coordinator.witnesses import Witnesses
+from api.coordinator.mailroom import Witnesses
 from labeler.errors import JournalBehind
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Kind, Message

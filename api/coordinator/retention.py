@@ -1,25 +1,35 @@
 """What a job leaves when it has ended, and for how long; see the table in docs/coordinator.md.
 
     ended without labels        its folder goes at once, and whoever works for it stops
-    completed                   its answers are put into one file; upload, features and questions go after
-    `questions_s`,
-                                and before that the labels of all its images are made (api.coordinator.image_labels)
+    completed                   its answers are put into one file and the labels of all its images are made; upload,
+                                features and questions go after `questions_s`
     older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
     or forgotten on request     (labeler.ledger.jobs); charges, digests and releases stay for ever
 
 It is level-triggered: every sweep looks at what is there, so a crash between two steps costs nothing. Folders of no
 job, which a crash in the middle of taking one leaves, go after an hour.
+
+The labels of every image are made when somebody asks for them, before any other, or when the features are about to go.
+A process learns from released answers and public features (feature_store.results.job_process), is bounded in
+memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
+share a process, one after the other, and wait for no large one. A job during which a process ends is tried once more in
+a new one; where that ends too, a failure is written.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import select
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -27,8 +37,10 @@ from typing import BinaryIO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from api.coordinator.config import KeepingTable
-from api.coordinator.image_labels import ImageLabeller, is_labelled
+from api.coordinator.conductor import feature_bytes
+from api.coordinator.config import RetentionTable
+from api.fair_pool import FairPool
+from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
 from feature_store.results.questions import (
     IMAGE_FAILURE,
     IMAGE_LABELS,
@@ -36,12 +48,15 @@ from feature_store.results.questions import (
     QUESTIONS,
     STUDENT,
     EmbedBoard,
+    read_failure,
     read_parquet,
+    write_failure,
 )
-from labeler.errors import BadData, Gone, LabelerError, StorageFull
+from labeler.errors import BadData, Gone, LabelerError, StorageFull, Unavailable
 from labeler.ledger.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
 from labeler.system.clock import Clock
 from labeler.system.files import making_room, replacing
+from labeler.system.process_pool import start_process
 
 log = logging.getLogger("labeler.coordinator")
 
@@ -53,7 +68,7 @@ KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT})
 """What stays of a completed job when its upload, features and questions go."""
 
 LARGE_ROWS = 4096
-"""With more rows than this a table of labels takes longer than a sync: it is made once, for whoever wants it first."""
+"""With more rows than this a table of labels takes longer than a sync: it is kept for whoever wants it next."""
 
 _AT_ONCE = 200
 _Made = TypeVar("_Made")
@@ -71,25 +86,23 @@ class Keeper:
         home: Path,
         jobs: JobStore,
         forgotten: ForgottenJobs,
-        keeping: KeepingTable,
+        retention: RetentionTable,
         *,
         table_of: Callable[[str], pa.Table],
-        labeller: ImageLabeller,
+        labeller: ImageLabeler,
         clock: Clock,
     ) -> None:
         self._folder = home / "jobs"
         self._board = EmbedBoard(home)
         self._jobs = jobs
         self._forgotten = forgotten
-        self._keeping = keeping
+        self._retention = retention
         self._table_of = table_of
         self._labeller = labeller
         self._clock = clock
         self._bell = threading.Event()
         # One at a time: a label file must not appear in a folder that is being removed.
         self._pen = threading.Lock()
-        self._making: dict[str, threading.Lock] = {}
-        """Large jobs whose labels are being made: of each once, and none waits for another's."""
         self._settled: set[str] = set()
         self._unreadable: set[str] = set()
         self._rests: dict[str, datetime] = {}
@@ -205,7 +218,6 @@ class Keeper:
                     "answers are there (of=questions)"
                 )
             self._write_labels(job)
-            self._labeller.want(job, first=True)
         self._labeller.wait(job)
         return read(folder / name)
 
@@ -217,7 +229,7 @@ class Keeper:
             gone = self._forgotten.at(names)
             for name in names:
                 self._keep(name, records.get(name), is_forgotten=name in gone)
-        before = self._clock() - timedelta(seconds=self._keeping.labels_s)
+        before = self._clock() - timedelta(seconds=self._retention.labels_s)
         for job_id in self._forgotten.due(before, limit=_AT_ONCE):
             self._forgotten.forget(job_id, "age")
             with self._pen:
@@ -266,7 +278,7 @@ class Keeper:
                 log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
             self._unreadable.add(job.job_id)
             return
-        following = job.updated_at + timedelta(seconds=self._keeping.questions_s)
+        following = job.updated_at + timedelta(seconds=self._retention.questions_s)
         if self._clock() < following:
             self._rests[job.job_id] = following
             return
@@ -287,25 +299,15 @@ class Keeper:
             LabelerError: as `table_of`; StorageFull.
         """
         path = self._folder / job.job_id / LABELS
-        with self._alone(job) if job.images > LARGE_ROWS else nullcontext():
-            if path.exists():
-                return True
-            table = self._table_of(job.job_id)
-            with self._pen:
-                if self._forgotten.at([job.job_id]):
-                    return False
-                with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
-                    pq.write_table(table, temporary)
+        if path.exists():
+            return True
+        table = self._table_of(job.job_id)
+        with self._pen:
+            if self._forgotten.at([job.job_id]):
+                return False
+            with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
+                pq.write_table(table, temporary)
         return True
-
-    @contextmanager
-    def _alone(self, job: JobRecord) -> Iterator[None]:
-        try:
-            with self._making.setdefault(job.job_id, threading.Lock()):
-                yield
-        finally:
-            # Who waits for it, or comes later with another one, finds the file where it was made.
-            self._making.pop(job.job_id, None)
 
     def _remove(self, name: str) -> None:
         _delete(self._folder / name)
@@ -330,3 +332,147 @@ def _delete(path: Path) -> None:
 def _chunks(names: Iterator[str]) -> Iterator[list[str]]:
     while chunk := list(islice(names, _AT_ONCE)):
         yield chunk
+
+
+SMALL_BYTES = 8 * 2**20
+"""Features up to this many bytes make a job a small one."""
+
+WAIT_S = 10.0
+"""How long a request waits; then it is told to come again."""
+
+_MODULE = "feature_store.results.job_process"
+_LOOK_S = 0.25
+_TOO_MUCH = (
+    "labelling every image takes more memory or time than one job is given; download the questions (of=questions), and "
+    "train a student on them with `labeler student`"
+)
+
+
+def is_labelled(folder: Path) -> bool:
+    """Whether a job has labels of its images, or never will."""
+    return (folder / IMAGE_LABELS).exists() or (folder / IMAGE_FAILURE).exists()
+
+
+class ImageLabeler:
+    """Has the images of completed jobs labeled, by one process for small jobs and one for large ones.
+
+    Requesters take turns (api.fair_pool); its threads and processes begin with the first job.
+
+    Args:
+        order_of: what is to be made of a job.
+    """
+
+    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabelingOrder]) -> None:
+        self._home = home
+        self._order_of = order_of
+        self._stopping = threading.Event()
+        self._workers = {is_small: (FairPool("labeling", threads=1), _Process()) for is_small in (True, False)}
+
+    def want(self, job: JobRecord, *, first: bool = False) -> Future[None] | None:
+        """See that a completed job is labeled, whose questions and answers are in its folder.
+
+        Args:
+            job: of which it is not known whether it is.
+            first: before those that nobody waits for.
+
+        Returns:
+            Its labeling; None where there is nothing to do.
+
+        Raises:
+            BadData: what was sent with it cannot be read.
+        """
+        folder = self._home / "jobs" / job.job_id
+        if is_labelled(folder):
+            return None
+        size = feature_bytes(folder, job)
+        pool, process = self._workers[size <= SMALL_BYTES]
+        return pool.submit(job.created_by, partial(self._label, job, size, process), key=job.job_id, first=first)
+
+    def wait(self, job: JobRecord) -> Path:
+        """The file of a job's image labels, once it is there.
+
+        Raises:
+            Unavailable: it takes longer than a request waits.
+            LabelerError: there are none, and why.
+        """
+        folder = self._home / "jobs" / job.job_id
+        labeling = self.want(job, first=True)
+        if labeling is not None:
+            with suppress(TimeoutError, CancelledError):
+                labeling.result(WAIT_S)
+        with suppress(FileNotFoundError):
+            if (folder / IMAGE_FAILURE).stat().st_size:
+                raise read_failure(folder / IMAGE_FAILURE)
+        if (folder / IMAGE_LABELS).exists():
+            return folder / IMAGE_LABELS
+        raise Unavailable(f"the images of job {job.job_id} are being labelled; ask again in a moment")
+
+    def stop(self) -> None:
+        """End every process that labels; what is missing is made when it is next asked for."""
+        self._stopping.set()
+        for pool, process in self._workers.values():
+            pool.stop()
+            process.end()
+
+    def _label(self, job: JobRecord, size: int, process: _Process) -> None:
+        try:
+            self._have_labeled(job, size, process)
+        except Exception:
+            # A defect that one job meets must not stop the others.
+            log.exception("the images of a job could not be labelled", extra={"job_id": job.job_id})
+
+    def _have_labeled(self, job: JobRecord, size: int, process: _Process) -> None:
+        folder = self._home / "jobs" / job.job_id
+        if is_labelled(folder):
+            return
+        try:
+            order = self._order_of(job).model_dump(mode="json")
+        except LabelerError as error:
+            write_failure(folder, error, name=IMAGE_FAILURE)
+            return
+        line = json.dumps({"order": order, "feature_bytes": size, "images": job.images}).encode()
+        for _ in range(2):
+            # The process may have had its day: it ends when it has waited long, or has spent what it was given.
+            code = process.carry_out(line, is_over=self._stopping.is_set)
+            if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
+                return
+            if code == DISK_IS_FULL:
+                log.warning("labels of images wait for room on the disk", extra={"job_id": job.job_id})
+                return
+        log.warning("the images of a job cannot be labelled", extra={"job_id": job.job_id})
+        with suppress(OSError):
+            write_failure(folder, BadData(_TOO_MUCH), name=IMAGE_FAILURE)
+
+
+class _Process:
+    """A process that labels one job after the other; begun by an order, where none is there."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def carry_out(self, order: bytes, *, is_over: Callable[[], bool]) -> int | None:
+        """Send an order and wait for its exit code; None where the process has ended, or it is over."""
+        if self._process is None:
+            self._process = start_process(_MODULE, stdin=subprocess.PIPE, answers=True)
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None and answers is not None  # noqa: S101, PT018  # pipes were asked for
+        try:
+            orders.write(order + b"\n")
+            orders.flush()
+            poll = select.poll()
+            poll.register(answers, select.POLLIN)
+            while not poll.poll(1000 * _LOOK_S):
+                if is_over():
+                    return None
+            return int(answers.readline())
+        except (BrokenPipeError, ValueError):
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+        self._process = None

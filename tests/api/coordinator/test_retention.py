@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.coordinator import keeping, submission
-from api.coordinator.config import KeepingTable
-from api.coordinator.image_labels import ImageLabeller
-from api.coordinator.keeping import ORPHAN_S, Keeper
+from api.coordinator import retention, submission
+from api.coordinator.config import RetentionTable
+from api.coordinator.retention import ORPHAN_S, ImageLabeler, Keeper
 from feature_store.results.job_process import LabelingOrder
 from feature_store.results.questions import IMAGE_LABELS, LABELS, EmbedBoard, EmbedRequest
-from labeler.errors import BadData, Gone, NotReady, StorageFull, Unavailable
+from labeler.errors import BadData, Gone, NotReady, StorageFull
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.ledger.verification import verify_ledger
 from labeler.system.files import replace_file
@@ -48,9 +45,9 @@ def made(house: House, *, table_of: Callable[[str], pa.Table] = lambda _: TABLE,
         house.config.home,
         house.jobs,
         ForgottenJobs(house.database, clock=house.clock),
-        KeepingTable(**times),
+        RetentionTable(**times),
         table_of=table_of,
-        labeller=ImageLabeller(house.config.home, order_of=never),
+        labeller=ImageLabeler(house.config.home, order_of=never),
         clock=house.clock,
     )
 
@@ -238,84 +235,12 @@ def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
     replace_file(house.config.home / "jobs" / job_id / "late", b"")
 
 
-def test_the_labels_of_a_large_job_are_made_once_for_whoever_wants_them_first(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
-    job_id, small = completed(house), house.submit(house.task(), 1).job_id
-    house.jobs.change(small, "completed", expected=("queued",))
-    begun, together = [], threading.Barrier(2)
-
-    def table_of(job_id: str) -> pa.Table:
-        begun.append(job_id)
-        time.sleep(0.05)  # long enough for the other to come
-        return TABLE
-
-    keeper = made(house, table_of=table_of)
-    sweeping = threading.Thread(target=lambda: (together.wait(), keeper.sweep()))
-    sweeping.start()
-    together.wait()
-    file = keeper.labels_file(job_id)
-    assert file is not None
-    with file:
-        assert pq.read_table(file).equals(TABLE, check_metadata=True)
-    sweeping.join()
-    assert begun.count(job_id) == 1
-    made_by_the_sweep = keeper.labels_file(small)
-    assert made_by_the_sweep is not None
-    made_by_the_sweep.close()
-    keeper.forget(job_id)
-    with pytest.raises(Gone):
-        keeper.labels_file(job_id)
-
-
-def test_a_large_job_whose_labels_cannot_be_made_leaves_no_lock(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
-    job_id = completed(house)
-
-    def table_of(job_id: str) -> pa.Table:
-        raise Unavailable(f"the labels of {job_id} cannot be made now")
-
-    keeper = made(house, table_of=table_of)
-    with pytest.raises(Unavailable):
-        keeper.labels_file(job_id)
-    assert not keeper._making
-
-
-def test_the_labels_of_one_large_job_do_not_wait_for_those_of_another(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
-    slow, quick = completed(house), completed(house)
-    begun, end = threading.Event(), threading.Event()
-
-    def table_of(job_id: str) -> pa.Table:
-        if job_id == slow:
-            begun.set()
-            assert end.wait(60)
-        return TABLE
-
-    keeper = made(house, table_of=table_of)
-
-    def ask(job_id: str) -> None:
-        file = keeper.labels_file(job_id)
-        assert file is not None
-        file.close()
-
-    waiting = threading.Thread(target=ask, args=(slow,))
-    waiting.start()
-    assert begun.wait(60)
-    ask(quick)
-    end.set()
-    waiting.join()
-
-
 def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = completed(house)
     assert made(house).labels_file(job_id) is None
-    monkeypatch.setattr(keeping, "LARGE_ROWS", 1)
+    monkeypatch.setattr(retention, "LARGE_ROWS", 1)
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,24 +1,41 @@
-"""Images and vectors out of a Parquet file that a stranger made, a few rows at a time.
+"""A reader of Parquet files that strangers made: images or vectors, a few rows at a time, in a process of its own.
 
 The file's own account of its rows and sizes is checked first. That account binds nobody: a page may unpack to more
 than its column states, and a few bytes of run lengths stand for lists of any length, which no size in the file counts.
-So this runs in a process of its own with bounded memory (`api.coordinator.parquet_process`), and loads little.
+So this runs in a process whose memory and time are bounded by the system, and loads little.
+
+    coordinator   starts the reader with the file as its input  ----->  limits itself, reads a few rows at a time
+                  checks each length, then takes the rows       <-----  head (JSON), then the bytes of the rows
+
+Whatever the file does to the library, fill its memory or crash it, happens over there: the coordinator holds a few rows
+at most, and says that the file cannot be read. One file is read at a time, so that many are no way around the bound.
+On systems other than Linux the memory of the reader is not bounded.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import shutil
 import struct
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge
+from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
+
+if TYPE_CHECKING:  # the reader does without all that a configuration needs
+    from api.coordinator.config import LimitsTable
 
 MAX_RATIO = 200
 """No photograph unpacks to more times its packed size; what is smaller than a mebibyte may."""
@@ -28,14 +45,12 @@ MAX_GROUP_BYTES = 512 * 2**20
 
 IMAGE_ROWS = 8
 FEATURE_ROWS = 256
-MOST_FEATURE_ROWS = 2048
-FEATURE_BYTES = 2**20
-"""Of short vectors more than `FEATURE_ROWS` are passed on at once: as many as have so many bytes together."""
+"""So many are passed on at once."""
 
 MAX_NAME_CHARACTERS = 1000
 """Of a name that is passed on; more than any name may have, so that a long one is refused where names are."""
 
-_SMALL_BYTES = 2**20
+SMALL_BYTES = 2**20
 _DAMAGE = (
     struct.error, pa.ArrowException, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError, OverflowError,
 )  # fmt: skip
@@ -95,7 +110,7 @@ def read_rows(
             column = _column(schema)
             named = next((one for one in ("name", "id") if one in schema.names), None)
             columns = [column] if named is None else [column, named]
-            step = IMAGE_ROWS if column == "image" else _step(schema.field(column).type)
+            step = IMAGE_ROWS if column == "image" else FEATURE_ROWS
             row = 0
             for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
                 numbered = [f"{name}#{number}" for number in range(row, row + len(batch))]
@@ -122,7 +137,7 @@ def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     if sum(sizes) > limits.max_upload_bytes:
         raise TooLarge(f"the file unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
-    if sum(sizes) > max(_SMALL_BYTES, MAX_RATIO * size):
+    if sum(sizes) > max(SMALL_BYTES, MAX_RATIO * size):
         raise BadData(f"the file unpacks to more than {MAX_RATIO} times its size, as decompression bombs do")
     largest = max(sizes, default=0)
     if largest > MAX_GROUP_BYTES:
@@ -174,17 +189,6 @@ def _texts(cells: pa.Array, column: str) -> list[str]:
     return [str(value)[:MAX_NAME_CHARACTERS] for value in cells.to_pylist()]
 
 
-def feature_rows(row_bytes: int) -> int:
-    """How many vectors are passed on at once, by the bytes of one."""
-    return max(FEATURE_ROWS, min(MOST_FEATURE_ROWS, FEATURE_BYTES // max(1, row_bytes)))
-
-
-def _step(kind: pa.DataType) -> int:
-    # What a list that may have any length will have, nothing says before it is read.
-    is_known = pa.types.is_fixed_size_list(kind)
-    return feature_rows(kind.list_size * kind.value_type.bit_width // 8) if is_known else FEATURE_ROWS
-
-
 def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int16]:
     entries = cells.flatten()
     lengths = set(cells.value_lengths().to_pylist()) if not pa.types.is_fixed_size_list(cells.type) else set()
@@ -195,3 +199,132 @@ def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int
     if matrix.shape[1] > limits.max_feature_dimension:
         raise TooLarge(f"feature vectors have {matrix.shape[1]} entries, more than {limits.max_feature_dimension}")
     return matrix
+
+
+ROOM_BYTES = 512 * 2**20
+"""What the reader may use besides the rows it holds: the libraries, and what the file says about itself."""
+
+CPU_S = 120
+WAIT_S = 30.0
+"""How long an upload waits for another one that is being read."""
+
+SILENCE_S = 150.0
+"""How long a reader may say nothing; more than `CPU_S`, so that this meets only one that hangs."""
+
+_MAX_HEAD_BYTES = 2**24  # the longest names of `FEATURE_ROWS`, each letter spelt as six
+_DTYPES = ("<i2", "<f2", "<f4", "<f8")
+_REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, TooLarge, InvalidSetting)}
+_GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
+
+
+_turn = threading.BoundedSemaphore(1)
+MODULE = "api.coordinator.parquet_reader"
+
+
+def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[Rows]:
+    """The rows of a Parquet file, a few at a time; see `api.coordinator.parquet_reader.read_rows`.
+
+    Raises:
+        BadData, TooLarge, InvalidSetting: as there; or reading it took too much memory or time.
+        Unavailable: another file is being read for too long.
+    """
+    rows = RowLimits(limits.max_images, limits.max_upload_bytes, limits.max_image_bytes, limits.max_feature_dimension)
+    if not _turn.acquire(timeout=WAIT_S):
+        raise Unavailable("another Parquet file is being read; send this one again in a moment")
+    try:
+        with tempfile.TemporaryFile() as copy:
+            yield from _from_reader(_on_disk(file, copy), rows, name)
+    finally:
+        _turn.release()
+
+
+def _on_disk(file: BinaryIO, copy: IO[bytes]) -> IO[bytes]:
+    """A file the reader can have as its input: the one given, or a copy of what is only in memory."""
+    with suppress(OSError, AttributeError):
+        file.flush()
+        file.fileno()
+        return file
+    file.seek(0)
+    shutil.copyfileobj(file, copy)
+    copy.flush()
+    return copy
+
+
+def _from_reader(file: IO[bytes], limits: RowLimits, name: str) -> Iterator[Rows]:
+    process = start_process(MODULE, json.dumps([asdict(limits), name]), stdin=file, answers=True)
+    try:
+        yield from _taken(Frames(process.stdout, most_head_bytes=_MAX_HEAD_BYTES, silence_s=SILENCE_S), limits)
+    except UnsoundProcess:
+        raise BadData(_GONE) from None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _taken(frames: Frames, limits: RowLimits) -> Iterator[Rows]:
+    while True:
+        match frames.head():
+            case {"kind": "end"}:
+                return
+            case {"kind": "refused", "problem": problem, "sentence": sentence}:
+                raise _REFUSALS.get(str(problem), BadData)(str(sentence)[:2000])
+            case {"kind": "images", "names": names, "sizes": [*sizes]} if len(sizes) == len(
+                _checked_texts(names, IMAGE_ROWS)
+            ) and all(type(size) is int and 0 <= size <= limits.max_image_bytes for size in sizes):
+                yield ImageRows([(name, frames.exactly(size)) for name, size in zip(names, sizes, strict=True)])
+            case {"kind": "features", "names": names, "dimension": int(dimension), "dtype": str(kind)} if (
+                kind in _DTYPES and 0 <= dimension <= limits.max_feature_dimension
+            ):
+                dtype = np.dtype(kind)
+                _checked_texts(names, FEATURE_ROWS)
+                data = frames.exactly(len(names) * dimension * dtype.itemsize)
+                yield FeatureRows(names, np.frombuffer(data, dtype=dtype).reshape(len(names), dimension))
+            case _:
+                raise UnsoundProcess
+
+
+def _checked_texts(value: object, most: int) -> list[str]:
+    if not isinstance(value, list) or len(value) > most or not all(isinstance(one, str) for one in value):
+        raise UnsoundProcess
+    return value
+
+
+# The reader's side.
+
+
+def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
+    settings, name = json.loads(arguments)
+    limits = RowLimits(**settings)
+    _bound(limits, 0)
+    # Arrow would load it (0.3 s) to learn that a column of numbers holds nothing of it.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    try:
+        for rows in read_rows(file, limits, name=name, before_rows=lambda largest: _bound(limits, largest)):
+            if isinstance(rows, ImageRows):
+                sizes = [len(data) for _, data in rows.images]
+                head = {"kind": "images", "names": [label for label, _ in rows.images], "sizes": sizes}
+                write_frame(out, head, *(data for _, data in rows.images))
+            else:
+                matrix = rows.features.astype(rows.features.dtype.newbyteorder("<"), copy=False)
+                head = {
+                    "kind": "features",
+                    "names": rows.names,
+                    "dimension": matrix.shape[1],
+                    "dtype": matrix.dtype.str,
+                }
+                write_frame(out, head, matrix.tobytes())
+        write_frame(out, {"kind": "end"})
+    except LabelerError as error:
+        write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)})
+    except MemoryError:
+        write_frame(out, {"kind": "refused", "problem": BadData.problem_type, "sentence": _GONE})
+
+
+def _bound(limits: RowLimits, largest_group: int) -> None:
+    """Room for some images twice over, and for a row group packed, unpacked, and as rows."""
+    bound_process(ROOM_BYTES + 2 * IMAGE_ROWS * limits.max_image_bytes + 3 * largest_group, CPU_S)
+
+
+if __name__ == "__main__":
+    with open(0, "rb", closefd=False) as given, open(1, "wb", closefd=False) as answer:
+        _main(sys.argv[1], given, answer)
