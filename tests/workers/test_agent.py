@@ -147,12 +147,11 @@ def test_ballots_found_in_many_blocks_are_those_found_in_one(make_shard, batch, 
     assert np.array_equal(agent_for(shard).ballots(task, batch), expected)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "int16", "torch"])
-def test_a_million_neighbours_of_sixty_records_take_no_more_memory_than_thousands(make_shard, engine) -> None:
+def test_a_million_neighbours_of_sixty_records_take_no_more_memory_than_thousands(make_shard) -> None:
     shard = make_shard("own")
     queries = QueryBatch(np.tile(make_shard("public", records=8, seed=99, public=True).features[:], (512, 1)))
     task = task_for(shard, k=1_000_000, sigma_votes=4000.0, max_queries=4096)
-    agent = agent_for(shard, engine=engine)
+    agent = agent_for(shard)
     agent.ballots(task, QueryBatch(queries.features[:8]))
     tracemalloc.start()
     votes = agent.ballots(task, queries)

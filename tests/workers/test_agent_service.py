@@ -197,11 +197,7 @@ def test_asks_that_pile_up_for_one_round_are_answered_once(site: Site) -> None:
     ("policy", "changes", "said"),
     [
         ({"methods": ["reverse-knn"]}, {}, "allow.methods"),
-        ({"backbones": ["0" * 64]}, {}, "allow.backbones"),
-        ({"tasks": ["0" * 64]}, {}, "allow.tasks"),
         ({"max_queries_per_day": 8}, {}, "allow.max_queries_per_day"),
-        ({"max_noise_contributors": 1}, {}, "allow.max_noise_contributors"),
-        ({}, {"agents": 2000, "sigma_votes": 100.0}, "allow.max_noise_contributors"),
         ({}, {"talliers": {"tallier-1": PartyKeys.generate().public.seal_key}}, "talliers.tallier-1"),
         ({}, {"sigma_votes": 0.5}, "account 'agent:hospital-1', instance level"),
         ({}, {"classes": ("ant", "bee", "cow")}, "the task's classes"),

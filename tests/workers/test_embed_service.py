@@ -356,6 +356,17 @@ def test_requesters_take_turns_however_many_images_one_of_them_sent(
     assert done[:5] == ["many-0", "few", "many-1", "few", "many-2"]
 
 
+def test_embedders_have_turns_of_different_requesters_and_of_one_without_jobs_nothing_is_left(office: Office) -> None:
+    for name, owner in (("job-1", "one"), ("job-2", "two")):
+        office.job(name, None, owner=owner)
+    with office.board.turn() as first, office.board.turn() as second, office.board.turn() as third:
+        assert (first, second, third) == ((lane_of("one"), 1), (lane_of("two"), 1), None)
+        office.board.withdraw("job-1")
+    with office.board.turn() as again:
+        assert again == (lane_of("two"), 1)
+    assert [path.name for path in (office.home / "embedding").iterdir()] == [lane_of("two")]
+
+
 def test_a_job_alone_is_not_cut_into_slices(
     office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,7 @@ def check_poll(poll: Poll) -> None:
         "journal_hash",
         "coordinator_seq",
         "coordinator_hash",
-        "version",
+        "program",
         "facts",
     }
     assert set(poll.facts) == {"winner_group"}
