@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from api import refusals
+from api import problems
 from api.access import PARSED_AT_ONCE, Gate
 from api.documentation import document
-from api.in_turn import Pricing
 from api.limits import Limits, RateLimits
 from api.metrics import Metrics
 from api.request_context import RequestContext, Shutdown
 from api.routes.administration import invitation_routes, party_routes, token_routes
 from api.routes.budget import budget_routes, evidence_routes
-from api.routes.jobs import job_routes, label_routes
+from api.routes.jobs import job_routes, label_routes, task_routes
 from api.routes.messages import message_routes
 from api.routes.operations import operation_routes
-from api.routes.tasks import task_routes
 from api.schema import JobRequest, Problem
 
 if TYPE_CHECKING:
@@ -68,10 +66,9 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     app.state.parsing = asyncio.Semaphore(PARSED_AT_ONCE)
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta
-    pricing = Pricing(coordinator.long_prices)
     routers = (
-        task_routes(coordinator, pricing),
-        job_routes(coordinator, pricing),
+        task_routes(coordinator),
+        job_routes(coordinator),
         label_routes(coordinator),
         budget_routes(coordinator),
         evidence_routes(coordinator),
@@ -83,11 +80,11 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
-    refusals.install(app)
+    problems.install(app)
     app.add_middleware(
         Limits,
         limits=coordinator.config.limits,
-        refuse=lambda error, path: refusals.refusal(error, instance=path),
+        refuse=lambda error, path: problems.refusal(error, instance=path),
     )
     app.add_middleware(RequestContext, metrics=metrics)
 

@@ -23,8 +23,18 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
-from api.client_http import Connection, ServiceBusy, ServiceProblem
-from api.client_upload import IMAGE_SUFFIXES, FormBody, Part, image_parts, images_in, parquet_of, vectors_of
+from api.client_http import (
+    IMAGE_SUFFIXES,
+    Connection,
+    FormBody,
+    Part,
+    ServiceBusy,
+    ServiceProblem,
+    image_parts,
+    images_in,
+    parquet_of,
+    vectors_of,
+)
 from api.schema import (
     FINISHED,
     KEY,

@@ -21,8 +21,7 @@ from pydantic import BaseModel
 from api import examples
 from api.access import ACCESS, VERSIONED, Need, caller, reader
 from api.coordinator.ownership import Reader
-from api.problems import TYPE_PREFIX
-from api.refusals import MEDIA_TYPE
+from api.problems import BY_STATUS, MEDIA_TYPE, TYPE_PREFIX
 from api.schema import KEY
 
 if TYPE_CHECKING:
@@ -32,36 +31,11 @@ if TYPE_CHECKING:
 Answers = dict[int | str, dict[str, Any]]
 
 SCHEMA_REF = "#/components/schemas/{model}"
-_PROBLEMS: dict[int, tuple[str, str, str]] = {
-    401: ("not-authenticated", "No token, or one that is not known", "this needs a bearer token"),
-    403: ("not-allowed", "The token's role does not reach this far", "this needs a token of role admin or higher"),
-    404: ("not-found", "There is nothing of that name", "there is no job of that id"),
-    409: (
-        "not-ready",
-        "It is not in the state for this",
-        "the job is collecting; labels follow once completed",
-    ),
-    410: ("gone", "It was deleted for good", "what the job asked and got was deleted; its charge stays in the ledger"),
-    413: ("too-large", "The body is larger than is taken", "the body has 70000000 bytes; at most 67108864 are taken"),
-    415: ("unsupported-media-type", "The body has a type that is not taken", "send the body as application/json"),
-    422: (
-        "invalid-request",
-        "The request does not fit the schema",
-        "body.k: Input should be at least 1",
-    ),
-    429: ("rate-limited", "Too many requests", "one token may send 600 requests a minute; send the next in 3 s"),
-    507: (
-        "storage-full",
-        "There is no room left to keep it",
-        "the upload cannot be kept: the disk is full, or its quota is used up",
-    ),
-    503: ("unavailable", "A part of the service cannot be reached now", "the mailbox does not answer; try again"),
-}
 
 
 def problem(status: int, *, slug: str = "", title: str = "", detail: str = "") -> dict[str, Any]:
     """One documented problem response with its example."""
-    known = _PROBLEMS.get(status, ("", "", ""))
+    known = BY_STATUS.get(status, ("", "", ""))
     slug, title, detail = slug or known[0], title or known[1], detail or known[2]
     example = {"type": TYPE_PREFIX + slug, "title": title, "status": status, "detail": detail, "instance": "/v1/..."}
     schema = {"$ref": SCHEMA_REF.format(model="Problem")}

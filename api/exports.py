@@ -17,8 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, BinaryIO
@@ -27,13 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.schema import LabelFormat, LabelsOf
-from feature_store.results.attribute_labels import FILE_HEADINGS, LABEL, SEVERAL
+from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL
 
 ROWS_PER_CHUNK = 1024
 _PIECE_BYTES = 2**20
-_MOST_SPELT = 64
-_JSON = json.JSONEncoder(ensure_ascii=False).encode
-_STRING = json.encoder.encode_basestring
+_JSON = json.JSONEncoder(ensure_ascii=False, default=datetime.isoformat).encode
 LABEL_STUDIO_CHOICES = "label"
 LABEL_STUDIO_IMAGE = "image"
 """Tags of the Label Studio project: <Image name="image" value="$image"/> and <Choices name="label" toName="image">."""
@@ -54,13 +51,9 @@ class Export:
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """One JSON object per row, with the columns of the table.
-
-    Written column by column: what stands in every row (the task, the job, the time) is spelt once.
-    """
-    for batch in table.to_batches(max_chunksize=ROWS_PER_CHUNK):
-        columns = [_column(name, batch.column(name)) for name in batch.schema.names]
-        yield "".join("{" + ", ".join(row) + "}\n" for row in zip(*columns, strict=True)).encode()
+    """One JSON object per row, with the columns of the table."""
+    for rows in _chunks(table):
+        yield "".join(_JSON(row) + "\n" for row in rows).encode()
 
 
 def parquet(table: pa.Table) -> Iterator[bytes]:
@@ -87,7 +80,7 @@ def label_studio(table: pa.Table) -> Iterator[bytes]:
     for rows in _chunks(table):
         parts = []
         for row in rows:
-            parts.append(separator + json.dumps(_task(row), ensure_ascii=False))
+            parts.append(separator + _JSON(_task(row)))
             separator = ",\n"
         yield "".join(parts).encode()
     yield b"\n]\n"
@@ -95,35 +88,30 @@ def label_studio(table: pa.Table) -> Iterator[bytes]:
 
 def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
     """`file_name,label` and, of images, `confidence,origin`: beside the images, as metadata.csv, it is what the
-    imagefolder builder of `datasets` reads."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    imagefolder builder of `datasets` reads. Of attributes `file` and a column of 1 and 0 for each, as `labeler embed
+    --attributes` reads them."""
     if SEVERAL in table.column_names:
-        yield from _attribute_csv(table, writer, text)
-        return
-    more = [name for name in ("confidence", "origin") if name in table.column_names]
-    writer.writerow(["file_name", "label", *more])
+        columns = [name for name in table.column_names if name.startswith(LABEL)]
+        heading = [FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)]
+    else:
+        columns = []
+        heading = ["file_name", "label", *(name for name in ("confidence", "origin") if name in table.column_names)]
+    yield _csv([heading])
     for rows in _chunks(table):
-        for row in rows:
-            beside = [f"{row['confidence']:.4f}", row["origin"]] if more else []
-            writer.writerow([row["source"] or row["query_id"], row["label_name"] or "", *beside])
-        yield text.getvalue().encode()
-        text.seek(0)
-        text.truncate()
-    yield text.getvalue().encode()
+        yield _csv(
+            [row["source"], *(int(row[name]) for name in columns)] if columns else _labelled(row) for row in rows
+        )
 
 
-def _attribute_csv(table: pa.Table, writer: Any, text: io.StringIO) -> Iterator[bytes]:
-    """`file` and a column of 1 and 0 for each attribute, as `labeler embed --attributes` reads them."""
-    columns = [name for name in table.column_names if name.startswith(LABEL)]
-    writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
-    for rows in _chunks(table):
-        for row in rows:
-            writer.writerow([row["source"], *(int(row[name]) for name in columns)])
-        yield text.getvalue().encode()
-        text.seek(0)
-        text.truncate()
-    yield text.getvalue().encode()
+def _labelled(row: dict[str, Any]) -> list[Any]:
+    beside = [f"{row['confidence']:.4f}", row["origin"]] if "confidence" in row else []
+    return [row["source"] or row["query_id"], row["label_name"] or "", *beside]
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 EXPORTS: dict[LabelFormat, Export] = {
@@ -137,48 +125,6 @@ EXPORTS: dict[LabelFormat, Export] = {
 def _chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
     for batch in table.to_batches(max_chunksize=ROWS_PER_CHUNK):
         yield batch.to_pylist()
-
-
-def _column(name: str, column: pa.Array) -> list[str]:
-    """A column as members of JSON objects."""
-    is_votes = pa.types.is_list(column.type) and pa.types.is_floating(column.type.value_type)
-    if is_votes and len(column) and not column.null_count:
-        # Most of a file is votes. The library spells all rows at once, and nothing in them looks like what is between.
-        before = f"{_JSON(name)}: ["
-        return [f"{before}{row}]" for row in _JSON(column.to_pylist())[2:-2].split("], [")]
-    is_plain = not pa.types.is_nested(column.type) and not pa.types.is_floating(column.type)  # 0.0 equals -0.0
-    if is_plain and len(column) > 1 and len(column.unique()) == 1:
-        return _spelt(name, [column[0].as_py()]) * len(column)
-    return _spelt(name, column.to_pylist())
-
-
-def _spelt(name: str, values: list[Any]) -> list[str]:
-    before = f"{_JSON(name)}: "
-    known: dict[str | datetime, str] = {}
-    spelt = []
-    for value in values:
-        kind = type(value)
-        if kind is int:
-            text = before + str(value)
-        elif kind is str or isinstance(value, datetime):
-            text = known.get(value, "")
-            if not text:
-                if len(known) >= _MOST_SPELT:
-                    known.clear()
-                text = known[value] = before + _STRING(value if kind is str else value.isoformat())
-        else:
-            text = before + _number_or_more(value)
-        spelt.append(text)
-    return spelt
-
-
-def _number_or_more(value: Any) -> str:
-    """A value as JSON, without the encoder where it is a number or a list of numbers."""
-    if type(value) is float and math.isfinite(value):
-        return float.__repr__(value)
-    if type(value) is list:
-        return "[" + ", ".join([_number_or_more(one) for one in value]) + "]"
-    return _JSON(value)
 
 
 def _task(row: dict[str, Any]) -> dict[str, Any]:

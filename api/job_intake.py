@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from api.access import JSON, media_type, parse_json, read_json
-from api.coordinator.home import INCOMING
+from api.coordinator.stores import INCOMING
 from api.coordinator.uploads import UploadWriter
 from api.limits import MAX_JSON_BYTES, SPOOL_BYTES
 from api.schema import JobRequest
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FORM: Final = "multipart/form-data"
 MAX_PARTS: Final = 200_000
 OUR_BOUNDARY: Final = b"labeler-"
-"""Begins the boundary of forms that our own clients write (api.client_upload, the dashboard): they quote a name as HTTP
+"""Begins the boundary of forms that our own clients write (api.client_http, the dashboard): they quote a name as HTTP
 does. Browsers and most libraries write a quote in a name as %22 instead, and nothing else so."""
 
 _AS_BROWSERS_WRITE: Final = ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n"))

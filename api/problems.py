@@ -2,16 +2,29 @@
 
 `type` is "urn:labeler:problem:" and the error's `problem_type`. Clients decide by it; `detail` is for people. A refusal
 for budget has further members: whose account, at which level, what was asked, what is left, and who spent last.
+
+Here every refusal becomes a response too: our own, of validation, of the router, and the unexpected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from api.access import ACCESS
+from api.schema import Problem
 from labeler import errors
 from labeler.budget import epsilon_spent
-from labeler.errors import BudgetExceeded, LabelerError
+from labeler.errors import BudgetExceeded, LabelerError, NotAuthenticated, StorageFull, TryAgain
+from labeler.system.files import is_full, storage_full
 
 TYPE_PREFIX = "urn:labeler:problem:"
 
@@ -63,11 +76,28 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
 """Status and title by class; a class that is not listed has those of its parent."""
 
 
-class KeptRefusal(Exception):
-    """The cause of a refusal that is told again: the problem document as it was kept with the refused job."""
+BY_STATUS: dict[int, tuple[str, str, str]] = {
+    401: ("not-authenticated", "No token, or one that is not known", "this needs a bearer token"),
+    403: ("not-allowed", "The token's role does not reach this far", "this needs a token of role admin or higher"),
+    404: ("not-found", "There is nothing of that name", "there is no job of that id"),
+    405: ("method-not-allowed", "The route does not know this method", "Method Not Allowed"),
+    409: ("not-ready", "It is not in the state for this", "the job is collecting; labels follow once completed"),
+    410: ("gone", "It was deleted for good", "what the job asked and got was deleted; its charge stays in the ledger"),
+    413: ("too-large", "The body is larger than is taken", "the body has 70000000 bytes; at most 67108864 are taken"),
+    415: ("unsupported-media-type", "The body has a type that is not taken", "send the body as application/json"),
+    422: ("invalid-request", "The request does not fit the schema", "body.k: Input should be at least 1"),
+    429: ("rate-limited", "Too many requests", "one token may send 600 requests a minute; send the next in 3 s"),
+    503: ("unavailable", "A part of the service cannot be reached now", "the mailbox does not answer; try again"),
+    507: ("storage-full", "There is no room left to keep it", "the upload cannot be kept: the disk is full"),
+}
+"""Type, title and an example of a sentence: of the router's refusals, and of every documented one."""
+
+
+class KeptRefusal(BudgetExceeded):
+    """A refusal for budget that is told again: the problem document as it was kept with the refused job."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
-        super().__init__("kept with the refused job")
+        super().__init__(str(problem["detail"]))
         self.problem = dict(problem)
 
 
@@ -83,8 +113,8 @@ def problem_of(error: LabelerError, *, delta: float | None = None, job_id: str =
         delta: at which a refusal for budget states its epsilons; left out where none is known.
         job_id: the job that was refused, where there is one.
     """
-    if isinstance(error.__cause__, KeptRefusal):
-        return error.__cause__.problem
+    if isinstance(error, KeptRefusal):
+        return error.problem
     status, title = _row(error)
     problem: dict[str, Any] = {
         "type": TYPE_PREFIX + error.problem_type,
@@ -97,23 +127,6 @@ def problem_of(error: LabelerError, *, delta: float | None = None, job_id: str =
     if isinstance(error, BudgetExceeded) and error.account:
         problem |= _budget_members(error, delta)
     return problem
-
-
-def refusal_of(problem: Mapping[str, Any]) -> BudgetExceeded:
-    """The refusal for budget that a kept problem document tells of; `problem_of` gives that document back."""
-    error = BudgetExceeded(
-        str(problem["detail"]),
-        account=str(problem.get("account", "")),
-        level=str(problem.get("level", "")),
-        asked=int(problem.get("asked_nano") or 0),
-        left=int(problem.get("left_nano") or 0),
-        cap=int(problem.get("cap_nano") or 0),
-        last_spenders=tuple(
-            (str(entry["reservation_id"]), int(entry["amount_nano"])) for entry in problem.get("last_spenders", ())
-        ),
-    )
-    error.__cause__ = KeptRefusal(problem)
-    return error
 
 
 def _row(error: LabelerError) -> tuple[int, str]:
@@ -138,3 +151,130 @@ def _budget_members(error: BudgetExceeded, delta: float | None) -> dict[str, Any
             "cap_epsilon": epsilon_spent(error.cap, delta),
         }
     return members
+
+
+log = logging.getLogger("labeler.api")
+
+MEDIA_TYPE = "application/problem+json"
+INVALID_REQUEST = TYPE_PREFIX + "invalid-request"
+INTERNAL = TYPE_PREFIX + "internal"
+MAX_FIELDS = 20
+TO_A_STRANGER = "the service cannot answer this now; its operator finds the reason in its log"
+"""Instead of what is out of order, for whoever shows neither a token nor the signature of a party."""
+FULL_RETRY_AFTER_S = 60
+"""Somebody has to make room on a disk that is full: whoever asks every second only keeps it busy."""
+
+
+REFUSED = (LabelerError, RequestValidationError, HTTPException)
+"""What says why a request is refused; anything else is a mistake of ours."""
+
+
+def install(app: FastAPI) -> None:
+    """Render every refusal of an app as a problem document."""
+    for kind in REFUSED:
+        app.add_exception_handler(kind, answer)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The problem document of a refusal."""
+    if isinstance(error, LabelerError):
+        made = refusal(error, instance=request.url.path, delta=request.app.state.delta)
+        need = ACCESS.get((request.method, getattr(request.scope.get("route"), "path", "")))
+        if made.status_code < 500 or need in (None, "signed") or getattr(request.state, "token", None) is not None:
+            return made
+        # A sentence about what is out of order may name the journal's database and its host.
+        log.warning("refused to a stranger", extra={"problem": error.problem_type, "detail": str(error)})
+        told = json.loads(bytes(made.body)) | {"detail": TO_A_STRANGER}
+        kept = {name: value for name, value in made.headers.items() if name == "retry-after"}
+        return render(told, headers=kept)
+    return await (_invalid if isinstance(error, RequestValidationError) else _of_the_router)(request, error)
+
+
+def render(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
+    """A problem document as a response."""
+    content = Problem.model_validate(problem).model_dump_json()
+    return Response(content, status_code=problem["status"], media_type=MEDIA_TYPE, headers=headers)
+
+
+def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -> Response:
+    """One of our own errors as a response, with the headers its status asks for.
+
+    Args:
+        delta: at which a refusal for budget states its epsilons.
+    """
+    problem = problem_of(error, delta=delta, job_id=getattr(error, "job_id", "")) | {"instance": instance}
+    headers: dict[str, str] = {}
+    if isinstance(error, NotAuthenticated):
+        headers["WWW-Authenticate"] = 'Bearer realm="labeler"'
+    if isinstance(error, TryAgain) or problem["status"] in (429, 503):
+        usual_s = FULL_RETRY_AFTER_S if problem["status"] == 507 else 1
+        headers["Retry-After"] = str(getattr(error, "retry_after_s", usual_s))
+    return render(problem, headers=headers)
+
+
+def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str) -> Response:
+    """A request that does not fit its schema: which fields, and why; never what stood in them."""
+    listed = [
+        {"field": ".".join(str(part)[:100] for part in field["loc"]), "message": str(field["msg"])[:300]}
+        for field in fields[:MAX_FIELDS]
+    ]
+    first = f"{listed[0]['field']}: {listed[0]['message']}" if listed else "the request does not fit the schema"
+    more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
+    problem = {
+        "type": INVALID_REQUEST,
+        "title": BY_STATUS[422][1],
+        "status": 422,
+        "detail": first + more,
+        "instance": instance,
+        "fields": listed,
+    }
+    return render(problem)
+
+
+def unexpected(error: Exception, *, instance: str) -> Response:
+    """An error nobody foresaw: its place goes to the log, an incident id to whoever asked.
+
+    A full disk may show itself wherever something is written, so it is known here, whoever met it.
+    """
+    if isinstance(error, OSError) and is_full(error):
+        log.warning("no room left", extra={"problem": StorageFull.problem_type})
+        return refusal(storage_full("what was sent"), instance=instance)
+    incident = secrets.token_hex(8)
+    log.error("unexpected error", extra={"incident": incident}, exc_info=error)
+    problem = {
+        "type": INTERNAL,
+        "title": "The service made a mistake",
+        "status": 500,
+        "detail": f"nothing is known to be wrong with the request; tell the operator the incident id {incident}",
+        "instance": instance,
+        "incident": incident,
+    }
+    return render(problem)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - installed for this type only
+    fields = []
+    for field in error.errors():
+        reason = field.get("ctx", {}).get("error") if field.get("type") == "json_invalid" else None
+        fields.append({"loc": field["loc"], "msg": f"{field['msg']}: {reason}" if reason else field["msg"]})
+    return invalid(fields, instance=request.url.path)
+
+
+async def _of_the_router(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - installed for this type only
+    slug, title, _ = BY_STATUS.get(error.status_code, ("refused", HTTPStatus(error.status_code).phrase, ""))
+    problem = {
+        "type": TYPE_PREFIX + slug,
+        "title": title,
+        "status": error.status_code,
+        "detail": str(error.detail),
+        "instance": request.url.path,
+    }
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # The router knows only the first of several routes on one path.
+        path = getattr(request.scope.get("route"), "path", "")
+        known = {method for method, where in ACCESS if where == path}
+        headers["Allow"] = ", ".join(sorted(known | ({"HEAD"} if "GET" in known else set())))
+    return render(problem, headers=headers)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import refusals
+from api import problems
 from api.logs import request_id
 from api.metrics import Metrics
 
@@ -36,7 +36,7 @@ CLIENT_GONE = 499
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
 _AS_MANY_AS_ONE_LIKES = frozenset({405, 429})
-"""No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (labeler.repeated)."""
+"""No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (api.logs)."""
 
 DISCARD_BYTES = 64 * 1024 * 1024
 DISCARD_S = 5.0
@@ -120,7 +120,7 @@ class RequestContext:
             if status:
                 # The answer has begun: only a broken connection can still say that it is not whole.
                 raise
-            response = refusals.unexpected(error, instance=scope["path"])
+            response = problems.unexpected(error, instance=scope["path"])
             await response(scope, receive, stamped)
         finally:
             self._note("HEAD" if is_head else scope["method"], scope, status, time.perf_counter() - started)

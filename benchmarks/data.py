@@ -166,8 +166,8 @@ def _lite2_weights() -> Path:
     if not path.is_file():
         from safetensors.torch import save
 
-        from feature_store.backbone_names import PACKAGED
-        from feature_store.backbones.timm_backbone import create_timm, load_packaged
+        from feature_store.backbones.network import create_timm, load_packaged
+        from feature_store.backbones.spec import PACKAGED
 
         module = create_timm(CIFAR10_LITE2["architecture"], {}, pretrained=False)
         load_packaged(module, PACKAGED["efficientnet-lite2"])

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -28,12 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones.backbone import decode_for, prepare_image
+from feature_store.backbones.backbone import decode_for, least_side, prepare_image, region, resize_region
 from feature_store.backbones.spec import Transform
-from feature_store.backbones.turbo import least_side, region, resize_region
 from feature_store.decode import header_pixels
-from feature_store.embed_board import job_pixels_refusal
-from feature_store.images import ParquetSource
+from feature_store.results.questions import job_pixels_refusal
+from feature_store.sources import ParquetSource
 from labeler.errors import BadData, LabelerError, TooLarge, UnreadableImage
 from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 
@@ -68,6 +67,20 @@ class PixelLimits:
     max_job_pixels: int
 
 
+@dataclass(frozen=True)
+class UnusableImage:
+    """An image of an upload that cannot be used.
+
+    Attributes:
+        reason: a short sentence.
+        is_last: it has ended the decoder, so that what comes after it was not looked at.
+    """
+
+    index: int
+    reason: str
+    is_last: bool = False
+
+
 def decoded_images(
     upload: Path,
     transform: Transform,
@@ -76,8 +89,8 @@ def decoded_images(
     start: int = 0,
     rows: Sequence[int] | None = None,
     look: Callable[[], None],
-) -> Generator[NDArray[np.uint8]]:
-    """The images of an upload from one on, in order, each as the network takes it.
+) -> Generator[NDArray[np.uint8] | UnusableImage]:
+    """The images of an upload from one on, in order, each as the network takes it, or why it cannot be used.
 
     Args:
         upload: Parquet with a column image.
@@ -91,40 +104,8 @@ def decoded_images(
         uint8, shape (crop, crop, channels).
 
     Raises:
-        UnusableImage: an image cannot be used; `index` says which.
         TooLarge, BadData: the upload as a whole.
     """
-    with closing(_looked_at(upload, transform, limits, start=start, rows=rows, look=look)) as images:
-        for image in images:
-            if isinstance(image, UnusableImage):
-                raise image
-            yield image
-
-
-def unusable_images(
-    upload: Path, transform: Transform, limits: PixelLimits, *, start: int, look: Callable[[], None]
-) -> Generator[UnusableImage]:
-    """Which images from one on cannot be used. After one that ends the decoder none is looked at: `is_last` says so.
-
-    Args:
-        upload, transform, limits, start, look: see `decoded_images`.
-
-    Raises:
-        TooLarge, BadData: the upload as a whole.
-    """
-    with closing(_looked_at(upload, transform, limits, start=start, rows=None, look=look)) as images:
-        yield from (image for image in images if isinstance(image, UnusableImage))
-
-
-def _looked_at(
-    upload: Path,
-    transform: Transform,
-    limits: PixelLimits,
-    *,
-    start: int,
-    rows: Sequence[int] | None,
-    look: Callable[[], None],
-) -> Generator[NDArray[np.uint8] | UnusableImage]:
     settings = {
         "path": str(upload),
         "transform": transform.model_dump(mode="json"),
@@ -139,21 +120,6 @@ def _looked_at(
     finally:
         process.kill()
         process.communicate()
-
-
-class UnusableImage(UnreadableImage):
-    """An image of an upload cannot be used.
-
-    Attributes:
-        reason: a short sentence.
-        is_last: it has ended the decoder, so that what comes after it was not looked at.
-    """
-
-    def __init__(self, index: int, reason: str, *, is_last: bool = False) -> None:
-        super().__init__(f"image {index}: {reason}")
-        self.index = index
-        self.reason = reason
-        self.is_last = is_last
 
 
 def _taken(frames: Frames, transform: Transform, indices: Iterable[int]) -> Iterator[NDArray[np.uint8] | UnusableImage]:

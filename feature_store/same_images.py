@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.images import ImageSource
+from feature_store.sources import ImageSource
 from labeler.errors import IdenticalImages, UnreadableImage
 from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
 
@@ -83,17 +83,6 @@ def find_same_images(records: Comparable, *, rows: NDArray[np.int64] | None = No
     return _ordered((chosen[places] for places in _joined(runs)), records.labels, records.persons)
 
 
-def same_bytes(digests: Digests, labels: NDArray[np.int16], persons: Digests | None) -> tuple[SameImages, ...]:
-    """The same of files alone, before anything is embedded.
-
-    Args:
-        digests: of each file, shape (n, 2).
-        labels: shape (n,).
-        persons: shape (n, 2), or None.
-    """
-    return _ordered(_runs(digests), labels, persons)
-
-
 def feature_digests(features: NDArray[np.int16], rows: NDArray[np.int64]) -> Digests:
     """A digest of each row under a key of this call's own, read block by block."""
     key = SiteKey(os.urandom(KEY_BYTES))
@@ -117,23 +106,13 @@ def _runs(digests: Digests) -> Iterable[NDArray[np.int64]]:
 
 def _joined(runs: Iterable[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Groups that share a row, put together: equal bytes here and equal features there make one image."""
-    root: dict[int, int] = {}
-
-    def find(place: int) -> int:
-        while root[place] != place:
-            root[place] = root[root[place]]
-            place = root[place]
-        return place
-
+    group_of: dict[int, set[int]] = {}
     for run in runs:
         places = run.tolist()
-        for place in places:
-            root.setdefault(place, place)
-            root[find(place)] = find(places[0])
-    groups: dict[int, list[int]] = {}
-    for place in sorted(root):
-        groups.setdefault(find(place), []).append(place)
-    return [np.array(places, dtype=np.int64) for places in groups.values()]
+        together = set(places).union(*(group_of[place] for place in places if place in group_of))
+        group_of |= dict.fromkeys(together, together)
+    groups = {id(group): group for group in group_of.values()}
+    return [np.array(sorted(group), dtype=np.int64) for group in groups.values()]
 
 
 def _ordered(
@@ -174,7 +153,7 @@ def refuse_same_bytes(
         if scanned is not None and (index % _SCANNED_AT_ONCE == 0 or index + 1 == len(digests)):
             scanned(index + 1, len(digests))
     rows = np.flatnonzero(readable)
-    same = same_bytes(digests[rows], labels[rows], None if people is None else people[rows])
+    same = _ordered(_runs(digests[rows]), labels[rows], None if people is None else people[rows])
     names = [images.names[row] for row in rows.tolist()]
     # Files that are no images are skipped when they are embedded, however many there are of one.
     same = tuple(group for group in same if _is_image(images, int(rows[group.rows[0]])))

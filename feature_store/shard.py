@@ -2,9 +2,8 @@
 
 A shard is a folder:
 
-    manifest.json        role, backbone, classes, checksums, deleted records (feature_store.manifest)
-    features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.quantize)
-    features-00000.int16 the same in parts, one behind the other, without a header; instead of features.npy
+    manifest.json        role, backbone, classes, checksums, deleted records (`Manifest`)
+    features.npy         int16 (n, d): each row has length 2048 but for rounding (feature_store.rows)
     labels.npy           int16 (n,): place in the class list; -1 unknown (public shards only). Of a shard of attributes
                          int16 (n, C): 1 where a record has the attribute and 0 where not; -1 unknown, in whole rows
     record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
@@ -26,29 +25,31 @@ folder, and any other is refused. A copy of the folder takes the mark along; a h
 
 It catches mistakes, not intent: whoever embeds the same images again, or deletes the mark, has a shard of which nothing
 is known. `labeler run` has no journal that lasts, and neither reads nor writes the mark.
+
+More than 600 lines: the layout of a shard, its manifest and its checks must be read together.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.decode import Skipped
-from feature_store.joined_rows import joined_rows
-from feature_store.manifest import FEATURES_NAME, MANIFEST_NAME, Manifest, read_manifest, sum_file, write_manifest
-from feature_store.quantize import largest_square_length, quantize
+from feature_store.rows import largest_square_length, quantize
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS
 
-_ARRAYS: dict[str, type[np.generic]] = {"labels.npy": np.int16, "record_ids.npy": np.int64}
+_ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
 
 _DIGESTS = ("persons.npy", "image_digests.npy")
 """Arrays that a private shard may have."""
@@ -60,7 +61,7 @@ class Shard:
     Arrays hold every row, deleted ones included, so that row numbers stay; use `alive` or `rows`.
 
     Attributes:
-        features: int16, shape (n, dimension), memory-mapped, read-only; one array, also where they lie in parts.
+        features: int16, shape (n, dimension), memory-mapped, read-only.
         labels: int16, shape (n,), or (n, C) where `has_attributes`. Secret in a private shard; in a public one only for
             scoring.
         record_ids: int64, shape (n,).
@@ -73,7 +74,7 @@ class Shard:
         self.path = path
         self._manifest = manifest
         self._known_version: tuple[Manifest | None, str] = (None, "")
-        self.features: NDArray[np.int16] = arrays[FEATURES_NAME]
+        self.features: NDArray[np.int16] = arrays["features.npy"]
         self.labels: NDArray[np.int16] = arrays["labels.npy"]
         self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
         self.persons: NDArray[np.int64] | None = arrays.get("persons.npy")
@@ -99,7 +100,6 @@ class Shard:
             keep_private(folder, [*manifest.files, MANIFEST_NAME])
         kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
         arrays = {name: _map_array(folder, name, kind) for name, kind in kinds.items()}
-        arrays[FEATURES_NAME] = _map_features(folder, manifest)
         shard = cls(folder, manifest, arrays)
         shard._check_shapes()
         if verify:
@@ -211,7 +211,7 @@ class Shard:
         rng, classes = np.random.default_rng(records), len(self.classes)
         shape, values = ((records, classes), 2) if self.has_attributes else ((records,), classes)
         arrays: dict[str, NDArray[Any]] = {
-            FEATURES_NAME: quantize(rng.normal(size=(records, self.dimension))),
+            "features.npy": quantize(rng.normal(size=(records, self.dimension))),
             "labels.npy": rng.integers(0, values, size=shape, dtype=np.int16),
             "record_ids.npy": rng.permutation(records),
         }
@@ -225,7 +225,7 @@ class Shard:
         """The first so many rows of a drawn shard, in memory."""
         manifest = self._manifest.model_copy(update={"records": records})
         arrays: dict[str, NDArray[Any] | None] = {
-            FEATURES_NAME: self.features,
+            "features.npy": self.features,
             "labels.npy": self.labels,
             "record_ids.npy": self.record_ids,
             "persons.npy": self.persons,
@@ -388,7 +388,7 @@ def check_compatible(shards: Sequence[Shard]) -> None:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl", *manifest.feature_files}) - manifest.files.keys()
+    missing = (_ARRAYS.keys() | {"sources.jsonl", "skipped.jsonl"}) - manifest.files.keys()
     if missing:
         raise DamagedShard(f"the manifest of shard {folder.name!r} does not list {', '.join(sorted(missing))}")
     if manifest.role == "private" and "thumbnails.parquet" in manifest.files:
@@ -405,18 +405,6 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 f"shard {folder.name!r}: {name} has {size} bytes, its manifest states {stated.bytes}; it was "
                 "truncated or replaced, embed the images again"
             )
-
-
-def _map_features(folder: Path, manifest: Manifest) -> NDArray[Any]:
-    if manifest.part_records is None:
-        return _map_array(folder, FEATURES_NAME, np.int16)
-    row_bytes = 2 * manifest.dimension
-    last = manifest.records - manifest.part_records * (len(manifest.feature_files) - 1)
-    for number, name in enumerate(manifest.feature_files, 1):
-        rows = last if number == len(manifest.feature_files) else manifest.part_records
-        if manifest.files[name].bytes != rows * row_bytes:
-            raise DamagedShard(f"shard {folder.name!r}: its part {name} is not as long as its manifest states")
-    return joined_rows([folder / name for name in manifest.feature_files], manifest.dimension)
 
 
 def _map_array(folder: Path, name: str, kind: type[np.generic]) -> NDArray[Any]:
@@ -533,3 +521,108 @@ _HAND_OVER = (
     "left (`labeler journal write-off --home OLD --account agent:NAME`), give the new policy no more than was left, "
     f"and then delete {MARK_NAME} from the shard's folder"
 )
+
+
+MANIFEST_NAME = "manifest.json"
+_READ_BYTES = 1 << 24
+
+
+class FileSum(BaseModel):
+    """Size in bytes and SHA-256 of one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(BaseModel):
+    """What a shard says about itself.
+
+    Attributes:
+        format: of the folder; another number is another layout.
+        role: private (an agent's records; labels are secret) or public (queries; labels, if any, only for scoring).
+        fingerprint: of the backbone that made the features.
+        backbone: its description, for people.
+        dimension: numbers in a feature.
+        classes: public class list, in label order; may be empty for public images.
+        records: rows in the files, deleted ones included.
+        job: digest of the source and settings it was made from; empty if unknown.
+        files: checksum per file name.
+        deleted: record ids that must never be used again, ascending.
+        max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
+            nothing was declared.
+        attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
+        site_key: which key its digests of persons and images are under (labeler.system.site_key); None without any.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    format: Literal["labeler-shard/1"] = "labeler-shard/1"
+    role: Literal["private", "public"]
+    fingerprint: Annotated[str, Field(min_length=1)]
+    backbone: dict[str, Any]
+    dimension: Annotated[int, Field(ge=1, le=1_000_000)]
+    classes: tuple[str, ...]
+    records: Annotated[int, Field(ge=1)]
+    job: str = ""
+    files: dict[str, FileSum]
+    deleted: tuple[int, ...] = ()
+    site_key: str | None = None
+    max_records: Annotated[int, Field(ge=1)] | None = None
+    attributes: bool = False
+
+    @model_validator(mode="after")
+    def _check_bound(self) -> Manifest:
+        if self.max_records is not None and (self.role != "private" or self.records > self.max_records):
+            raise ValueError("a bound on records is kept by private shards, and by all of them that state one")
+        return self
+
+    @property
+    def version(self) -> str:
+        """SHA-256 over everything above: it changes with every deletion, so an index built before can be told apart."""
+        return hashlib.sha256(_canonical(self)).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        BadData: the folder is no shard, or one that was never finished.
+        DamagedShard: the manifest's own checksum or fields are wrong.
+    """
+    folder = folder.absolute()  # `.` has no name of its own
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")
+    try:
+        fields = json.loads(path.read_bytes())
+        stated = fields.pop("sha256")
+        manifest = Manifest.model_validate(fields)
+    except (ValueError, KeyError, AttributeError, RecursionError, ValidationError):
+        raise DamagedShard(f"the manifest of shard {folder.name!r} is damaged; embed the images again") from None
+    if stated != manifest.version:
+        raise DamagedShard(f"the manifest of shard {folder.name!r} does not match its checksum; embed the images again")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest in one durable step; that of a private shard is its owner's alone."""
+    text = json.dumps(json.loads(_canonical(manifest)) | {"sha256": manifest.version}, indent=1, ensure_ascii=False)
+    replace_file(folder / MANIFEST_NAME, text.encode(), mode=0o600 if manifest.role == "private" else 0o644)
+
+
+def sum_file(path: Path) -> FileSum:
+    """Size and SHA-256 of a file, read in blocks."""
+    sha256 = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            sha256.update(block)
+            size += len(block)
+    return FileSum(bytes=size, sha256=sha256.hexdigest())
+
+
+def _canonical(manifest: Manifest) -> bytes:
+    fields = manifest.model_dump(mode="json")
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -26,10 +26,14 @@ from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from feature_store.decode import Skipped
-from feature_store.joined_rows import rows_to_an_edge
-from feature_store.manifest import FEATURES_NAME, Manifest, part_name, sum_file, write_manifest
-from feature_store.quantize import quantize
-from feature_store.shard import check_features, check_labels
+from feature_store.rows import quantize
+from feature_store.shard import (
+    Manifest,
+    check_features,
+    check_labels,
+    sum_file,
+    write_manifest,
+)
 from labeler.errors import BadData, DamagedShard, InvalidSetting
 from labeler.system.files import PRIVATE_FILE, PRIVATE_FOLDER, exclusive, replace_file, sync_folder
 from labeler.system.site_key import DIGEST_WORDS, Digests
@@ -72,8 +76,6 @@ class ShardWriter:
         backbone: the backbone's description, for people.
         job: digest of what is being embedded; only a writer with the same one may go on.
         site_key: name of the key that digests of persons and images are under; needed where there are any.
-        part_records: write the features in parts of so many records, or a few more so that a part fills whole pages;
-            in one file where absent. What a record is, its id and its row do not depend on it.
         max_records: a public bound on the records of a private shard, which it keeps: `finish` refuses more.
         attributes: whether a record may have any number of the classes, and not exactly one.
         random_bytes: source of record ids and of the order of private rows.
@@ -94,7 +96,6 @@ class ShardWriter:
         backbone: dict[str, Any] | None = None,
         job: str = "",
         site_key: str | None = None,
-        part_records: int | None = None,
         max_records: int | None = None,
         attributes: bool = False,
         random_bytes: Callable[[int], bytes] = os.urandom,
@@ -109,7 +110,6 @@ class ShardWriter:
         self._backbone = dict(backbone or {})
         self._job = job
         self._site_key = site_key
-        self._part_records = None if part_records is None else rows_to_an_edge(part_records, dimension)
         self._max_records = max_records
         self._attributes = attributes
         self._random_bytes = random_bytes
@@ -119,8 +119,6 @@ class ShardWriter:
         _check_classes(self._classes, public=public)
         if dimension < 1 or not fingerprint:
             raise InvalidSetting(f"a shard needs a fingerprint and a dimension of at least 1, found {dimension}")
-        if part_records is not None and part_records < 1:
-            raise InvalidSetting(f"a part of a shard needs at least 1 record, found {part_records}")
         if max_records is not None and (public or max_records < 1):
             raise InvalidSetting(f"a private shard keeps a bound of at least 1 record; found {max_records}")
         self._refuse_existing()
@@ -276,7 +274,6 @@ class ShardWriter:
             records=len(kept),
             job=self._job,
             site_key=self._site_key if has_digests else None,
-            part_records=self._part_records,
             max_records=self._max_records,
             attributes=self._attributes,
             files={file.name: sum_file(file) for file in sorted(final.iterdir())},
@@ -300,21 +297,13 @@ class ShardWriter:
         return tuple(Skipped(*json.loads(line)) for line in lines)
 
     def _write_arrays(self, final: Path, ids: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-        shape = (self.records, self._dimension)
-        written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=shape)
-        most = self._part_records or len(order)
-        for number, first in enumerate(range(0, len(order), most)):
-            part = order[first : first + most]
-            shape = (len(part), self._dimension)
-            whole = self._part_records is None
-            # Written, not mapped: where a mapped page finds no room on the disk, the system ends the process.
-            with (final / (FEATURES_NAME if whole else part_name(number))).open("wb") as file:
-                if whole:
-                    write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
-                for start in range(0, len(part), _ROWS_PER_BLOCK):
-                    file.write(np.ascontiguousarray(written[part[start : start + _ROWS_PER_BLOCK]]).tobytes())
-                file.flush()
-                os.fsync(file.fileno())
+        written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=(self.records, self._dimension))
+        # Written, not mapped: where a mapped page finds no room on the disk, the system ends the process.
+        with (final / "features.npy").open("wb") as file:
+            shape = (len(order), self._dimension)
+            write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
+            for start in range(0, len(order), _ROWS_PER_BLOCK):
+                file.write(np.ascontiguousarray(written[order[start : start + _ROWS_PER_BLOCK]]).tobytes())
         np.save(final / "labels.npy", self._labels()[order])
         np.save(final / "record_ids.npy", ids)
 

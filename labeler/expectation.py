@@ -14,7 +14,7 @@ does better than single answers, because a class is spread over about Q / C ques
 
     accuracy = W p + (1 - W) (1 - p) / (C - 1):    where another class won, the label is right as often as its share.
 
-Where public images are at hand their geometry replaces the bounds (feature_store.students.forecast).
+Where public images are at hand their geometry replaces the bounds (feature_store.students.labeling).
 
 **How many votes.** A method in which k neighbours of each agent vote casts N k votes at every question, an ensemble N.
 Where records choose (reverse-knn), R records cast R k votes over Q questions, and R is private: it is assumed,

@@ -41,14 +41,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import SkipValidation
 
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.noise import MAX_COMPARISON_BITS, ROOM_BITS
 from labeler.randomness import KEY_BYTES, ByteSource, derive_key, keyed_source
+from labeler.untrusted import Contributors, Digest, Flag, strict, whole
 
 BLUM_PRIME_OFFSETS: Final = {
     44: 17, 45: 69, 46: 21, 47: 297, 48: 65, 49: 81, 50: 113, 51: 129, 52: 173, 53: 145, 54: 33,
@@ -398,7 +400,10 @@ ABSTAINED = -1
 """The answer to a query whose best noisy sum is below the threshold."""
 
 
-@dataclass(frozen=True)
+_Term = Annotated[int, whole(-(2**62), 2**62)]
+
+
+@strict("the terms of a round")
 class WinnerTerms:
     """How the winner of a query follows from the shares of a round.
 
@@ -414,11 +419,11 @@ class WinnerTerms:
         InvalidSetting: a number is outside its bounds, or the sums are too wide for a field.
     """
 
-    scale: int
-    lowest: int
-    highest: int
-    row_total: int | None
-    threshold: int | None
+    scale: _Term
+    lowest: _Term
+    highest: _Term
+    row_total: _Term | None
+    threshold: _Term | None
 
     def __post_init__(self) -> None:
         if self.scale < 1 or (self.row_total is not None and self.row_total < 1):
@@ -435,7 +440,7 @@ class WinnerTerms:
         return field_for(self.lowest, self.highest)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@strict("a winner", eq=False)
 class Winner:
     """One tallier's answer to a round: what the three talliers opened together. The answers of all three are equal.
 
@@ -450,12 +455,12 @@ class Winner:
         ProtocolViolation: the labels are not int16 numbers of at least -1, one per query.
     """
 
-    tallier: int
-    round_digest: str
-    contributors: frozenset[str]
-    sharings_digest: str
-    labels: NDArray[np.int16]
-    is_seeded: bool
+    tallier: Annotated[int, whole(0, 2)]
+    round_digest: Digest
+    contributors: Contributors
+    sharings_digest: Digest
+    labels: SkipValidation[NDArray[np.int16]]
+    is_seeded: Flag
 
     def __post_init__(self) -> None:
         if self.labels.dtype != np.int16 or self.labels.ndim != 1 or not self.labels.size:

@@ -49,7 +49,7 @@ tallier adds S * ballots + noise, and keeps what the rows of each agent sum to f
 (labeler.tally), after which alone anything may be opened.
 
 What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
-cannot be inspected; the agent checks, see labeler.contribution, and talliers check row totals).
+cannot be inspected; the agent checks, see labeler.release, and talliers check row totals).
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import InstanceOf, SkipValidation
 
 from labeler.errors import (
     InvalidSetting,
@@ -75,6 +75,7 @@ from labeler.noise import MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID, DiscreteGa
 from labeler.randomness import KEY_BYTES, ByteSource, keyed_source
 from labeler.sharing import SHARING_ID_BYTES, PrimeField, ShareVector, Winner, WinnerTerms, split
 from labeler.task import Task
+from labeler.untrusted import Contributors, Digest, Flag, strict, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,37 +88,42 @@ class QueryBatch:
             different places of a task are different rounds.
         model: where a model is trained in steps, the public one that this step begins from (labeler.linear_model),
             float64 of shape (num_queries, num_classes).
-        digest: SHA-256 over the place, the shapes and the bytes, in hexadecimal, of the model too. Noise is drawn per
-            digest: the same queries asked again in the same place give the same noise, any change new noise. So the
-            key of a round never serves two ballots: whatever of a batch decides one is in its digest.
     """
 
     features: NDArray[np.int16]
     first_query: int = 0
     model: NDArray[np.float64] | None = None
-    digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.features.dtype != np.int16 or self.features.ndim != 2 or not len(self.features):
+        if self.features.dtype != np.int16 or self.features.ndim != 2 or not self.features.size:
             raise InvalidSetting(
-                "a batch of queries must be an int16 array of shape (num_queries, dimension) with at least one row; "
+                "a batch of queries must be an int16 array of shape (num_queries, dimension) with at least one entry; "
                 f"found {self.features.dtype} of shape {self.features.shape}"
             )
         # A copy that nobody can change: the noise of a round is tied to the digest of exactly these numbers.
         frozen = self.features.astype("<i2", order="C", copy=True)
         frozen.setflags(write=False)
         object.__setattr__(self, "features", frozen)
-        header = f"labeler-batch/1 {self.first_query} {frozen.shape[0]} {frozen.shape[1]}\n".encode()
-        sha256 = hashlib.sha256(header)
-        sha256.update(frozen.data)
         if self.model is not None:
             model = self.model.astype("<f8", order="C", copy=True)
             model.setflags(write=False)
             object.__setattr__(self, "model", model)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the place, the shapes and the bytes, of the model too, in hexadecimal.
+
+        Noise is drawn per digest: the same queries asked again in the same place give the same noise, any change new
+        noise. So the key of a round never serves two ballots: whatever of a batch decides one is in its digest.
+        """
+        rows, columns = self.features.shape
+        sha256 = hashlib.sha256(f"labeler-batch/1 {self.first_query} {rows} {columns}\n".encode())
+        sha256.update(self.features.data)
+        if self.model is not None:
             # Behind features whose length the header says, so that no batch without a model has these bytes.
-            sha256.update(f"model {' '.join(map(str, model.shape))}\n".encode())
-            sha256.update(model.data)
-        object.__setattr__(self, "digest", sha256.hexdigest())
+            sha256.update(f"model {' '.join(map(str, self.model.shape))}\n".encode())
+            sha256.update(self.model.data)
+        return sha256.hexdigest()
 
     def __len__(self) -> int:
         return len(self.features)
@@ -201,7 +207,7 @@ def split_ballots(
     """Split ballots, with what was not voted, and noise: one share of both per tallier.
 
     Args:
-        ballots: votes, int64, shape (num_queries, num_classes), checked (labeler.contribution.check_ballots).
+        ballots: votes, int64, shape (num_queries, num_classes), checked (labeler.release.check_ballots).
         noise: grid units, int64, of that shape.
         row_total: k: what each row sums to, votes not cast included.
         num_talliers: as for `labeler.sharing.split`.
@@ -356,10 +362,8 @@ def _check_nonce(nonce: bytes) -> None:
 
 MAX_TALLIERS = 3
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
-
-@dataclass(frozen=True)
+@strict("a round")
 class Round:
     """One batch of one task, asked of all agents; its digest ties every message to it.
 
@@ -369,28 +373,23 @@ class Round:
         quorum: fewest contributors for which anything is opened.
         terms: how talliers find the winners; None where the histogram is opened.
         tallier_sigma_grid: parameter of the noise that each tallier adds to each sum, grid units; None where the
-            agents add the noise. Agents compare it with their task (`labeler.contribution.check_round`), so whoever
+            agents add the noise. Agents compare it with their task (`labeler.release.check_round`), so whoever
             tells a tallier of less noise tells it of another round, of which no agent sends a share.
 
     Raises:
-        InvalidSetting: a digest is no SHA-256 in hexadecimal, or a number is below 1.
+        ProtocolViolation: a digest is no SHA-256 in hexadecimal, or a number is below 1.
+        InvalidSetting: the noise is outside what the sampler draws.
     """
 
-    task_digest: str
-    batch_digest: str
-    num_queries: int
-    num_classes: int
-    quorum: int
-    terms: WinnerTerms | None = None
+    task_digest: Digest
+    batch_digest: Digest
+    num_queries: Annotated[int, whole(1)]
+    num_classes: Annotated[int, whole(1)]
+    quorum: Annotated[int, whole(1)]
+    terms: InstanceOf[WinnerTerms] | None = None
     tallier_sigma_grid: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("task_digest", "batch_digest"):
-            if not _DIGEST.fullmatch(getattr(self, name)):
-                raise InvalidSetting(f"{name} of a round must be 64 hexadecimal digits (SHA-256)")
-        for name in ("num_queries", "num_classes", "quorum"):
-            if getattr(self, name) < 1:
-                raise InvalidSetting(f"{name} of a round must be at least 1, found {getattr(self, name)}")
         sigma = self.tallier_sigma_grid
         if sigma is not None and not MIN_SHARE_SIGMA_GRID <= sigma <= MAX_SHARE_SIGMA_GRID:
             raise InvalidSetting(
@@ -450,7 +449,7 @@ class InputShare:
             raise ProtocolViolation(f"an agent_id has 1 to 200 characters, found {len(self.agent_id)}")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@strict("an aggregate share", eq=False)
 class AggregateShare:
     """One tallier's share of the noisy sum over the contributors. Secret until all are put together; does not print.
 
@@ -466,13 +465,32 @@ class AggregateShare:
             that those of all talliers add up to zero. None where rows are not checked.
     """
 
-    tallier: int
-    round: Round
-    contributors: frozenset[str]
-    sharings_digest: str
-    words: NDArray[np.uint64]
-    is_seeded: bool
-    row_sums: NDArray[np.uint64] | None = None
+    tallier: Annotated[int, whole(0, 2)]
+    round: InstanceOf[Round]
+    contributors: Contributors
+    sharings_digest: Digest
+    words: SkipValidation[NDArray[np.uint64]]
+    is_seeded: Flag
+    row_sums: SkipValidation[NDArray[np.uint64] | None] = None
+
+    def __post_init__(self) -> None:
+        terms = self.round.terms
+        if (self.row_sums is not None) != (terms is not None and terms.row_total is not None):
+            raise ProtocolViolation("an aggregate share holds row sums where its round checks rows, and nowhere else")
+        shapes = {
+            "words": (self.round.num_queries, self.round.num_classes),
+            "row_sums": (len(self.contributors), self.round.num_queries),
+        }
+        for name, shape in shapes.items():
+            if (array := getattr(self, name)) is None:
+                continue
+            if array.shape != shape:
+                raise ProtocolViolation(f"{name} of an aggregate share must have shape {shape}, found {array.shape}")
+            if terms is not None:
+                terms.field.check(array, f"{name} of an aggregate share")
+            frozen = array.copy()
+            frozen.setflags(write=False)
+            object.__setattr__(self, name, frozen)
 
     @cached_property
     def agreement(self) -> str:
@@ -541,8 +559,6 @@ def add_shares(
         rows = np.stack(sums)
         if index == 0:
             rows = terms.field.subtract(rows, np.full_like(rows, terms.row_total))
-        rows.setflags(write=False)
-    total.setflags(write=False)
     return AggregateShare(
         tallier=index,
         round=round,

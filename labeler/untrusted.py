@@ -18,9 +18,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from labeler.errors import LabelerError, ProtocolViolation, WrongVersion
@@ -186,10 +186,25 @@ DigestIfAny = Annotated[str, spelt("[0-9a-f]{64}|", "a SHA-256, 64 lower-case he
 PublicKey = Annotated[str, spelt("[0-9a-f]{64}", "32 bytes, 64 lower-case hexadecimal digits")]
 """Whether it is a usable key says `labeler.system.keys`."""
 
-SharingId = Annotated[str, spelt("[0-9a-f]{32}", "16 bytes, 32 lower-case hexadecimal digits")]
 Flag = Annotated[bool, Field(description="true or false")]
 UnixTime = Annotated[float | int, Field(gt=0, lt=LATEST_S, description="a finite number, a unix time in seconds")]
 """Whether it was written as a whole number stays as it was: digests are made of it."""
+
+
+def _contributors(value: object) -> object:
+    """A list as it is written has one order; whoever holds a set is past that."""
+    if isinstance(value, list | tuple):
+        names = [check_party_id(agent, "a contributor") for agent in value]
+        if names != sorted(set(names)):
+            raise ProtocolViolation("contributors must be at least one agent, sorted, each once")
+        return frozenset(names)
+    return value
+
+
+Contributors = Annotated[
+    frozenset[PartyId], BeforeValidator(_contributors), Field(min_length=1, description="at least one agent")
+]
+"""Agents whose shares are summed."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -220,7 +235,6 @@ def strict(what: str, *, eq: bool = True) -> Callable[[type[T]], type[T]]:
 
 
 _NAMES: dict[type, tuple[str, ...]] = {}
-_TUPLES: dict[type, tuple[str, ...]] = {}
 
 
 def names_of(model: type) -> tuple[str, ...]:
@@ -228,15 +242,6 @@ def names_of(model: type) -> tuple[str, ...]:
     found = _NAMES.get(model)
     if found is None:
         found = _NAMES[model] = tuple(field.name for field in fields(model))
-    return found
-
-
-def tuples_of(model: type) -> tuple[str, ...]:
-    """Its fields that are tuples, which JSON writes as lists."""
-    found = _TUPLES.get(model)
-    if found is None:
-        hints = get_type_hints(model)
-        found = _TUPLES[model] = tuple(name for name in names_of(model) if get_origin(hints[name]) is tuple)
     return found
 
 

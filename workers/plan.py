@@ -123,7 +123,7 @@ def _choices(task: Task, dishonest_talliers: int | None) -> dict[str, Any]:
 def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectation:
     if public is None:
         return expect(task, records=request.records)
-    from feature_store.students.forecast import expect_on
+    from feature_store.students.labeling import expect_on
 
     return expect_on(task, _public_features(public), records=request.records)
 
@@ -140,7 +140,7 @@ def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
         raise InvalidSetting(
             "a radius is proposed from the public images: name their shard (`images`), or give a whole number"
         )
-    from feature_store.students.forecast import propose_radius
+    from feature_store.students.labeling import propose_radius
 
     each = RECORDS_EACH if request.records is None else max(1, request.records // request.agents)
     radius = propose_radius(

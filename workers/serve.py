@@ -34,9 +34,6 @@ from workers.service_process import tell_ready
 
 if TYPE_CHECKING:
     from api.coordinator.config import CoordinatorConfig
-    from api.coordinator.stepwise import StepwiseCoordinator
-    from labeler.driver.mail import Mailbox
-    from labeler.system.clock import Clock
 
 import contextlib
 import os
@@ -159,15 +156,6 @@ def _settle_in() -> None:
     sys.setswitchinterval(_SWITCH_S)
 
 
-def stepwise_coordinator(
-    home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]
-) -> StepwiseCoordinator:
-    """The coordinator without server and threads, for simulations; see `api.coordinator.stepwise`."""
-    from api.coordinator.stepwise import StepwiseCoordinator
-
-    return StepwiseCoordinator(home, mailbox, clock=clock, steady=steady)
-
-
 def run_desk(
     home: Path, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
 ) -> None:
@@ -177,10 +165,10 @@ def run_desk(
         InvalidSetting: the folder is no agent's home, or the address is not this machine's alone.
         Unavailable: the address is taken.
     """
-    from api.console.site.server import serve_desk
-    from workers.agent.site import DeskSite
+    from api.console.site import serve_desk
+    from workers.agent.site import SiteConsole
 
-    serve_desk(DeskSite(home), host=host, port=port, stop=stop, on_ready=on_ready)
+    serve_desk(SiteConsole(home), host=host, port=port, stop=stop, on_ready=on_ready)
 
 
 def run_home_embedder(home: Path, *, stop: threading.Event) -> None:

@@ -3,7 +3,7 @@
 A log has one JSON object a line on standard error, with ids, and never with a value.
 A traceback keeps types, files and line numbers; the message of an unexpected exception is left out, because a library
 may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private. What repeats
-is counted (labeler.repeated).
+is counted (api.logs).
 
 Ready is told in one datagram, as systemd expects it (`Type=notify`, sd_notify(3)). Where nobody named a socket, nothing
 is told.
@@ -23,8 +23,8 @@ from typing import Final
 
 from pythonjsonlogger.json import JsonFormatter
 
+from api.logs import CountRepeats
 from labeler.errors import LabelerError
-from labeler.repeated import CountRepeats
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _DEEPEST: Final = 10

@@ -2,6 +2,8 @@
 
 The ledger counts nano-units of mu^2, which add up whatever order tasks came in. Here they are turned back into the
 epsilon that everything charged so far amounts to together, at the coordinator's delta.
+
+Signed evidence from the coordinator's own journal, while it runs.
 """
 
 from __future__ import annotations
@@ -10,16 +12,23 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib.metadata import version
 
 from api.coordinator.config import CoordinatorConfig
 from api.schema import BalanceView, BudgetView, LedgerEntryView, LedgerPage
+from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
+from labeler.evidence.derive import derive, software
+from labeler.ledger.database import Database
+from labeler.ledger.evidence import Wanted, coordinator_facts
 from labeler.ledger.ledger import Balance, Ledger
 from labeler.ledger.lifetimes import all_set_aside, set_aside
 from labeler.ledger.tasks import TaskStore
 from labeler.methods.sensitivity import least_delta
 from labeler.setting import LEVELS
+from labeler.system.clock import Clock
+from labeler.system.keys import PartyKeys
 
 FEDERATION = "federation"
 """The account of everybody together."""
@@ -234,3 +243,21 @@ def _add(spent: dict[tuple[str, str], int], account: str, level: str, kind: str,
     change = {"reserve": amount, "void": -amount}.get(kind, 0)
     spent[account, level] = spent.get((account, level), 0) + change
     return spent[account, level]
+
+
+def signed_evidence(
+    wanted: Wanted, *, database: Database, keys: PartyKeys, delta: float, clock: Clock
+) -> SignedEvidence:
+    """Verify the journal from its first entry, in one moment of it, and sign what it says of a task or a period.
+
+    Args:
+        delta: of its settings.
+
+    Raises:
+        JournalBroken: the journal does not hold; nothing is evidence of it.
+        NotFound: there is no such task.
+        TooLarge: too many jobs for one document.
+    """
+    with database.read() as connection:
+        facts = coordinator_facts(connection, wanted, delta=delta, read_at=clock())
+    return sign_evidence(derive(facts, software(version("private-labeler"))), keys)

@@ -2,39 +2,69 @@
 
 What a job needs next says the machine (labeler.rounds.coordinator); many jobs' steps are carried out together by the
 driver (labeler.driver.coordinator). Here they meet the rest of the service: its settings, its home, its prices.
+
+Questions of a queued job are made by the embedder, by a process for choosing, or by ourselves at once.
+
+    vectors, no clusters -> chosen from by the thread that took the submission
+    images               -> the embedder makes features (feature_store.results.questions), then as for vectors
+    a few vectors        -> chosen from here and now: no process, no waiting
+    many, or clusters    -> a process of its own, bounded in memory and time; requesters take turns
+
+Nothing here is remembered that matters: the conductor asks again for whatever is missing, and a restarted service
+begins again. This process loads no learning library; the one that chooses clusters does, and ends with its job.
 """
 
 from __future__ import annotations
 
 import logging
+import subprocess
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from api.coordinator.labels import release_to_bytes
-from api.coordinator.preparation import Preparation
 from api.coordinator.stores import Stores
-from feature_store.results.questions import FAILURE, QUESTIONS, read_failure, read_questions
+from api.fair_pool import FairPool
+from feature_store.backbones import read_spec
+from feature_store.results.job_process import DISK_IS_FULL, QuestionRequest, write_questions
+from feature_store.results.questions import (
+    FAILURE,
+    MAX_JOB_PIXELS,
+    MAX_PIXELS,
+    QUESTIONS,
+    SHARD,
+    UPLOAD,
+    EmbedBoard,
+    EmbedRequest,
+    read_failure,
+    read_questions,
+    write_failure,
+)
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.intake import Delivery, Errand
 from labeler.driver.mail import Mailbox
 from labeler.driver.sending import PostOffice, Sender
+from labeler.errors import BadData, LabelerError
 from labeler.ledger.jobs import JobRecord
+from labeler.release import release_to_bytes
 from labeler.rounds.effects import Patience
+from labeler.system.files import making_room
 from labeler.system.keys import PartyKeys
+from labeler.system.process_pool import start_process
 from labeler.task import Task
 
 log = logging.getLogger("labeler.conductor")
 
 _AFTER_DEFECT_S = 1.0
 _MOST_ASKED = 10_000
-_KEPT_BYTES, _KEPT_JOBS = 4 * 2**20, 64
-"""Of questions in memory, at most; of more, those read first are read again."""
 
 
 class PreparedQuestions:
@@ -53,8 +83,6 @@ class PreparedQuestions:
         self._ask_again_s = ask_again_s
         self._steady = steady
         self._asked: dict[str, tuple[str, float]] = {}
-        self._known: OrderedDict[str, NDArray[np.int16]] = OrderedDict()
-        self._known_bytes = 0
 
     def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
         """The questions of a job; None while there are none.
@@ -105,22 +133,7 @@ class PreparedQuestions:
         Raises:
             BadData: they cannot be read.
         """
-        known = self._known.get(job_id)
-        if known is None:
-            known = read_questions(self._home / "jobs" / job_id / QUESTIONS)
-            self._remember(job_id, known)
-        return known
-
-    def _remember(self, job_id: str, features: NDArray[np.int16]) -> None:
-        """For the moment between their making and their asking: they never change."""
-        if features.nbytes > _KEPT_BYTES:
-            return
-        features.flags.writeable = False
-        self._known[job_id] = features
-        self._known_bytes += features.nbytes
-        while self._known_bytes > _KEPT_BYTES or len(self._known) > _KEPT_JOBS:
-            _, dropped = self._known.popitem(last=False)
-            self._known_bytes -= dropped.nbytes
+        return read_questions(self._home / "jobs" / job_id / QUESTIONS)
 
 
 class Conductor:
@@ -144,7 +157,7 @@ class Conductor:
         requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.preparation = preparation or Preparation(
-            home, mailbox, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
+            home, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
         questions = PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady)
@@ -200,3 +213,180 @@ class Conductor:
             # What met a defect is asked for again; the thread must not end.
             log.exception("a turn met a defect")
             time.sleep(_AFTER_DEFECT_S)
+
+
+AT_SUBMISSION_BYTES = 64 * 2**20
+"""Features up to this many bytes are chosen from by the thread that took them, two jobs at a time; not for clusters."""
+
+AT_ONCE_BYTES = 2**20
+"""Features up to this many bytes are chosen from at once; with more, or for clusters, a process is started."""
+
+PROCESSES = 2
+"""That choose at the same time, each for another requester."""
+
+_MODULE = "feature_store.results.job_process"
+_LOOK_S = 0.25
+_TOO_MUCH = (
+    "choosing the questions takes more memory or time than one job is given; ask about fewer clusters "
+    "(selection.count), or send fewer vectors"
+)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the embedder is told about sizes; see `[limits]`."""
+
+    max_pixels: int = MAX_PIXELS
+    max_job_pixels: int = MAX_JOB_PIXELS
+
+
+class Preparation:
+    """See the module.
+
+    Args:
+        is_wanted: whether a job still waits for questions; work for others stops.
+        on_end: called with the job when its questions, or a reason against them, may be there.
+        backbone_of: fingerprint -> what loads it, for its name.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        is_wanted: Callable[[str], bool],
+        on_end: Callable[[str], None],
+        backbone_of: Callable[[str], str | None] = lambda _: None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._home = home
+        self._board = EmbedBoard(home)
+        self._backbone_of = backbone_of
+        self._bounds = bounds or Bounds()
+        self._choosing = threading.BoundedSemaphore(PROCESSES)
+        self._is_wanted = is_wanted
+        self._on_end = on_end
+        self._choosers = FairPool("choosing", threads=PROCESSES)
+        self._stopping = threading.Event()
+
+    def begin(self, job: JobRecord, task: Task) -> None:
+        """Choose from vectors that came with a submission, in the thread that took them: nobody has to wait for a look.
+
+        Where that is not possible now, nothing happens: the conductor asks, as for everything that is missing.
+        """
+        if job.source != "features" or job.strategy not in ("all", "random"):
+            return
+        folder = self._home / "jobs" / job.job_id
+        with suppress(LabelerError, OSError):
+            if feature_bytes(folder, job) <= AT_SUBMISSION_BYTES and self._choosing.acquire(blocking=False):
+                try:
+                    write_questions(folder, self._wanted(job, task))
+                finally:
+                    self._choosing.release()
+
+    def step(self, job: JobRecord) -> str:
+        """What a job waits for: "features" or "questions"."""
+        waits = job.source == "images" and not (self._home / "jobs" / job.job_id / SHARD).exists()
+        return "features" if waits else "questions"
+
+    def ask(self, job: JobRecord, task: Task) -> None:
+        """Ask for what is missing, again where it was asked before; a few vectors are chosen from before this returns.
+
+        Raises:
+            LabelerError: there are no questions to be had; TryAgain where there may be later.
+        """
+        folder = self._home / "jobs" / job.job_id
+        if self.step(job) == "features":
+            request = EmbedRequest(
+                fingerprint=task.backbone_fingerprint,
+                max_pixels=self._bounds.max_pixels,
+                max_job_pixels=self._bounds.max_job_pixels,
+            )
+            with making_room("what the embedder is asked for"):
+                self._board.put(job.created_by, job.job_id, request)
+            return
+        wanted = self._wanted(job, task)
+        size = feature_bytes(folder, job)
+        if size <= AT_ONCE_BYTES and job.strategy in ("all", "random"):
+            with making_room("the questions of a job"):
+                write_questions(folder, wanted)
+            return
+        self._choosers.submit(job.created_by, partial(self._choose, job.job_id, wanted, size), key=job.job_id)
+
+    @property
+    def waiting_for_embedder(self) -> int:
+        """How many jobs cannot go on without an embedder."""
+        return len(self._board.all_jobs())
+
+    def withdraw(self, job_id: str) -> None:
+        """Whoever works for a job that has ended may stop; what is not said here is found by the next sweep."""
+        with suppress(OSError):
+            self._board.withdraw(job_id)
+
+    def stop(self) -> None:
+        """End every process that chooses."""
+        self._stopping.set()
+        self._choosers.stop()
+
+    def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
+        """Have a process choose, and say that it has ended; one that meets a defect is asked for again."""
+        try:
+            self._run_chooser(job_id, request, size)
+        except Exception:
+            log.exception("questions could not be chosen", extra={"job_id": job_id})
+        self._on_end(job_id)
+
+    def _run_chooser(self, job_id: str, request: QuestionRequest, size: int) -> None:
+        folder = self._home / "jobs" / job_id
+        if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
+            return
+        process = start_process(_MODULE, str(folder), request.model_dump_json(), str(size))
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+                if self._stopping.is_set() or not self._is_wanted(job_id):
+                    return
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode == DISK_IS_FULL:
+            log.warning("questions wait for room on the disk", extra={"job_id": job_id})
+        elif process.returncode:
+            write_failure(folder, BadData(_TOO_MUCH))
+
+    def _wanted(self, job: JobRecord, task: Task) -> QuestionRequest:
+        return QuestionRequest.model_validate(
+            {
+                "strategy": job.strategy,
+                "count": job.count,
+                "seed": job.seed,
+                "fingerprint": task.backbone_fingerprint,
+                "backbone": self._name_of(task.backbone_fingerprint),
+                "source": job.source,
+            }
+        )
+
+    def _name_of(self, fingerprint: str) -> str:
+        """The backbone in words, for people; empty for one that only the requester has."""
+        loads = self._backbone_of(fingerprint)
+        if loads is not None:
+            with suppress(LabelerError):
+                spec = read_spec(loads)
+                return spec.architecture or spec.kind
+        return ""
+
+
+def feature_bytes(folder: Path, job: JobRecord) -> int:
+    """How many bytes of features there are to choose from.
+
+    Raises:
+        BadData: the files cannot be read.
+    """
+    try:
+        if job.source == "images":
+            return sum(path.stat().st_size for path in (folder / SHARD).glob("*.npy"))
+        schema = pq.read_schema(folder / UPLOAD)
+        kind = schema.field("feature").type
+        return 2 * job.images * int(getattr(kind, "list_size", 1))
+    except (OSError, pa.ArrowException, KeyError):
+        raise BadData("what was sent with the job cannot be read; submit it again") from None

@@ -114,8 +114,8 @@ class TimingTable(_Table):
     live_s: Seconds = 60.0
 
 
-class KeepingTable(_Table):
-    """`[keeping]`: what an ended job leaves, and for how long.
+class RetentionTable(_Table):
+    """`[retention]`: what an ended job leaves, and for how long.
 
     Attributes:
         questions_s: upload, features and questions of a completed job; its labels are put into one file before.
@@ -144,7 +144,7 @@ class CoordinatorConfig(_Table):
         agents: caps of each agent's account.
         trusted_proxies: addresses or networks of the proxies in front; X-Forwarded-For is believed from them alone.
         backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
-        limits, timing, keeping: see there.
+        limits, timing, retention: see there.
     """
 
     home: Path
@@ -162,7 +162,7 @@ class CoordinatorConfig(_Table):
     backbones: dict[str, str] = {}
     limits: LimitsTable = LimitsTable()
     timing: TimingTable = TimingTable()
-    keeping: KeepingTable = KeepingTable()
+    retention: RetentionTable = RetentionTable()
 
     @field_validator("classes")
     @classmethod

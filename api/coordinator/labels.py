@@ -1,51 +1,61 @@
-"""The labels of a finished job: from what is stored of it to the pseudo-label table, or to the model it released.
+"""The labels of a finished job, the model it released, and small pictures of what it labeled.
 
-Both are functions of what is stored, so that a file downloaded twice is the same file.
+Table and model are functions of what is stored, so that a file downloaded twice is the same file.
+
+Pictures are for the requester who sent the images. An upload is a stranger's bytes, so no byte of it is passed on: a
+process of its own decodes (feature_store.decode_process), what comes back are squares of a fixed size, and the JPEG
+that a browser gets is made here from those. Nothing is kept: pictures can be had for as long as the upload lies in the
+job's folder, and no longer (see the table in docs/coordinator.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import io
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from PIL import Image
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import certified_price
-from api.schema import LabelRow
-from feature_store.parquet_file import read_parquet
-from feature_store.results.image_labelling import LabellingOrder
+from api.coordinator.stores import Stores
+from api.schema import LabelRow, Thumbnail, ThumbnailsView
+from feature_store.backbones.spec import Transform
+from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
+from feature_store.results.job_process import LabelingOrder
 from feature_store.results.models import LINEAR, model_file
-from feature_store.results.naming import QuestionNames, query_rows
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.results.questions import QUESTIONS, SHARD, UPLOAD, StoredQuestions, read_stored_questions
+from feature_store.results.pseudo_labels import (
+    AnsweredRound,
+    JobStamp,
+    QuestionNames,
+    label_table,
+    model_label_table,
+    query_rows,
+)
+from feature_store.results.questions import (
+    QUESTIONS,
+    SHARD,
+    UPLOAD,
+    StoredQuestions,
+    read_parquet,
+    read_stored_questions,
+)
 from feature_store.shard import Shard
-from labeler.errors import BadData, NotFound, NotReady
-from labeler.ledger.database import Database
-from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
-from labeler.ledger.tasks import TaskStore
+from labeler.errors import BadData, Gone, NotFound, NotReady, TooLarge
+from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes
-from labeler.rounds.releases import release_to_bytes as release_to_bytes
+from labeler.release import Release, release_from_bytes
 
 
-class _Stores(Protocol):
-    @property
-    def database(self) -> Database: ...
-
-    @property
-    def tasks(self) -> TaskStore: ...
-
-    @property
-    def jobs(self) -> JobStore: ...
-
-
-def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> pa.Table:
+def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
     """The pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
 
     Raises:
@@ -89,7 +99,7 @@ def job_label_table(job_id: str, *, stores: _Stores, config: CoordinatorConfig) 
     return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
 
 
-def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfig) -> LabellingOrder:
+def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabelingOrder:
     """What is to be known of a completed job to label all its images.
 
     Raises:
@@ -102,7 +112,7 @@ def labelling_order(job: JobRecord, *, stores: _Stores, config: CoordinatorConfi
     opened = [one for one in releases if one is not None]
     price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
     loads = config.backbones.get(task.backbone_fingerprint, "")
-    return LabellingOrder(
+    return LabelingOrder(
         folder=str(config.home / "jobs" / job.job_id),
         job_id=job.job_id,
         task_digest=task.digest,
@@ -127,7 +137,7 @@ def _contributors(kept: Sequence[RoundRecord], releases: Sequence[Release | None
     )
 
 
-def job_model(job_id: str, *, stores: _Stores, config: CoordinatorConfig) -> bytes:
+def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> bytes:
     """The model that a completed job released, as a safetensors file with its privacy card.
 
     Raises:
@@ -197,3 +207,75 @@ def _image_features(folder: Path, job: JobRecord) -> NDArray[np.int16] | None:
         return entries.reshape(len(column), -1)
     shard = folder / SHARD
     return np.asarray(Shard.open(shard, verify=False).features) if shard.exists() else None
+
+
+SIDE: Final = 128
+"""Pixels of a picture, each way: the middle square of the image, as the network sees it."""
+
+TAKES_S: Final = 20.0
+"""How long one request may decode; what is not done by then is not shown."""
+
+_SQUARE = Transform(resize=SIDE, crop=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), interpolation="bicubic")
+_QUALITY = 82
+
+
+def thumbnails(folder: Path, job: JobRecord, sources: Sequence[str], limits: PixelLimits) -> ThumbnailsView:
+    """Pictures of some images of a job.
+
+    Args:
+        job: whose images; the caller has checked that it is the reader's.
+        sources: names of images, as the job's labels give them.
+        limits: of pixels, as the upload was taken under.
+
+    Raises:
+        NotFound: the job was sent as feature vectors.
+        Gone: its upload was deleted.
+    """
+    if job.source != "images":
+        raise NotFound(f"job {job.job_id} was sent as feature vectors, so there are no pictures of it")
+    try:
+        names = read_parquet(folder / UPLOAD, columns=["name"])["name"].to_pylist()
+    except (OSError, pa.ArrowException):
+        raise Gone(
+            f"the images of job {job.job_id} are not kept any more: they are deleted soon after a job has ended; "
+            "its labels stay, with the names of the images"
+        ) from None
+    place = {name: row for row, name in enumerate(names)}
+    rows = [place[source] for source in dict.fromkeys(sources) if source in place]
+    made = {names[row]: _jpeg(pixels) for row, pixels in _pictures(folder / UPLOAD, rows, limits)}
+    found = ((source, made.get(source)) for source in sources)
+    return ThumbnailsView(
+        items=tuple(
+            Thumbnail(source=source, jpeg=None if data is None else base64.b64encode(data).decode())
+            for source, data in found
+        )
+    )
+
+
+class _TookTooLong(Exception):
+    pass
+
+
+def _pictures(upload: Path, rows: Sequence[int], limits: PixelLimits) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Those of the rows that can be decoded in time; one that cannot does not keep the others."""
+    until = time.monotonic() + TAKES_S
+
+    def look() -> None:
+        if time.monotonic() > until:
+            raise _TookTooLong
+
+    left = list(rows)
+    # A file that is damaged as a whole, or was deleted meanwhile, has no pictures.
+    with suppress(_TookTooLong, BadData, TooLarge):
+        while left:
+            with closing(decoded_images(upload, _SQUARE, limits, rows=list(left), look=look)) as images:
+                for pixels in images:
+                    row = left.pop(0)
+                    if not isinstance(pixels, UnusableImage):
+                        yield row, pixels
+
+
+def _jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=_QUALITY)
+    return buffer.getvalue()

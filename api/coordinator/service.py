@@ -26,25 +26,19 @@ import pyarrow as pa
 from anyio import to_thread
 
 from api.coordinator import labels, submission
-from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts
-from api.coordinator.conductor import Conductor
+from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts, signed_evidence
+from api.coordinator.conductor import Bounds, Conductor, Preparation
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.estimates import Estimates
-from api.coordinator.evidence import signed_evidence
-from api.coordinator.health import Health
-from api.coordinator.home import RoomProbe, clear_incoming, own_keys, owning_home
-from api.coordinator.image_labels import ImageLabeller
+from api.coordinator.estimates import Estimates, Prices
 from api.coordinator.invitations import Invitations
-from api.coordinator.keeping import Keeper
-from api.coordinator.long_prices import LongPrices
+from api.coordinator.labels import thumbnails
 from api.coordinator.mailroom import Mailroom
 from api.coordinator.ownership import Owners, Reader, ledger_for, shown_to
-from api.coordinator.preparation import Bounds, Preparation
-from api.coordinator.roster import Roster
-from api.coordinator.stores import Stores
+from api.coordinator.retention import ImageLabeler, Keeper
+from api.coordinator.roster import Health, Roster
+from api.coordinator.stores import RoomProbe, Stores, clear_incoming, own_keys, owning_home
 from api.coordinator.tasks import create_task, task_view
 from api.coordinator.telemetry import spans_of_environment
-from api.coordinator.thumbnails import thumbnails
 from api.coordinator.uploads import Upload
 from api.coordinator.views import read_views
 from api.schema import (
@@ -62,7 +56,7 @@ from api.schema import (
     ThumbnailsView,
 )
 from feature_store.decode_process import PixelLimits
-from feature_store.results.evidence_file import SignedEvidence
+from feature_store.results.evidence import SignedEvidence
 from labeler.driver.intake import Errand
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
@@ -108,22 +102,21 @@ class Coordinator:
         self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
         self._owned = ExitStack()
-        self._labeller = ImageLabeller(
+        self._labeller = ImageLabeler(
             config.home, order_of=lambda job: labels.labelling_order(job, stores=stores, config=config)
         )
         self._keeper = Keeper(
             config.home,
             stores.jobs,
             stores.forgotten,
-            config.keeping,
+            config.retention,
             table_of=lambda job_id: labels.job_label_table(job_id, stores=stores, config=config),
             labeller=self._labeller,
             clock=clock,
         )
-        self._keeping = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
+        self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
         self._preparation = Preparation(
             config.home,
-            mailbox,
             is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued",
             on_end=lambda job_id: self.conductor.wake(job_id),
             backbone_of=config.backbone,
@@ -149,8 +142,8 @@ class Coordinator:
             relays=self.conductor.driver.relays,
         )
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
-        self.long_prices = LongPrices()
-        self.estimates = Estimates(config, stores, self._owners, self.long_prices)
+        self.prices = Prices()
+        self.estimates = Estimates(config, stores, self._owners, self.prices)
         self.invitations = Invitations(
             config,
             stores.database,
@@ -204,7 +197,7 @@ class Coordinator:
     def start(self) -> None:
         """Begin to move jobs."""
         self._thread.start()
-        self._keeping.start()
+        self._sweeps.start()
 
     def stop(self) -> None:
         """Finish the step at hand and close everything. What was begun goes on at the next start."""
@@ -213,10 +206,10 @@ class Coordinator:
             self.conductor.ring()
             self._thread.join(timeout=10.0)
         self._keeper.wake()
-        if self._keeping.ident is not None:
-            self._keeping.join(timeout=10.0)
+        if self._sweeps.ident is not None:
+            self._sweeps.join(timeout=10.0)
         self._preparation.stop()
-        self.long_prices.stop()
+        self.prices.stop()
         self._labeller.stop()
         self._mailbox.close()
         self.stores.database.close()
@@ -299,7 +292,7 @@ class Coordinator:
             idempotency_key=idempotency_key,
             config=self.config,
             stores=self.stores,
-            long_prices=self.long_prices,
+            prices=self.prices,
             on_taken=self._taken,
         )
 
@@ -346,7 +339,7 @@ class Coordinator:
         return view
 
     def forget(self, job_id: str, *, reader: Reader) -> JobView:
-        """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.keeping.
+        """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.retention.
 
         Raises:
             NotReady: it has not ended.
@@ -374,7 +367,7 @@ class Coordinator:
         return self._keeper.labels_file(job_id)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """The label of every image of a completed job, asked about or not; see api.coordinator.keeping.
+        """The label of every image of a completed job, asked about or not; see api.coordinator.retention.
 
         Raises:
             NotReady: it is not completed.
@@ -404,7 +397,7 @@ class Coordinator:
         return labels.job_model(job_id, stores=self.stores, config=self.config)
 
     def thumbnails(self, job_id: str, sources: Sequence[str], *, reader: Reader) -> ThumbnailsView:
-        """Small pictures of images that a job was sent; see api.coordinator.thumbnails.
+        """Small pictures of images that a job was sent; see api.coordinator.labels.
 
         Raises:
             NotFound: there is no such job, it is another requester's, or it was sent as vectors.
@@ -508,7 +501,7 @@ class Coordinator:
         )
 
     def evidence(self, wanted: Wanted) -> SignedEvidence:
-        """What was asked and what it cost, from the verified journal, signed; see api.coordinator.evidence."""
+        """What was asked and what it cost, from the verified journal, signed; see api.coordinator.budgets."""
         return signed_evidence(
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock
         )

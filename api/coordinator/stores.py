@@ -1,14 +1,34 @@
-"""Everything in the coordinator's journal, opened together, and the way of every write into it."""
+"""The coordinator's journal, opened with all its stores, and its home: the lock, the keys, and room on the disk.
+
+**The lock** of a home is taken before anything in the home is read or changed. A coordinator removes what an earlier
+one left half-written when it starts: uploads whose requests have ended. A second one would so remove the first one's
+uploads under way, and both would write the same files. The journal's own lock comes too late for that, and with
+PostgreSQL it guards a database and no folder.
+
+**The keys** by which every site knows this coordinator are made once, and never silently anew. Sites pin the public
+keys in their own policies. A coordinator that lost its keys and made others would sign what nobody believes. So where
+a party was ever enrolled, missing keys are a reason not to start.
+
+**Room**: a service that can only read takes no job. What was found is told again for a few seconds, so that whoever
+asks for readiness often makes no work; and the file is large enough that the next journal entry fits where it fitted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from api.coordinator.budgets import check_delta, open_accounts
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.settlement import JournalSettlement
+from api.coordinator.pricing import JournalSettlement
 from labeler.driver.intake import Errand, Result, run_errand
+from labeler.errors import InvalidSetting, JournalInUse, LabelerError, OutputInUse, Unavailable
 from labeler.ledger.database import Connection, Database, open_database
 from labeler.ledger.jobs import ForgottenJobs, JobStore
 from labeler.ledger.ledger import Ledger
@@ -19,6 +39,8 @@ from labeler.ledger.tasks import TaskShares, TaskStore
 from labeler.ledger.tokens import TokenStore
 from labeler.system.clock import Clock
 from labeler.system.clock import now_utc as utc_now
+from labeler.system.files import create_private, exclusive, is_full, storage_full
+from labeler.system.keys import PartyKeys
 
 
 @dataclass(frozen=True)
@@ -89,3 +111,145 @@ class Stores:
             return run_errand(self.hand_in, step)
         with self.database.write() as connection:
             return step(connection)
+
+
+LOCK_FILE = ".coordinator.lock"
+
+
+@contextmanager
+def owning_home(home: Path) -> Iterator[None]:
+    """Hold a coordinator's home; the system frees it if the process dies.
+
+    Raises:
+        JournalInUse: another coordinator runs on it.
+        InvalidSetting: the folder is not there, or cannot be written.
+    """
+    lock = home / LOCK_FILE
+    try:
+        create_private(lock)
+    except OSError as error:
+        raise InvalidSetting(f"the coordinator's home {home.name!r} cannot be used: {error.strerror}") from None
+    with ExitStack() as held:
+        try:
+            held.enter_context(exclusive(lock, f"the home {home.name!r}"))
+        except OutputInUse:
+            raise JournalInUse(
+                f"another coordinator runs on the home {home.name!r}; one at a time may. Stop it "
+                "first, or start this one on a home of its own"
+            ) from None
+        yield
+
+
+KEYS_FILE = "keys.json"
+
+
+def own_keys(home: Path, *, is_known: bool) -> PartyKeys:
+    """The keys in a coordinator's home; made at the first start.
+
+    Args:
+        is_known: whether a party was ever enrolled here, and so has pinned keys of this coordinator.
+
+    Raises:
+        InvalidSetting: there are none although parties know some, or they cannot be read.
+        BadData: the file holds no keys.
+    """
+    path = home / KEYS_FILE
+    if not path.exists():
+        if is_known:
+            raise InvalidSetting(
+                f"{KEYS_FILE} is missing from the coordinator's home {home.name!r}, and parties are enrolled in its "
+                "journal, who know this coordinator by the keys in it. Put the file back from a backup. If it is lost "
+                "for good, make new keys (labeler keys make --home), and have every site pin them: verify_key in "
+                "policy.toml, coordinator_verify_key and coordinator_seal_key in tallier.toml"
+            )
+        PartyKeys.generate().save(path)
+    return PartyKeys.load(path)
+
+
+INCOMING = "incoming"
+"""Its name in the coordinator's home."""
+
+
+def clear_incoming(home: Path) -> None:
+    """Remove what a crash left half-received.
+
+    Raises:
+        InvalidSetting: it is no folder, or cannot be removed; every upload would fail later, in front of a requester.
+    """
+    path = home / INCOMING
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise InvalidSetting(
+                f"{INCOMING!r} in the coordinator's home {home.name!r} is not a folder, so no upload could be kept; "
+                "look what it is and move it away; the coordinator makes the folder itself"
+            )
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidSetting(
+            f"what a crash left in {INCOMING!r} of the coordinator's home {home.name!r} cannot be removed "
+            f"({error.strerror}); look at the owner and the permissions of the folder"
+        ) from None
+
+
+PROBE_BYTES = 256 * 1024
+TOLD_AGAIN_S = 5.0
+PROBE_FILE = ".write-probe"
+
+
+class RoomProbe:
+    """See the module.
+
+    Args:
+        now: seconds, going up.
+    """
+
+    def __init__(self, home: Path, journal: Database, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._path = home / PROBE_FILE
+        self._journal = journal
+        self._now = now
+        self._lock = threading.Lock()
+        self._found: tuple[float, LabelerError | None] | None = None
+
+    def check(self) -> str:
+        """Write, or tell what was found a moment ago.
+
+        Raises:
+            StorageFull: there is no room.
+            Unavailable: it cannot be written for another reason.
+        """
+        with self._lock:
+            if self._found is None or self._now() - self._found[0] >= TOLD_AGAIN_S:
+                self._found = (self._now(), self._write())
+            problem = self._found[1]
+        if problem is not None:
+            raise type(problem)(str(problem))
+        return "the home and the journal take writes"
+
+    def _write(self) -> LabelerError | None:
+        try:
+            self._write_file()
+            self._journal.probe()
+        except LabelerError as error:
+            return error
+        except OSError as error:
+            if is_full(error):
+                return storage_full("what comes next")
+            return Unavailable(f"the home cannot be written ({error.strerror}); look at its disk and its permissions")
+        return None
+
+    def _write_file(self) -> None:
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                # Random, so that no file system stores it as nothing.
+                data = memoryview(os.urandom(PROBE_BYTES))
+                while data:
+                    data = data[os.write(handle, data) :]
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        finally:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)

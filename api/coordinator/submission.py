@@ -21,16 +21,14 @@ from functools import partial
 
 from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.facts import facts_of
-from api.coordinator.home import INCOMING
-from api.coordinator.long_prices import LongPrices
+from api.coordinator.estimates import Prices
 from api.coordinator.ownership import Owners, Reader, own_spenders
-from api.coordinator.pricing import accounts_of, first_shortage
-from api.coordinator.settlement import proposed_id, worst_case
-from api.coordinator.stores import Stores
+from api.coordinator.pricing import accounts_of, first_shortage, proposed_id, worst_case
+from api.coordinator.roster import facts_of
+from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
-from api.problems import problem_of, refusal_of
+from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
@@ -73,7 +71,7 @@ def submit(
     idempotency_key: str | None,
     config: CoordinatorConfig,
     stores: Stores,
-    long_prices: LongPrices | None = None,
+    prices: Prices | None = None,
     on_taken: Callable[[str], None] | None = None,
 ) -> JobView:
     """Take a job, or refuse it.
@@ -84,7 +82,7 @@ def submit(
         owners: tells which tasks are open to it.
         idempotency_key: the same key with the same request gives the same job.
         config: home, limits, deadlines, backbones.
-        long_prices: where prices that take seconds are computed; without it, here.
+        prices: where prices that take seconds are computed; without it, here.
         on_taken: called with the id of a job that is new and durable; a request that is sent again makes no job, and
             gives nobody anything to do.
 
@@ -105,7 +103,7 @@ def submit(
         by = reader.token_id
         order = _order(request, upload, record, by=by, key=idempotency_key, config=config, stores=stores)
         # Looked up before the upload is moved, where the request names a key at all.
-        taken = _known(order, stores) or _take(order, upload, config, stores, long_prices)
+        taken = _known(order, stores) or _take(order, upload, config, stores, prices)
         if isinstance(taken, Idempotency):
             return _again(taken, stores)
         if on_taken is not None:
@@ -292,12 +290,12 @@ def _again(known: Idempotency, stores: Stores) -> JobView:
     job = stores.jobs.get(known.job_id)
     if job.state == "refused" and job.problem is not None and not stores.jobs.rounds(job.job_id):
         # Refused at the door. A job that was taken and refused later is shown: the first answer was the job.
-        raise refusal_of(job.problem)
+        raise KeptRefusal(job.problem)
     return read_view(known.job_id, stores)
 
 
 def _take(
-    order: _Order, upload: Upload, config: CoordinatorConfig, stores: Stores, long_prices: LongPrices | None
+    order: _Order, upload: Upload, config: CoordinatorConfig, stores: Stores, prices: Prices | None
 ) -> JobView | Idempotency:
     """Give the upload its place and write the job.
 
@@ -309,7 +307,7 @@ def _take(
     # Moved first: a job that exists has its upload.
     upload.move_to(target)
     try:
-        taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day, long_prices=long_prices)
+        taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day, prices=prices)
         accepted = isinstance(taken, JobView)
         return taken
     except BudgetExceeded as error:
@@ -339,12 +337,10 @@ def _is_kept(order: _Order, stores: Stores) -> bool:
     return True
 
 
-def _accept(
-    order: _Order, stores: Stores, *, most: int, long_prices: LongPrices | None = None
-) -> JobView | Idempotency:
+def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None = None) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
     job, record = order.job, order.task
-    worst = _worst_case(order, long_prices) if order.sizes else []  # without queries it is refused
+    worst = _worst_case(order, prices) if order.sizes else []  # without queries it is refused
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)
@@ -373,18 +369,18 @@ def _accept(
     return stores.write(step)
 
 
-def _worst_case(order: _Order, long_prices: LongPrices | None) -> list[Charge]:
+def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
     """What is reserved, before the transaction: a price may take seconds, and then waits for its turn.
 
     Raises:
-        TooManyRequests, PricesWait: see LongPrices.
+        TooManyRequests, PricesWait: see Prices.
     """
     asked = (order.task.task, order.job.num_queries, order.sizes)
     price = partial(worst_case, order.task, order.sizes, order.job.num_queries)
-    if long_prices is None or not long_prices.is_long(*asked):
+    if prices is None or not prices.is_long(*asked):
         return price()
-    found = long_prices.run(order.job.created_by, price)
-    long_prices.note(*asked)
+    found = prices.run_long(order.job.created_by, price)
+    prices.note(*asked)
     return found
 
 
@@ -450,4 +446,4 @@ def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, 
     known = stores.write(step)
     if known is not None:
         return known
-    raise refusal_of(problem)
+    raise KeptRefusal(problem)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.facts import facts_of
 from api.coordinator.pricing import price_view
+from api.coordinator.roster import facts_of
 from api.coordinator.views import listed
 from api.schema import LifeRequest, TaskRequest, TaskView
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, say_epsilon

@@ -17,8 +17,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from labeler.errors import InvalidSetting
-from labeler.rounds.effects import UNFINISHED
-from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.effects import UNFINISHED, JobRun, RoundRun
 from labeler.system.clock import Clock
 
 if TYPE_CHECKING:

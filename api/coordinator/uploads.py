@@ -10,7 +10,8 @@ same idempotency key is known as the same.
 Vectors are quantised here, or on the grid already and then left as they are: quantising twice would move entries by a
 unit, and ask another question than the one sent.
 
-More than 400 lines: everything that a requester may send is checked in one place.
+A zip is refused whole where it is encrypted, declares more than is taken, or packs like a bomb. Its directory is read
+through a gauge, so that a file of nothing but directory entries cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
 import tempfile
 import unicodedata
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,14 +37,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from api.coordinator.archives import zip_images
 from api.coordinator.config import LimitsTable
-from api.coordinator.parquet_process import parquet_rows
-from api.coordinator.parquet_rows import FeatureRows
-from feature_store.embed_board import job_pixels_refusal
-from feature_store.quantize import on_grid, quantize
+from api.coordinator.parquet_reader import MAX_RATIO, SMALL_BYTES, FeatureRows, parquet_rows
+from feature_store.results.questions import job_pixels_refusal
+from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
-from labeler.errors import BadData, InvalidSetting, NotReady, TooLarge, Unavailable, UnreadableImage
+from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
 from labeler.system.files import is_full, storage_full, sync_folder
 
 
@@ -72,7 +74,6 @@ def matrix_of(features: NDArray[np.floating | np.int16] | Sequence[Sequence[floa
 
 
 MAX_NAME_LENGTH = 500
-_APART = frozenset("/\\")
 _NOWHERE = ("", ".", "..")
 
 
@@ -82,20 +83,14 @@ def tidy_name(name: str) -> str:
     Raises:
         InvalidSetting: nothing is left of it, or it is too long.
     """
-    # Fifty thousand vectors come with names that are tidy already.
-    is_tidy = name.isascii() and name.isprintable() and not _APART.intersection(name)
-    tidied = name if is_tidy and name.strip() not in _NOWHERE else _tidied(name)
+    written = unicodedata.normalize("NFC", name).replace("\\", "/")
+    parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
+    tidied = "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
     if not tidied or len(tidied) > MAX_NAME_LENGTH:
         raise InvalidSetting(
             f"every image or vector needs a name of 1 to {MAX_NAME_LENGTH} characters, found {name[:100]!r}"
         )
     return tidied
-
-
-def _tidied(name: str) -> str:
-    written = unicodedata.normalize("NFC", name).replace("\\", "/")
-    parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
-    return "".join(letter if letter.isprintable() else "_" for letter in "/".join(parts))
 
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
@@ -160,7 +155,6 @@ class UploadWriter:
         self._dimension: int | None = None
         self._names: set[str] = set()
         self._pending: list[tuple[str, bytes]] = []
-        self._pending_rows: list[tuple[list[str], NDArray[np.int16]]] = []
         self._pending_bytes = 0
         self._total_bytes = 0
         self._total_pixels = 0
@@ -271,7 +265,6 @@ class UploadWriter:
         """Give the upload up and remove what was written."""
         self._ended = True
         self._pending.clear()
-        self._pending_rows.clear()
         if self._writer is not None:
             with suppress(OSError):  # Closing writes, and the disk may be full.
                 self._writer.close()
@@ -316,7 +309,7 @@ class UploadWriter:
         self._total_pixels += pixels
         if self._total_pixels > self._limits.max_job_pixels:
             raise TooLarge(job_pixels_refusal(self.count + 1, self._total_pixels, self._limits.max_job_pixels))
-        self._append(name, data)
+        self._append([(tidy_name(name), data)])
 
     def _take_features(self, names: Sequence[str], features: NDArray[np.floating | np.int16]) -> None:
         if features.ndim != 2 or not features.shape[1]:
@@ -331,7 +324,9 @@ class UploadWriter:
             check_features(quantised)
         else:
             quantised = quantised_rows(features.astype(np.float64, copy=False))
-        self._append_rows([tidy_name(name) for name in names], quantised)
+        content = quantised.astype("<i2", copy=False).tobytes()
+        size = 2 * features.shape[1]
+        self._append([(tidy_name(name), content[n * size : (n + 1) * size]) for n, name in enumerate(names)])
 
     def _begin(self, source: Source, dimension: int | None) -> None:
         if self._source is None:
@@ -344,26 +339,15 @@ class UploadWriter:
                 f"feature vectors of one job have one length; found {self._dimension} and {dimension} entries"
             )
 
-    def _append(self, name: str, data: bytes) -> None:
-        tidied = tidy_name(name)
-        self._count_in([tidied], len(data))
-        self._sha256.update(_written(tidied, len(data)))
-        self._sha256.update(data)
-        self._pending.append((tidied, data))
+    def _append(self, rows: list[tuple[str, bytes]]) -> None:
+        """Take tidy names and what they stand for: each into the digest, all into the file."""
+        self._count_in([name for name, _ in rows], sum(len(data) for _, data in rows))
+        for name, data in rows:
+            encoded = name.encode()
+            self._sha256.update(b"%d %d\n%b" % (len(encoded), len(data), encoded))
+            self._sha256.update(data)
+        self._pending += rows
         if self._pending_bytes >= _GROUP_BYTES or len(self._pending) >= _GROUP_ROWS:
-            self._flush()
-
-    def _append_rows(self, names: list[str], rows: NDArray[np.int16]) -> None:
-        """Vectors, many at once: the digest and the file are those of one after the other."""
-        content = rows.astype("<i2", copy=False).tobytes()
-        self._count_in(names, len(content))
-        size = len(content) // max(1, len(names))
-        each = (
-            part for n, name in enumerate(names) for part in (_written(name, size), content[n * size : (n + 1) * size])
-        )
-        self._sha256.update(b"".join(each))
-        self._pending_rows.append((names, rows))
-        if self._pending_bytes >= _GROUP_BYTES:
             self._flush()
 
     def _count_in(self, names: list[str], size: int) -> None:
@@ -385,21 +369,19 @@ class UploadWriter:
         self._pending_bytes += size
 
     def _flush(self) -> None:
-        if not (self._pending or self._pending_rows):
+        if not self._pending:
             return
+        names = pa.array([name for name, _ in self._pending], pa.string())
         if self._dimension is None:
-            names = pa.array([name for name, _ in self._pending], pa.string())
             table = pa.table({"name": names, "image": pa.array([data for _, data in self._pending], pa.binary())})
         else:
-            names = pa.array([name for some, _ in self._pending_rows for name in some], pa.string())
-            entries = np.concatenate([rows.reshape(-1) for _, rows in self._pending_rows])
+            entries = np.frombuffer(b"".join(data for _, data in self._pending), "<i2").astype(np.int16, copy=False)
             table = pa.table({"name": names, "feature": pa.FixedSizeListArray.from_arrays(entries, self._dimension)})
         if self._writer is None:
             # Image files are compressed already.
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="none", use_dictionary=False)
         self._writer.write_table(table)
         self._pending.clear()
-        self._pending_rows.clear()
         self._pending_bytes = 0
 
     def _unreadable(self) -> UnreadableImage:
@@ -408,12 +390,6 @@ class UploadWriter:
             f"{more}{len(self._bad)} of the images cannot be used: {'; '.join(self._bad)}. Nothing was kept; leave "
             "them out or repair them, and send the job again"
         )
-
-
-def _written(name: str, size: int) -> bytes:
-    """What is hashed before the content that a name stands for."""
-    encoded = name.encode()
-    return b"%d %d\n%b" % (len(encoded), size, encoded)
 
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
@@ -445,3 +421,98 @@ def upload_of_features(
     with UploadWriter(folder, limits) as writer:
         writer.add_features(features, ids)
         return writer.finish()
+
+
+_DIRECTORY_BYTES_PER_IMAGE = 512
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError,
+    OverflowError,
+)  # fmt: skip
+"""What the reader raises on damaged files, found by damaging many."""
+
+_HIDDEN = ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of every file in a zip, in the zip's order.
+
+    Raises:
+        BadData: no zip, damaged, encrypted, packed in a way that is not taken, or like a bomb.
+        TooLarge: its directory, a file in it, or all of it.
+        InvalidSetting: no file in it.
+    """
+    gauge = _Gauge(file, 64 * 1024 + _DIRECTORY_BYTES_PER_IMAGE * limits.max_images)
+    try:
+        with zipfile.ZipFile(gauge) as archive:
+            gauge.limit = None
+            members = [info for info in archive.infolist() if not info.is_dir() and not _is_hidden(info.filename)]
+            _check_members(members, limits)
+            for info in members:
+                with archive.open(info) as member:
+                    data = member.read(limits.max_image_bytes + 1)
+                if len(data) > limits.max_image_bytes:
+                    raise _too_large(info.filename, limits)
+                yield info.filename, data
+    except LabelerError:
+        raise
+    except _DAMAGE as error:
+        raise BadData(f"the zip cannot be read: it is damaged, or no zip ({type(error).__name__})") from None
+
+
+class _Gauge:
+    """A file of which only so much may be read at once while a limit is set."""
+
+    def __init__(self, file: BinaryIO, limit: int) -> None:
+        self._file = file
+        self.limit: int | None = limit
+
+    def read(self, size: int = -1) -> bytes:
+        if self.limit is None:
+            return self._file.read(size)
+        # What goes on to the end is read one byte beyond the limit at most.
+        data = self._file.read(size if 0 <= size <= self.limit else self.limit + 1)
+        if len(data) > self.limit:
+            raise TooLarge(f"the zip's directory has more than {self.limit} bytes; put fewer files into it")
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """The file belongs to the caller."""
+
+
+def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
+    if not members:
+        raise InvalidSetting("the zip holds no file")
+    if len(members) > limits.max_images:
+        raise TooLarge(f"the zip holds {len(members)} files; one job takes at most {limits.max_images} images")
+    if sum(info.file_size for info in members) > limits.max_upload_bytes:
+        raise TooLarge(f"the zip unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
+    for info in members:
+        shown = info.filename[:100]
+        if info.flag_bits & 1:
+            raise BadData(f"{shown!r} in the zip is encrypted; send it without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadData(f"{shown!r} in the zip is packed in an unusual way; use the ordinary one (deflate)")
+        if info.file_size > limits.max_image_bytes:
+            raise _too_large(info.filename, limits)
+        if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
+            raise BadData(
+                f"{shown!r} unpacks from {info.compress_size} to {info.file_size} bytes, over {MAX_RATIO} times as "
+                "much, as decompression bombs do; send it as an image file by itself if it is none"
+            )
+
+
+def _too_large(name: str, limits: LimitsTable) -> TooLarge:
+    return TooLarge(f"{name[:100]!r} in the zip has more than the {limits.max_image_bytes} bytes one image may have")
+
+
+def _is_hidden(name: str) -> bool:
+    return any((part.startswith(".") and part not in (".", "..")) or part in _HIDDEN for part in name.split("/"))

@@ -18,7 +18,7 @@ from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Answers, JobRecord, RoundRecord
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.coordinator import printable
-from labeler.rounds.effects import Said
+from labeler.rounds.effects import ProposalReply
 
 _DONE = {"posted": "charged", "void": "given back", "reserved": "reserved"}
 
@@ -103,7 +103,7 @@ def waiting_for(
     return tuple(WaitingFor(agent_id=agent, reason="share") for agent in (current.waiting_for if current else ()))
 
 
-def _reason(said: Said) -> Literal["approval", "later"]:
+def _reason(said: ProposalReply) -> Literal["approval", "later"]:
     return "approval" if said.reason == AwaitingApproval.problem_type else "later"
 
 

@@ -99,7 +99,7 @@ def evidence_routes(coordinator: Coordinator) -> APIRouter:
         headers = {"Content-Disposition": f'attachment; filename="evidence.{format}"'}
         if format == "json":
             return Response(signed.to_bytes(), media_type="application/json", headers=headers)
-        from feature_store.results.evidence_page import render_page  # here: a coordinator starts without its templates
+        from feature_store.results.evidence import render_page  # here: a coordinator starts without its templates
 
         page = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
         return Response(page, media_type="text/html", headers=headers | {"Content-Security-Policy": _SANDBOX})

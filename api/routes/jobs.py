@@ -1,4 +1,4 @@
-"""Jobs: price, submit, watch, cancel, download the labels; and a few labels at once."""
+"""Tasks, which are immutable; jobs: price, submit, watch, cancel, download; and a few labels at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from api import examples, refusals
+from api import examples, problems
 from api.access import Route
+from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
-from api.coordinator.thumbnails import SIDE
 from api.documentation import BUDGET_REFUSAL, After, IdempotencyKey, JobId, Limit, Who, answers, body, problem
 from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
-from api.in_turn import Pricing
 from api.job_intake import JobIntake, Received
 from api.limits import Slots, TooManyRequests
 from api.request_context import unless_stopping, until_stopping
@@ -44,7 +43,11 @@ from api.schema import (
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
+from typing import TYPE_CHECKING
 
+from api.coordinator.estimates import takes_long
+from api.documentation import Caller, TaskId, TokenId
+from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 
 RETRY_AFTER_S = "1"
 MODEL_MEDIA_TYPE = "application/octet-stream"
@@ -81,7 +84,7 @@ _LINKS = {
 }
 
 
-def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
+def job_routes(coordinator: Coordinator) -> APIRouter:
     """Routes under /v1/jobs."""
     router = APIRouter(tags=["jobs"], route_class=Route)
     intake = JobIntake(coordinator.config.home, coordinator.config.limits)
@@ -93,11 +96,6 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     @cache
     def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
-
-    async def price(asked: EstimateRequest, who: Reader) -> EstimateView:
-        estimates = coordinator.estimates
-        is_long = await pricing.run(who.token_id, partial(estimates.takes_long, asked, reader=who))
-        return await pricing.run(who.token_id, partial(estimates.estimate, asked, reader=who), is_long=is_long)
 
     async def take(received: Received, who: Reader, key: str | None) -> JobView:
         step = partial(coordinator.submit, received.request, received.upload, reader=who, idempotency_key=key)
@@ -112,7 +110,7 @@ def job_routes(coordinator: Coordinator, pricing: Pricing) -> APIRouter:
     async def estimate(
         request: Annotated[EstimateRequest, Body(examples=[examples.ESTIMATE_REQUEST])], who: Who
     ) -> EstimateView:
-        return await price(request, who)
+        return await coordinator.estimates.price(request, reader=who)
 
     accepted = answers(
         "The job is queued",
@@ -383,7 +381,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             response.headers["Retry-After"] = "1"
             return LabelsView(job_id=view.job_id, state=view.state, price=view.price)
         if view.problem is not None:
-            return refusals.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
+            return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
         rows: tuple[LabelRow, ...] = ()
         if view.state == "completed":
             # The token may have been revoked while its holder waited.
@@ -406,3 +404,67 @@ async def _finished(coordinator: Coordinator, request: Request, view: JobView, w
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(unless_stopping(request, watch()), wait_s)
     return latest
+
+
+def task_routes(coordinator: Coordinator) -> APIRouter:
+    """Routes under /v1/tasks."""
+    router = APIRouter(tags=["tasks"], route_class=Route)
+
+    @router.post(
+        "/v1/tasks",
+        status_code=201,
+        summary="Make a task",
+        description="Fix what all parties shall agree on: classes, method, noise, who takes part. Costs nothing. "
+        "Every task is new: it has a nonce, so that its noise is its own.",
+        responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422, 429, 503)),
+    )
+    async def create_task(
+        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
+    ) -> TaskView:
+        is_long = takes_long(request.method, request.release)
+        view = await coordinator.prices.run(by, partial(coordinator.create_task, request, by=by), is_long=is_long)
+        response.headers["Location"] = f"/v1/tasks/{view.task_id}"
+        return view
+
+    @router.get(
+        "/v1/tasks",
+        summary="List tasks",
+        description="Newest first. A requester reads the tasks that its token made or that are shared with it.",
+        responses=answers("One page of tasks", examples.TASK_PAGE, problems=(422,)),
+    )
+    def list_tasks(who: Who, after: After = None, limit: Limit = 50) -> TaskPage:
+        return coordinator.tasks(after, limit, reader=who)
+
+    @router.get(
+        "/v1/tasks/{task_id}",
+        summary="Read a task",
+        description="The task itself, what all its queries cost, and how many are left.",
+        responses=answers("The task", examples.TASK, problems=(404, 422)),
+    )
+    def read_task(task_id: TaskId, who: Who) -> TaskView:
+        return coordinator.task(task_id, reader=who)
+
+    @router.post(
+        "/v1/tasks/{task_id}/shares",
+        status_code=201,
+        summary="Share a task",
+        description="Let another requester's token submit jobs into it. Only with the token that made the task, or an "
+        "administrator's. Each sees its own jobs; the queries are everybody's. Again: no change.",
+        responses=answers("The task", examples.TASK_SHARED, status=201, problems=(404, 413, 415, 422)),
+    )
+    def share_task(
+        task_id: TaskId, request: Annotated[ShareRequest, Body(examples=[examples.SHARE_REQUEST])], who: Who
+    ) -> TaskView:
+        return coordinator.share_task(task_id, request.token_id, reader=who)
+
+    @router.delete(
+        "/v1/tasks/{task_id}/shares/{token_id}",
+        summary="Stop sharing a task",
+        description="The token submits no more into it, and no longer sees it; its jobs stay its own. "
+        "Again: no change.",
+        responses=answers("The task", examples.TASK, problems=(404, 422)),
+    )
+    def unshare_task(task_id: TaskId, token_id: TokenId, who: Who) -> TaskView:
+        return coordinator.unshare_task(task_id, token_id, reader=who)
+
+    return router

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTex
 from api import console as dashboard
 from api import examples
 from api.access import Route
-from api.coordinator.health import for_strangers
+from api.coordinator.roster import for_strangers
 from api.documentation import answers, document, once, problem, reference_page
 from api.metrics import Metrics
 from api.schema import JobRequest, Problem, ReadinessView

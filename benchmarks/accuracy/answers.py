@@ -37,7 +37,7 @@ from benchmarks.accuracy.rivals.bench import office_domains, office_world
 from benchmarks.accuracy.rivals.methods import LeastSquares
 from benchmarks.accuracy.rivals.world import World
 from benchmarks.data import Split
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.expectation import questions_for

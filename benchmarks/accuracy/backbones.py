@@ -30,8 +30,8 @@ from benchmarks.accuracy.office_caltech import (
     mobilenet,
 )
 from benchmarks.sums import run_round
-from feature_store.backbone_names import PACKAGED
 from feature_store.backbones import BackboneSpec
+from feature_store.backbones.spec import PACKAGED
 from feature_store.query_selection import select_queries
 from feature_store.shard import Shard
 from feature_store.students import NoisyAnswers, fit_student

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from benchmarks import BenchRow, in_turn
 from benchmarks.accuracy.office_caltech import DOMAINS, data_folder, embed_domains
 from benchmarks.data import DataSet, cifar10_test_features, data_root, ordered, usps
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers
-from feature_store.students.labelling import label_images
+from feature_store.students.labeling import label_images
 from labeler.planning import price
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task

@@ -65,13 +65,13 @@ from feature_store.students import NoisyAnswers, fit_student
 from labeler.accounting.events import NANO
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
-from labeler.contribution import contribution
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.planning import price
 from labeler.randomness import os_source, seeded_source
 from labeler.records import ModelStore
+from labeler.release import contribution
 from labeler.setting import Life
 from labeler.system.site_key import KEY_BYTES, SiteKey
 from labeler.tally import QueryBatch

@@ -62,16 +62,15 @@ from benchmarks.papers import Cell
 from benchmarks.papers.partitions import MNIST_CASE, USPS_CASE, Rows, iid_partition, mnist_partition
 from benchmarks.sums import open_sum
 from feature_store.backbones.simclr import DIGITS_CONFIG, pretrain
-from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import quantize
 from feature_store.sources import open_source
 from feature_store.students import NoisyAnswers, fit_student, soft_labels
-from labeler.contribution import input_shares
 from labeler.methods import MethodName, ReleaseKind
 from labeler.methods.ensemble import one_hot_ballots
 from labeler.planning import price
 from labeler.randomness import seeded_source
-from labeler.release import Release
+from labeler.release import Release, input_shares
 from labeler.solving import solve_sigma
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
@@ -585,7 +584,7 @@ def group_ballots(
         least_certainty: mean probability below which the agent abstains.
 
     Returns:
-        Votes, int64, shape (num_groups, num_classes), what `labeler.contribution` takes for method ensemble.
+        Votes, int64, shape (num_groups, num_classes), what `labeler.release` takes for method ensemble.
     """
     sums = np.zeros((num_groups, probabilities.shape[1]))
     np.add.at(sums, groups, probabilities)

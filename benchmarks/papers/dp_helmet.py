@@ -48,9 +48,10 @@ from numpy.typing import NDArray
 
 from benchmarks import BenchRow, mean_row
 from benchmarks.data import DataSet, cifar10_features
+from benchmarks.learning.linear_users import linear_scores, train_linear, train_users
 from benchmarks.papers import Cell
 from benchmarks.sums import private_sum
-from feature_store.students.projection import Projection, unit_rows
+from feature_store.students.answers import Projection, unit_rows
 from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.accounting.integer import epsilon_bound
@@ -59,7 +60,6 @@ from labeler.methods.blind_average import Learner, LinearTerms
 from labeler.noise import OF_PRODUCTS, ROUNDING_MARGIN, VectorSum
 from labeler.randomness import ByteSource, seeded_source
 from labeler.task import Level
-from workers.learning.linear import linear_scores, train_linear, train_users
 from workers.progress import ProgressCallback
 
 USERS, RECORDS, HONEST = 1_000, 50, 0.5

@@ -65,7 +65,7 @@ from benchmarks import BenchRow, in_turn, mean_row
 from benchmarks.data import DataSet, cifar10_features
 from benchmarks.papers import Cell
 from benchmarks.papers.partitions import dirichlet_partition
-from feature_store.students.projection import softmax
+from feature_store.students.answers import softmax
 from labeler.accounting.gaussian import mu_of_epsilon
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.aux_distill import LocalHeadTerms

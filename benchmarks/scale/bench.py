@@ -4,7 +4,7 @@ Sizes grow within one run and are compared with each other, so what is told are 
 seconds, which move less than the clock where a machine does other work beside it.
 
 A shard larger than the memory that may search it is searched in one process, and shared out to several. Features are
-random unit vectors on the grid of real ones (feature_store.quantize), written to a file and mapped. Each search runs
+random unit vectors on the grid of real ones (feature_store.rows), written to a file and mapped. Each search runs
 in an interpreter of its own on one core. What several processes found over their parts is merged by (similarity,
 record id), as the index merges its own parts.
 """

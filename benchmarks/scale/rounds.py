@@ -15,7 +15,7 @@ though never twice to one agent.
     knn            one matrix product scores all records of a group of agents; every agent keeps its own first k
     reverse-knn    one search finds the nearest queries of all records of a group
     ensemble       the heads of a group are trained one after the other, as agents do
-    blind-average  the models of a group are trained together (workers.learning.linear.train_users)
+    blind-average  the models of a group are trained together (benchmarks.learning.linear_users)
 
 What counts votes is equal bit for bit to `workers.voting` of one agent after the other: similarities are exact
 integers, and the same functions count. Heads are equal, models of blind-average up to rounding. Tests hold both to the
@@ -36,16 +36,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.learning.linear_users import train_users
 from benchmarks.machine import memory_bytes
 from feature_store.index.build import build_index
 from feature_store.index.definition import NO_KEY, pack, ranks_of
 from feature_store.query_selection import model_rows, select_queries
-from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting
 from labeler.linear_model import released_model
 from labeler.messages import COORDINATOR, frame
-from labeler.messages.rounds import Ask, TallierKey
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import Ask, TallierKey, share_to_bytes
 from labeler.methods import MethodName
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.ensemble import one_hot_ballots
@@ -54,15 +53,14 @@ from labeler.methods.reverse_knn import reverse_knn_ballots
 from labeler.planning import price
 from labeler.randomness import ByteSource, seeded_source
 from labeler.records import FEATURE_ONE, Rows
-from labeler.release import Release, open_histogram
+from labeler.release import Release, input_shares, open_histogram
 from labeler.sharing import add_shares as add_words
 from labeler.solving import solve_sigma
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare, QueryBatch, add_shares, round_of
 from labeler.task import StatedLevel, Task, parse_task
 from workers.audit.run import Pool, digits_pool
-from workers.learning.heads import predict, train_head
-from workers.learning.linear import train_users
+from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
 
 TRAINING: Final = {"regularisation": 1.0, "radius": 0.3, "iterations": 60}

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from benchmarks import BenchRow, seconds_of
 from benchmarks.speed.speed import bare_device_search, bare_device_votes, beside_bare, run_job, synthetic_job
 from feature_store.index import build_index, nearest_by_definition
-from feature_store.index.build import WORTH_A_DEVICE
-from feature_store.index.device_probe import contact, forget
+from feature_store.index.build import WORTH_A_DEVICE, contact, forget
 from labeler.errors import InvalidSetting
 from workers.doctor.engines import full_norm
 from workers.progress import ProgressCallback, silent

@@ -20,12 +20,10 @@ import torch
 
 from benchmarks import BenchRow, seconds_of
 from benchmarks.accuracy.office_caltech import data_folder
-from feature_store.backbone_names import DEFAULT_BACKBONE
 from feature_store.backbones import Decoder, load_backbone, read_spec
 from feature_store.backbones.backbone import Backbone, decode_for, prepare_image
-from feature_store.backbones.spec import Transform
-from feature_store.embed_steps import load_image, loaded_batches
-from feature_store.embedding import all_cores, embed_source
+from feature_store.backbones.spec import DEFAULT_BACKBONE, Transform
+from feature_store.embedding import all_cores, embed_source, load_image, loaded_batches
 from feature_store.sources import open_source
 from workers.progress import ProgressCallback, silent
 

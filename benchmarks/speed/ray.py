@@ -21,7 +21,7 @@ from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.cluster.search import ClusterIndex
 from feature_store.embedding import embed_source
 from feature_store.index import build_index
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import LabelerError
@@ -88,9 +88,7 @@ def _search(folder: Path, driver: Driver, *, records: int, turns: int) -> list[B
     dimension, queries, k = 512, 500, 50
     rng = np.random.default_rng(3)
     path = folder / "records"
-    with ShardWriter(
-        path, classes=("a", "b"), fingerprint="f", dimension=dimension, public=False, part_records=records // 4
-    ) as writer:
+    with ShardWriter(path, classes=("a", "b"), fingerprint="f", dimension=dimension, public=False) as writer:
         for start in range(0, records, _ROWS_AT_ONCE):
             count = min(_ROWS_AT_ONCE, records - start)
             writer.append(rng.standard_normal((count, dimension), np.float32), np.zeros(count, int), ["x"] * count)

@@ -41,10 +41,10 @@ def load_backbone(
     if spec.kind == "pixels":
         return load_pixels(spec)
     if spec.kind == "simclr" and spec.weights is not None:
-        from feature_store.backbones.simclr_network import read_checkpoint, simclr_backbone
+        from feature_store.backbones.simclr import read_checkpoint, simclr_backbone
 
         checkpoint = read_checkpoint(spec.weights)
         return simclr_backbone(checkpoint, device=device, half=half, batch_size=batch_size)
-    from feature_store.backbones.timm_backbone import load_timm
+    from feature_store.backbones.network import load_timm
 
     return load_timm(spec, device=device, half=half, batch_size=batch_size)

@@ -1,6 +1,6 @@
 """Images embedded by the workers of a cluster; the features are those of one process.
 
-What becomes of an image depends on that image alone (`feature_store.embed_steps`), so who computes it, and how often
+What becomes of an image depends on that image alone (`feature_store.embedding`), so who computes it, and how often
 after a worker was lost, changes nothing: Ray restarts a lost worker and asks it again. Blocks come back in the source's
 order, and the process that asked writes them: it alone has the shard's folder, and goes on where it stopped.
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from feature_store.backbones import Backbone, load_backbone
 from feature_store.cluster.driver import Driver, cluster_here, ray_module
-from feature_store.embed_steps import Embedded, Loaded, loaded_batches
+from feature_store.embedding import Embedded, Loaded, loaded_batches
 from labeler.errors import MixedShards
 
 _SEEN: Final = np.empty(0, dtype=np.uint8)

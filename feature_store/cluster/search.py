@@ -3,9 +3,9 @@
 The first k records of the whole are the first k of what the parts found, since the order of two records depends on no
 third one. So the cluster decides how long a search takes, and nothing else:
 
-* `ready`, before anything is charged: lost parts are begun anew, and it is refused unless every part answers;
-* `search`, after the charge, always answers: lost workers are restarted once, and what is lost again is searched in
-  the process that drives Ray; where that is lost too, in this one.
+* `ready`, before anything is charged: where a part is lost all are begun anew, once, and it is refused unless every
+  part answers;
+* `search`, after the charge, always answers: what is lost is begun anew once, and then this process searches alone.
 
 Workers map the files of the shard, so they need them under the same path. Queries and neighbours travel between the
 processes of one party, and lie in no file. No log and no error says what was found.
@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import secrets
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +30,6 @@ from feature_store.cluster.driver import Driver, cluster_here, ray_module, share
 from feature_store.index.build import build_index
 from feature_store.index.definition import NeighborIndex, Neighbors, check_count, check_features, check_record_ids
 from feature_store.index.exact_index import NO_IDS, Alive
-from feature_store.joined_rows import JoinedFiles
 from labeler.errors import LabelerError, Unavailable
 
 _ALONE_BYTES: Final = 1 << 30
@@ -49,54 +46,48 @@ log = logging.getLogger("labeler.cluster")
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a shard as another process of the same party gets them: mapped, where they lie in files. Private.
+    """Rows of a shard as another process of the same party gets them: mapped, where they lie in a file. Private.
 
     Attributes:
-        files: that hold them, one behind the other; empty where they lie in no file.
-        offset: byte of the files at which they begin.
+        file: that holds them; None where they lie in no file.
+        offset: byte of the file at which they begin.
         shape, dtype: of the array.
         array: the rows themselves, where they lie in no file.
     """
 
-    files: tuple[Path, ...] = field(repr=False)
+    file: Path | None = field(repr=False)
     offset: int = field(repr=False)
     shape: tuple[int, ...] = field(repr=False)
     dtype: np.dtype[Any]
     array: NDArray[Any] | None = field(default=None, repr=False)
 
     def open(self) -> NDArray[Any]:
-        """The rows, memory-mapped and read-only where they lie in files.
+        """The rows, memory-mapped and read-only where they lie in a file.
 
         Raises:
-            OSError: a file is not there on this machine.
+            OSError: the file is not there on this machine.
             ValueError: it is shorter than it was.
         """
-        if self.array is not None:
-            return self.array
-        if len(self.files) == 1:
-            return np.memmap(self.files[0], mode="r", dtype=self.dtype, offset=self.offset, shape=self.shape)
-        first = self.offset // self.dtype.itemsize
-        numbers: NDArray[Any] = np.asarray(JoinedFiles(self.files)).view(self.dtype)
-        return numbers[first : first + int(np.prod(self.shape))].reshape(self.shape)
+        if self.file is None:
+            return np.asarray(self.array)
+        return np.memmap(self.file, mode="r", dtype=self.dtype, offset=self.offset, shape=self.shape)
 
 
 def rows_of(array: NDArray[Any]) -> Rows:
-    """Where an array lies: in files, if it is a map of them or a slice of one in one piece; else in memory."""
-    owner: object = array
-    while isinstance(owner, np.ndarray) and owner.base is not None and not isinstance(owner.base, mmap.mmap):
+    """Where an array lies: in a file, if it is a map of it or a slice of one in one piece; else in memory."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    if array.flags.c_contiguous and array.size:
-        address = array.__array_interface__["data"][0]
-        if isinstance(owner, np.memmap) and owner.filename is not None and owner.mode == "r":
-            offset = address - owner.__array_interface__["data"][0] + owner.offset
-            return Rows((Path(str(owner.filename)).resolve(),), offset, array.shape, array.dtype)
-        if isinstance(owner, JoinedFiles):
-            start = address - owner.__array_interface__["data"][0]
-            first = int(np.searchsorted(owner.starts, start, side="right")) - 1
-            last = int(np.searchsorted(owner.starts, start + array.nbytes, side="left"))
-            files = tuple(file.resolve() for file in owner.files[first:last])
-            return Rows(files, start - owner.starts[first], array.shape, array.dtype)
-    return Rows((), 0, array.shape, array.dtype, np.asarray(array))
+    if (
+        isinstance(owner, np.memmap)
+        and owner.filename
+        and owner.mode == "r"
+        and array.flags.c_contiguous
+        and array.size
+    ):
+        first = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+        return Rows(Path(str(owner.filename)).resolve(), owner.offset + first, array.shape, array.dtype)
+    return Rows(None, 0, array.shape, array.dtype, np.asarray(array))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +110,7 @@ class _Records:
     @property
     def place(self) -> str:
         """An index of the same place takes the other's: of one shard there is one at a time."""
-        return str(self.features.files[0]) if self.features.files else self.key
+        return str(self.features.file or self.key)
 
     def part(self, start: int, stop: int) -> _Records:
         ids = self.record_ids.open()[start:stop]
@@ -162,8 +153,8 @@ class ClusterIndex:
         self._alive = Alive(record_ids)
         self._alive.remove(removed, missing_ok=False)
         self._records = self._as_they_are()
-        files = self._records.features.files
-        self._driver = driver or shared_driver(beside=files[0].parent if files else None, address=address)
+        file = self._records.features.file
+        self._driver = driver or shared_driver(beside=None if file is None else file.parent, address=address)
 
     @property
     def dimension(self) -> int:
@@ -173,7 +164,7 @@ class ClusterIndex:
         return len(self._alive)
 
     def ready(self) -> tuple[int, ...]:
-        """Have every part loaded, and those begun anew that were lost.
+        """Have every part loaded.
 
         Returns:
             The numbers of the parts' processes, in the order of rows.
@@ -182,15 +173,14 @@ class ClusterIndex:
             InvalidSetting: Ray is not installed.
             Unavailable: there is no cluster, or not every part answers in time.
         """
-        for is_last in (False, True):
-            try:
-                processes: tuple[int, ...] = self._driver.ask(_loaded, self._records)
-                return processes
-            except Unavailable as error:
-                log.warning("not every part of the records can be searched", extra={"sentence": str(error)})
-                if not is_last:
-                    self._driver.end()
-        raise Unavailable("not every part of the records can be searched now; look at the cluster, and ask again")
+        try:
+            processes: tuple[int, ...] = self._ask_twice(_loaded)
+        except Unavailable:
+            self._driver.end()
+            raise Unavailable(
+                "not every part of the records can be searched now; look at the cluster, and ask again"
+            ) from None
+        return processes
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
         """See NeighborIndex.search."""
@@ -201,11 +191,19 @@ class ClusterIndex:
         try:
             for start in range(0, len(queries), step):
                 some = slice(start, start + step)
-                best.merge(some, self._driver.ask(_searched, self._records, np.ascontiguousarray(queries[some]), k))
+                best.merge(some, self._ask_twice(_searched, np.ascontiguousarray(queries[some]), k))
         except LabelerError as error:
             log.warning("the cluster is lost; this process searches alone", extra={"sentence": str(error)})
-            return _alone(self._records).search(queries, k)
+            return replace(self._records, limit_bytes=self._limit or _ALONE_BYTES).index().search(queries, k)
         return best
+
+    def _ask_twice(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Ask the cluster, and once more where something was lost: then all is begun anew."""
+        try:
+            return self._driver.ask(call, self._records, *arguments)
+        except Unavailable as error:
+            log.warning("not every part of the records can be searched", extra={"sentence": str(error)})
+        return self._driver.ask(call, self._records, *arguments)
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
         """See NeighborIndex.remove. Parts that were loaded are loaded anew without them."""
@@ -218,46 +216,7 @@ class ClusterIndex:
         return _Records(key, rows_of(self._features), rows_of(self._ids), self._alive.gone, self._limit)
 
 
-def _alone(records: _Records) -> NeighborIndex:
-    limit = records.limit_bytes or _ALONE_BYTES
-    return _Records(records.key, records.features, records.record_ids, records.gone, limit).index()
-
-
 # The side of the process that drives Ray.
-
-
-class _Part:
-    """Some rows, and the actor that has them loaded; None while there is none."""
-
-    def __init__(self, records: _Records, start: int, stop: int) -> None:
-        self._all, self.start, self._stop = records, start, stop
-        self._actor: Any = None
-
-    def ask(self, call: str, *arguments: Any) -> Any:
-        """A question on its way to the actor, which is begun where there is none; None where nobody takes it."""
-        with contextlib.suppress(ray_module().exceptions.RayError):
-            if self._actor is None:
-                options = {
-                    "max_restarts": 0,  # what was removed must not come back: a part is begun anew here
-                    "scheduling_strategy": "SPREAD",
-                    "num_gpus": 1 if cluster_here().gpus else 0,
-                    # All are asked at once and none in between, so none reserves a processor; each has one thread.
-                    "num_cpus": 0,
-                }
-                self._actor = ray_module().remote(_Worker).options(**options).remote(self.records)
-            return getattr(self._actor, call).remote(*arguments)
-        return None
-
-    @property
-    def records(self) -> _Records:
-        return self._all.part(self.start, self._stop)
-
-    def drop(self) -> None:
-        """Forget the actor, and end it where it still runs."""
-        gone, self._actor = self._actor, None
-        if gone is not None:
-            with contextlib.suppress(ray_module().exceptions.RayError):
-                ray_module().kill(gone)
 
 
 class _Worker:
@@ -274,71 +233,59 @@ class _Worker:
         return self._index.search(queries, k)
 
 
-_held: dict[str, tuple[str, list[_Part]]] = {}
-"""By their place, the key and the parts of the records that are searched."""
+_held: dict[str, tuple[str, list[tuple[int, Any]]]] = {}
+"""By their place, the key of the records that are searched, and of each part its first row and its actor."""
 
 
-def _parts(records: _Records) -> list[_Part]:
+def _parts(records: _Records) -> list[tuple[int, Any]]:
     """The parts of an index: as many as there are GPUs, or else processors."""
     key, parts = _held.get(records.place, ("", []))
     if key != records.key:
-        for part in parts:
-            part.drop()
-        count = records.features.shape[0]
+        _drop(records)
+        count, ray = records.features.shape[0], ray_module()
         most = min(count, cluster_here().gpus or cluster_here().cpus)
         edges = [count * number // most for number in range(most + 1)] if most else []
-        parts = [_Part(records, start, stop) for start, stop in pairwise(edges)]
+        worker = ray.remote(_Worker).options(
+            max_restarts=0,  # what was removed must not come back: parts are begun anew here
+            scheduling_strategy="SPREAD",
+            num_gpus=1 if cluster_here().gpus else 0,
+            # All are asked at once and none in between, so none reserves a processor; each has one thread.
+            num_cpus=0,
+        )
+        parts = [(start, worker.remote(records.part(start, stop))) for start, stop in pairwise(edges)]
         _held[records.place] = records.key, parts
     return parts
 
 
-def _loaded(records: _Records) -> tuple[int, ...]:
-    """The number of each part's process, once all are loaded; lost ones are begun anew, once.
+def _drop(records: _Records) -> None:
+    """Forget the parts of an index, and end their actors."""
+    for _, actor in _held.pop(records.place, ("", []))[1]:
+        with contextlib.suppress(ray_module().exceptions.RayError):
+            ray_module().kill(actor)
+
+
+def _answers(records: _Records, call: str, *arguments: Any, patience_s: float | None = None) -> list[tuple[int, Any]]:
+    """Return each part's first row, and what its actor answers.
 
     Raises:
-        Unavailable: not every part is there.
+        Unavailable: a part was lost; the next question begins all of them anew.
     """
-    until = time.monotonic() + _START_S
+    try:
+        parts = _parts(records)
+        asked = [getattr(actor, call).remote(*arguments) for _, actor in parts]
+        return list(zip([start for start, _ in parts], ray_module().get(asked, timeout=patience_s), strict=True))
+    except ray_module().exceptions.RayError:
+        _drop(records)
+        raise Unavailable("a part of the records was lost") from None
 
-    def answer(asked: Any) -> int:
-        return int(ray_module().get(asked, timeout=max(0.0, until - time.monotonic())))
 
-    def refuse(_: _Part) -> int:
-        raise Unavailable("a part of the records was lost")
-
-    found = _each_asked(_parts(records), answer, refuse, "process")
-    return tuple(number for _, number in found)
+def _loaded(records: _Records) -> tuple[int, ...]:
+    """Return the number of each part's process, once all are loaded."""
+    return tuple(number for _, number in _answers(records, "process", patience_s=_START_S))
 
 
 def _searched(records: _Records, queries: NDArray[np.int16], k: int) -> Neighbors:
     best = Neighbors.none(len(queries), k)
-    found = _each_asked(
-        _parts(records),
-        ray_module().get,
-        lambda part: _alone(part.records).search(queries, k),
-        "search",
-        ray_module().put(queries),
-        k,
-    )
-    for part, neighbors in found:
-        best.merge(slice(None), neighbors, first_row=part.start)
+    for start, found in _answers(records, "search", ray_module().put(queries), k):
+        best.merge(slice(None), found, first_row=start)
     return best
-
-
-def _each_asked(
-    parts: list[_Part], answer: Callable[[Any], Any], otherwise: Callable[[_Part], Any], call: str, *arguments: Any
-) -> list[tuple[_Part, Any]]:
-    """What each part answers: its actor, another one in its place, or else what `otherwise` says."""
-    found = []
-    for part, asked in [(part, part.ask(call, *arguments)) for part in parts]:
-        for is_last in (False, True):
-            with contextlib.suppress(ray_module().exceptions.RayError):
-                if asked is not None:
-                    found.append((part, answer(asked)))
-                    break
-            part.drop()
-            if is_last:
-                found.append((part, otherwise(part)))
-            else:
-                asked = part.ask(call, *arguments)
-    return found

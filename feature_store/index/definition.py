@@ -40,7 +40,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.index.rows import row_chunks
+from feature_store.rows import row_chunks
 from labeler.errors import BadData, InvalidSetting
 
 NO_RECORD: Final = -1

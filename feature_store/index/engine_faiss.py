@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.definition import NO_KEY, pack
-from feature_store.index.engine import Engine
-from feature_store.index.rows import GatheredRows
+from feature_store.index.exact_index import Engine
+from feature_store.rows import GatheredRows
 
 _TILE_ROWS: Final = 1 << 16
 _TILE_QUERIES: Final = 256

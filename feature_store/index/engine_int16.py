@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.index.definition import NO_KEY, RANK_BITS, nearest_by_definition
-from feature_store.index.engine import Engine
-from feature_store.index.rows import GatheredRows, unmap_pages
+from feature_store.index.exact_index import Engine
+from feature_store.rows import GatheredRows, unmap_pages
 from labeler.errors import InvalidSetting
 
 if TYPE_CHECKING:

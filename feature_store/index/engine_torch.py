@@ -58,8 +58,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feature_store.index.definition import NO_KEY, RANK_BITS
-from feature_store.index.engine import Block, DeviceFault, Engine
-from feature_store.index.rows import GatheredRows
+from feature_store.index.exact_index import Block, DeviceFault, Engine
+from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting
 
 TILE_ROWS: Final = 1 << 15

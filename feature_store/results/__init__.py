@@ -1,13 +1,13 @@
-"""What a job leaves on disk: one codec per kind of file, whoever writes it, the service or `labeler run`.
+"""Files that a job leaves on disk: one codec per kind of file, whoever writes it, the service or `labeler run`.
 
-    questions       jobs/JOB/questions.safetensors, or failed.json and why     (both read by the coordinator)
-    choosing        the program that makes them of upload.parquet or public.shard
-    naming          which image a question is named after
-    releases        what a round opened: a row of the journal, a file of a `run`
-    pseudo_labels   the table of answers, as Parquet and every export of it
-    image_labels    what the student says of every public image
-    models          a released model as a file that travels alone
-    for_students    what `labeler student` finds in the folder of a finished `run`
+questions       jobs/JOB/questions.safetensors, or failed.json and why; what the embedder is asked for
+job_process     the program that makes questions and labels images
+pseudo_labels   the table of answers, as Parquet
+image_labels    what the student says of every public image
+models          a released model as a file that travels alone
+exports         labels as other tools want them
+evidence        what a party can show, signed and printed
+report          the page for people
 
 Bytes that are stored or handed out do not change between versions: tests/golden/test_job_files.py holds their digests.
 """

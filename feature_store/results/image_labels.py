@@ -1,7 +1,8 @@
 """The labels of every public image: the schema of what most users came for, as a local job and a service write it.
 
 A row for each public image, whether it was asked about or not. Everything in it follows from public images and released
-answers, at no price.
+answers, at no price. A job about attributes has a column per attribute that says whether an image has it, and another
+for how sure that is; else an image has one class.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +42,7 @@ IMAGE_SCHEMA = pa.schema(
 )
 """`source` is the image's name as it was sent. `confidence` is a calibrated probability that `label` is right: the
 student's, together with the released answer about the image itself where it was asked
-(feature_store.students.calibration). Of a released model it is the model's own softmax, which is not calibrated."""
+(feature_store.students.answers). Of a released model it is the model's own softmax, which is not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def stamp_of(table: pa.Table) -> ImageStamp:
 
     Raises:
         BadData: it is no such table, or one of an earlier version.
-        InvalidSetting: it is of attributes (feature_store.results.attribute_labels).
+        InvalidSetting: it is of attributes (feature_store.results.image_labels).
     """
     if b"attributes" in (table.schema.metadata or {}):
         raise InvalidSetting(
@@ -136,3 +138,50 @@ def stamp_of(table: pa.Table) -> ImageStamp:
             "these are no labels of images as this version writes them; run `labeler run` again in the job's folder: "
             "nothing is asked or charged twice"
         ) from None
+
+
+ON: Final = 0.5
+"""An attribute of at least this probability holds."""
+
+FILE_HEADINGS: Final = ("file", "image_id")
+"""What may stand over the names of images in a table of attributes (feature_store.sources)."""
+
+LABEL: Final = "label."
+SEVERAL: Final = "labels"
+CONFIDENCE: Final = "confidence."
+
+
+def attribute_label_table(
+    stamp: ImageStamp, *, sources: Sequence[str], probabilities: NDArray[np.floating], asked: NDArray[np.bool_]
+) -> pa.Table:
+    """A row per public image: `source`; `labels`, the names of the attributes that it has; for each attribute NAME
+    `label.NAME`, true or false, and `confidence.NAME`, the probability that this is right; where it comes from.
+
+    Args:
+        stamp: of the job; its classes are the attributes.
+        sources: names of the images.
+        probabilities: shape (num_images, num_attributes), each from 0 to 1.
+        asked: shape (num_images,), which images were questions.
+
+    Raises:
+        BadData: lengths differ.
+    """
+    count = len(sources)
+    if probabilities.shape != (count, len(stamp.classes)) or asked.shape != (count,):
+        raise BadData(f"there are {count} images, and probabilities of shape {probabilities.shape}")
+    has = probabilities >= ON
+    names = [[stamp.classes[place] for place in np.flatnonzero(row)] for row in has]
+    columns = {"source": pa.array(sources, pa.string()), SEVERAL: pa.array(names, pa.list_(pa.string()))}
+    for place, name in enumerate(stamp.classes):
+        sure = np.where(has[:, place], probabilities[:, place], 1 - probabilities[:, place])
+        columns[LABEL + name] = pa.array(has[:, place], pa.bool_())
+        columns[CONFIDENCE + name] = pa.array(sure, pa.float32())
+    columns["origin"] = pa.array(np.where(asked, str(Origin.ASKED), str(Origin.INFERRED)), pa.string())
+    for column, value in (("task_digest", stamp.task_digest), ("job_id", stamp.job_id)):
+        columns[column] = pa.repeat(pa.scalar(value, pa.string()), count)
+    return pa.table(columns).replace_schema_metadata(stamp.metadata() | {"attributes": json.dumps(True)})
+
+
+def are_attributes(table: pa.Table) -> bool:
+    """Whether a table of image labels is of attributes."""
+    return b"attributes" in (table.schema.metadata or {})

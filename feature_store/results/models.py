@@ -9,11 +9,16 @@ job released. Either labels new images of the same backbone:
 
 Every number of a student follows from public features and a release (post-processing), so that the card of the release
 is the student's as well.
+
+Beside it in the folder of a finished run lies what `labeler student` needs (`ForStudents`): questions, and the public
+shard.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,14 +28,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from labeler.errors import BadData
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
+from labeler.release import arrays_from_bytes, arrays_to_bytes
 from labeler.setting import Training
-from labeler.system.files import read_named
+from labeler.system.files import read_named, replace_file, replacing
 
 _MOST_BYTES: Final = 2**30
 """Of a model: twice what 32,000 classes of 2,048 features take."""
@@ -63,9 +67,7 @@ def model_file(
     """
     about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
     about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
-    # One entry: several would be written in an order that differs from process to process.
-    metadata = {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)}
-    return save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    return arrays_to_bytes(arrays, {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ class StoredModel:
     def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
         """How sure it is of each class, shape (n, num_classes), rows sum to one, but of attributes.
 
-        For a student calibrated (feature_store.students.calibration); for a linear model the softmax of its scores,
+        For a student calibrated (feature_store.students.answers); for a linear model the softmax of its scores,
         which nothing has calibrated.
 
         Args:
@@ -117,7 +119,7 @@ class StoredModel:
             from feature_store.students import Student
 
             return Student.of_arrays(self.kind, self.arrays).predict_proba(features)
-        from feature_store.students.projection import softmax
+        from feature_store.students.answers import softmax
         from labeler.linear_model import LinearModel
 
         return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
@@ -153,15 +155,15 @@ def read_model(path: Path | str) -> StoredModel:
     where = Path(path)
     try:
         data = read_named(where, most_bytes=_MOST_BYTES)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header["__metadata__"]["labeler"])
+        arrays, metadata = arrays_from_bytes(data)
+        about = json.loads(metadata["labeler"])
         model = StoredModel(
             kind=str(about["kind"]),
             classes=tuple(map(str, about["classes"])),
             card=dict(about["privacy_card"]),
             backbone=str(about.get("backbone", "")),
             job_id=str(about.get("job_id", "")),
-            arrays=load(data),
+            arrays=arrays,
         )
         _check(model)
     except OSError as error:
@@ -169,7 +171,7 @@ def read_model(path: Path | str) -> StoredModel:
             f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
             "that a job gave"
         ) from None
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadData(
             f"{where.name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
@@ -191,3 +193,43 @@ def _check(model: StoredModel) -> None:
     from feature_store.students import Student
 
     Student.of_arrays(model.kind, model.arrays)
+
+
+QUERIES: Final = "queries.npz"
+PLACE: Final = "job.json"
+
+
+@dataclass(frozen=True, eq=False)
+class ForStudents:
+    """Public facts of a finished job.
+
+    Attributes:
+        features: int16, what each answer is about, shape (num_answers, dimension).
+        assignment: int64, the answer that stands for each public image.
+        public_shard: of the images; stored relative to the folder, so that both may move together.
+    """
+
+    features: NDArray[np.int16]
+    assignment: NDArray[np.int64]
+    public_shard: Path
+
+    def write(self, folder: Path) -> None:
+        """Both files, each whole or not at all."""
+        with replacing(folder / QUERIES) as temporary, temporary.open("wb") as file:
+            np.savez(file, features=self.features, assignment=self.assignment)
+        place = {"public_shard": os.path.relpath(self.public_shard.resolve(), folder.resolve())}
+        replace_file(folder / PLACE, json.dumps(place, indent=1).encode())
+
+
+def read_for_students(folder: Path) -> ForStudents:
+    """What a finished run left.
+
+    Raises:
+        BadData: a file is missing or damaged.
+    """
+    try:
+        place = json.loads((folder / PLACE).read_text())["public_shard"]
+        with np.load(folder / QUERIES, allow_pickle=False) as stored:
+            return ForStudents(stored["features"], stored["assignment"], folder / place)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        raise BadData(f"{folder} holds no finished job; run `labeler run ... --out {folder}` first") from None

@@ -1,4 +1,7 @@
-"""The pseudo-label set: the schema of what a labelling job gives back, and how a release becomes rows of it."""
+"""The pseudo-label set: what a labeling job gives back, how a release becomes rows of it, and back to answers.
+
+The service and `labeler run` name a question after an image by the same rule (`QuestionNames`, `query_rows`).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from feature_store.results.naming import QuestionNames
+from feature_store.students.answers import NoisyAnswers
 from labeler.errors import BadData, InvalidSetting
 from labeler.linear_model import LinearModel
 from labeler.release import Release
 from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
-from labeler.task import Task
+from labeler.task import Task, parse_task
 
 SCHEMA = pa.schema(
     [
@@ -235,3 +238,119 @@ def _without_unopened(table: pa.Table, labels: NDArray[np.int16]) -> pa.Table:
     rows = table.column("noisy_votes").combine_chunks()
     kept = pa.array(np.arange(len(labels)), mask=labels == ABSTAINED_LABEL)
     return table.set_column(place, table.schema.field(place), rows.take(kept))
+
+
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class QuestionNames:
+    """What a job asked, in words.
+
+    Attributes:
+        query_ids: one per answer.
+        sources: name of the image that each answer is about, or that lies nearest to its cluster's centre.
+    """
+
+    query_ids: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rows: NDArray[np.int64], sources: Sequence[str], *, kind: str | None) -> QuestionNames:
+        """Name answers after the images of these rows.
+
+        Args:
+            rows: see `query_rows`.
+            sources: of all images.
+            kind: "query" or "cluster", of which answers are numbered; None: an answer is called like its image.
+
+        Raises:
+            IndexError: a row is no image.
+        """
+        named = tuple(sources[row] for row in rows.tolist())
+        ids = named if kind is None else tuple(f"{kind}-{number:06d}" for number in range(len(named)))
+        return cls(ids, named)
+
+
+def query_rows(
+    rows: NDArray[np.int64],
+    assignment: NDArray[np.int64],
+    *,
+    centres: NDArray[np.int16],
+    images: NDArray[np.int16] | None,
+) -> NDArray[np.int64]:
+    """The image that each answer is about, or the one most similar to it in its cluster; the lowest row among equals.
+
+    Similarity is the cosine with the centre. Products of quantised features are whole numbers below 2^53, so that it
+    is the same number wherever it is computed.
+
+    Args:
+        rows: shape (num_answers,), -1 for the centre of a cluster.
+        assignment: shape (num_images,), the answer that stands for each image.
+        centres: int16, shape (num_answers, dimension), what is asked.
+        images: int16, shape (num_images, dimension); None where they are gone: then the first of each cluster.
+
+    Returns:
+        int64, shape (num_answers,); 0 for a cluster without images.
+    """
+    if not (rows < 0).any():
+        return rows
+    similarity = np.zeros(len(assignment))
+    if images is not None:
+        for start in range(0, len(images), _BLOCK_ROWS):
+            block = slice(start, start + _BLOCK_ROWS)
+            wide = images[block].astype(np.float64)
+            products = np.einsum("id,id->i", wide, centres[assignment[block]].astype(np.float64))
+            similarity[block] = products / np.linalg.norm(wide, axis=1)
+    # Ascending by similarity, and among equals the lowest row last: what is written last stays.
+    order = np.lexsort((-np.arange(len(assignment)), similarity))
+    nearest = np.zeros(len(rows), dtype=np.int64)
+    nearest[assignment[order]] = order
+    return nearest
+
+
+def task_of(table: pa.Table) -> tuple[Task, bool]:
+    """The task whose answers a table holds, and whether any noise came from a known seed.
+
+    Raises:
+        BadData: it is no table of questions.
+    """
+    try:
+        metadata = table.schema.metadata or {}
+        return parse_task(json.loads(metadata[b"task"])), bool(json.loads(metadata[b"seeded"]))
+    except (ValueError, KeyError, TypeError):
+        raise BadData("these are no questions and answers of a job; download them again") from None
+
+
+def answers_of(
+    table: pa.Table,
+    *,
+    features: NDArray[np.generic],
+    assignment: NDArray[np.int64],
+    contributors: int | None = None,
+) -> NoisyAnswers:
+    """What a table of questions says to a student.
+
+    Args:
+        table: see feature_store.results.pseudo_labels; a row per question, or per image where a model was asked for.
+        features: what each row is about, shape (rows, dimension).
+        assignment: the row that stands for each public image.
+        contributors: how many agents' noise is in the answers; all of the task's when None, which is the most.
+
+    Raises:
+        NotReady: nothing was answered.
+        BadData: lengths differ.
+    """
+    task, _ = task_of(table)
+    votes = None
+    if task.release == "histogram" and not task.traits.asks_for_a_model:
+        nothing = [float("nan")] * task.num_classes  # of a question that was not opened
+        votes = np.array([row or nothing for row in table["noisy_votes"].to_pylist()], dtype=np.float64)
+    return NoisyAnswers.of(
+        task,
+        features=features,
+        labels=table["label"].to_numpy(),
+        noisy_votes=votes,
+        assignment=assignment,
+        contributors=contributors,
+    )

@@ -10,7 +10,7 @@ images of a job in the same way as `labeler run`; the network is `workers.studen
 from __future__ import annotations
 
 from feature_store.students.answers import NoisyAnswers, denoise, soft_labels
-from feature_store.students.student import Learners, Student, fit_student, load_student
+from feature_store.students.student import Learners, Student, fit_student
 
 __all__ = [
     "Learners",
@@ -18,6 +18,5 @@ __all__ = [
     "Student",
     "denoise",
     "fit_student",
-    "load_student",
     "soft_labels",
 ]

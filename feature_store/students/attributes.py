@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.students.projection import Projection, fit_projection, most_axes
+from feature_store.students.answers import Projection, fit_projection, most_axes
 from labeler.errors import BadData
 from labeler.task import Task
 

@@ -25,18 +25,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.students.answers import NoisyAnswers, check_features
-from feature_store.students.calibration import fit_temperature, sharpened
+from feature_store.students.answers import (
+    NoisyAnswers,
+    Projection,
+    check_features,
+    fit_temperature,
+    sharpened,
+    unit_rows,
+)
 from feature_store.students.members import (
     Discriminant,
     DiscriminantLearner,
@@ -47,7 +50,6 @@ from feature_store.students.members import (
     Spreading,
     SpreadingLearner,
 )
-from feature_store.students.projection import Projection, unit_rows
 from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
@@ -105,7 +107,7 @@ class Student:
         members: fitted to the same release, by name, in the order of `SHARES`.
         contradicted: estimated share of held-out votes that contradict what `planned` compared; empty if it
             compared nothing.
-        temperature: makes its probabilities calibrated confidences (feature_store.students.calibration).
+        temperature: makes its probabilities calibrated confidences (feature_store.students.answers).
     """
 
     kind: str
@@ -147,21 +149,6 @@ class Student:
             members[name] = _MODELS[name](axes, **{key.removeprefix("model_"): one for key, one in own.items()})
         return cls(kind, members, temperature=float(np.ravel(arrays["temperature"])[0]))
 
-    def save(self, path: Path | str) -> None:
-        """Write one .npz file, whole or not at all."""
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
-        with partial.open("wb") as file:
-            np.savez(
-                file,
-                format=np.array(_FORMAT),
-                kind=np.array(self.kind),
-                **self.arrays,  # type: ignore[arg-type]  # numpy's stubs take the next option for an array
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-
 
 def shares_of(kind: str) -> Mapping[str, float]:
     """Return the members of a kind and how much each counts; a member is a kind by itself.
@@ -181,21 +168,6 @@ def _product(said: Sequence[NDArray[np.float64]], shares: Sequence[float]) -> ND
     together = np.exp(scores - scores.max(axis=1, keepdims=True))
     rows: NDArray[np.float64] = together / together.sum(axis=1, keepdims=True)
     return rows
-
-
-def load_student(path: Path | str) -> Student:
-    """Read what `Student.save` wrote.
-
-    Raises:
-        BadData: no such file, or not a student.
-    """
-    try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if str(stored["format"]) != _FORMAT:
-                raise BadData(f"{Path(path).name} is a student of another version; train it again")
-            return Student.of_arrays(str(stored["kind"]), {key: stored[key] for key in stored.files})
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise BadData(f"{Path(path).name} is not a saved student ({type(error).__name__})") from None
 
 
 class Learners:

@@ -4,10 +4,7 @@ events      what happened, as frozen values whose docstrings define the mechanis
 gaussian    the exact trade-off between epsilon and delta of Gaussian noise
 integer     a proven bound for the integer noise that really runs; what a price reports
 lifetime    votes for life: a spend per record, and one promise for everything that is ever asked
-pair        what is charged where no Gaussian fits: mu^2 and a mass outside it
+losses      pairs: what is charged where no Gaussian fits, mu^2 and a mass outside it; profiles by certified convolution
 winner      what winners alone reveal
-sampled     rounds in which everybody takes part at random (losses: their profile, by certified convolution)
-renyi       the papers' conversion and a better one, shown beside the exact value
-
-What federated f-DP costs is in `benchmarks.accounting`: no task has such rounds.
+sampled     rounds in which everybody takes part at random
 """

@@ -19,20 +19,22 @@ bit, read from noise of variance 2 v, which one vote moves by S and a swap by 2 
 never does that. A participant that chooses its noise can move the edge of the range next to the changed sum, so void is
 one more outcome. Let x be the changed sum (for a swap x = X_a, which moves against X_b; for a duel the difference).
 
-*Void lies at the ends of the line.* Each step of the tournament compares the largest sum so far with the next one, and
-the larger goes on. For one bit the largest so far grows with x, so each difference is in range for an interval of x.
-The intersection of intervals is an interval. On it the opened class is the true winner. For a swap the same holds until
-a's and b's parts of the tournament meet, and for the step at which they meet. After that the largest so far falls and
-then grows with x. It can be too small only in the middle: void then splits the values at which c wins. But each part of
-them is longer than the range, more than 45 standard deviations (the range holds 12.5 standard deviations of every noise
-share on both sides; with one agent nobody else adds noise). So all but a mass of 2 Phi(-17) < `_FAR` lies in a window
-that holds no more than c, void and c, or one part and void at its end. The former are three stretches of the line, of
-which void counts no more than a class would (W_j >= W_0 below). Sums are shared modulo p: a sum near the talliers'
-random mask may be read as less by p. Modulo 2^64 this is either a jump out of every range, on one side of which a's own
-first comparison is void, or a step of +189, which keeps the order (`labeler.sharing`). A duel is compared as one shared
-difference, so that the same holds for it.
+*Void lies at the ends of the line, or amid one third class.* Each step of the tournament compares the largest sum so
+far with the next one, and the larger goes on. For one bit the largest so far grows with x, so each difference is in
+range for an interval of x. The intersection of intervals is an interval. On it the opened class is the true winner. For
+a swap the same holds until a's and b's parts of the tournament meet, and for the step at which they meet. After that
+the largest so far falls and then grows with x. It can be too small only in the middle: void then splits the values at
+which c wins. But each part of them is longer than the range, more than 45 standard deviations (the range holds 12.5
+standard deviations of every noise share on both sides; with one agent nobody else adds noise). So all but a mass of
+2 Phi(-17) < `_FAR` lies in a window that holds no more than c, void and c, or one part and void at its end. The former
+are three stretches of the line, which take the places of b, c and a: void counts no more there than a class would
+(W_j >= W_0 below), and c as two classes counts no less than as one (the sum below is convex and homogeneous). Sums are
+shared modulo p: a sum near the talliers' random mask may be read as less by p. Modulo 2^64 this is either a jump out of
+every range, on one side of which a's own first comparison is void, or a step of +189, which keeps the order
+(`labeler.sharing`). A duel is compared as one shared difference, so that the same holds for it.
 
-So the line is cut into void, b, a, void for one bit and into void, b, c, a, void for a swap; stretches may be empty.
+So no outcome tells more than a cut of the line into void, b, a, void for one bit and into void, b, c, a, void for a
+swap; stretches may be empty.
 Other reasons to open nothing follow from public facts or from a dishonest agent's own rows: unequal contributors, a
 tallier that declines, a row with a wrong sum (an honest row has the right one), a missing tallier.
 

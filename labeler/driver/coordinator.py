@@ -37,13 +37,14 @@ from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskStore
 from labeler.messages import COORDINATOR
 from labeler.release import Release
-from labeler.rounds import winner_line
+from labeler.rounds import queues
 from labeler.rounds.effects import (
     UNFINISHED,
     Admitted,
     Ended,
     Event,
     Failed,
+    JobRun,
     Now,
     PartiesChanged,
     Party,
@@ -51,8 +52,7 @@ from labeler.rounds.effects import (
     Stored,
     Tick,
 )
-from labeler.rounds.job_state import JobRun
-from labeler.rounds.lanes import Lanes, admit, next_place_s
+from labeler.rounds.queues import FairQueue
 from labeler.system.clock import Clock
 
 log = logging.getLogger("labeler.conductor")
@@ -116,8 +116,8 @@ class CoordinatorDriver:
         )
         self._live = self._loader.live
         self._stepper = Stepper(sender, questions, self.relays, patience)
-        self._line = winner_line.Line()
-        self._lanes = Lanes()
+        self._line = queues.WinnerQueue()
+        self._turns = FairQueue()
         self._stored: list[str] = []
         """Jobs whose last step is durable and that go on at once."""
         self._last: dict[tuple[str, str], int] = {}
@@ -324,7 +324,7 @@ class CoordinatorDriver:
     def _next_s(self) -> float:
         """When something is to be done by itself."""
         refresh_s = self._steady() if self._refreshed_s is None else self._refreshed_s + self._every_s
-        place_s = next_place_s(self._lanes)
+        place_s = self._turns.next_place_s()
         return min([refresh_s, *(live.due_s for live in self._live.values()), *([] if place_s is None else [place_s])])
 
     def _now(self) -> Now:
@@ -340,7 +340,7 @@ class CoordinatorDriver:
         """
         about = {id(one): self._loader.job_of(one) for delivery in deliveries for one in delivery.messages}
         wanted = dict.fromkeys([*about.values(), *(job_id for job_id, _ in events)])
-        plan = Plan(now, {}, self._line, self._lanes)
+        plan = Plan(now, {}, self._line, self._turns)
         self._read(wanted, plan)
         ended = {one for one in plan.jobs if one in self._live and plan.jobs[one].run.state not in UNFINISHED}
         for job_id in ended:  # by somebody else: whoever took part is told
@@ -351,7 +351,7 @@ class CoordinatorDriver:
         for job_id, event in _in_turns(open_jobs, lambda one: plan.jobs[one[0]].record.created_by):
             self._stepper.step_safely(job_id, event, plan)
         while True:  # jobs whose turn it is, and rounds whose turn to have their winners found has come
-            plan.lanes, admitted = admit(plan.lanes, now.steady_s)
+            plan.turns, admitted = plan.turns.take(now.steady_s)
             follow, plan.follow = plan.follow, []
             if not admitted and not follow:
                 return plan
@@ -443,7 +443,7 @@ class CoordinatorDriver:
 
     def _keep(self, plan: Plan) -> None:
         """What is durable is true in memory too; then everything leaves, and who waits is told."""
-        self._line, self._lanes = plan.line, plan.lanes
+        self._line, self._turns = plan.line, plan.turns
         self._last |= plan.taken
         for errand in plan.errands:
             errand.settle(plan.refused.get(errand))

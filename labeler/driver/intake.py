@@ -19,16 +19,24 @@ from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.messages.rounds import ANSWER_KINDS, AnswerSent, Declined, Refusal, Willing
-from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, winner_from_bytes
+from labeler.messages.bodies import (
+    ANSWER_KINDS,
+    AnswerSent,
+    Declined,
+    Refusal,
+    Willing,
+    aggregate_from_bytes,
+    holdings_from_bytes,
+    winner_from_bytes,
+)
 from labeler.rounds.effects import (
     AgentDone,
-    Answered,
     Event,
     HoldingsCame,
     MessageEvent,
+    ProposalReply,
     RefusalCame,
-    Said,
+    ReplyCame,
     ShareCame,
     SumCame,
 )
@@ -119,7 +127,7 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
     body = keys.open(message)
     if header.kind in ANSWER_KINDS:
         said = read_answer(header.kind, body)
-        job_id, event = said.job_id, Answered(who, header.task_digest, said_of(said))
+        job_id, event = said.job_id, ReplyCame(who, header.task_digest, said_of(said))
     elif header.kind == "holdings":
         holdings = {agent: sharing.hex() for agent, sharing in holdings_from_bytes(body).items()}
         event = HoldingsCame(*of, who, holdings)
@@ -157,12 +165,12 @@ def read_answer(kind: Kind, body: bytes) -> Willing | Declined:
     return Willing.decode(body) if kind == "willing" else Declined.decode(body)
 
 
-def said_of(said: Willing | Declined) -> Said:
+def said_of(said: Willing | Declined) -> ProposalReply:
     """What an answer to a proposal amounts to."""
     if isinstance(said, Willing):
-        return Said("willing", until_s=said.until)
+        return ProposalReply("willing", until_s=said.until)
     refusal = said.refusal
-    return Said("declined" if refusal.is_final else "later", refusal.reason, refusal.sentence)
+    return ProposalReply("declined" if refusal.is_final else "later", refusal.reason, refusal.sentence)
 
 
 @dataclass(eq=False)

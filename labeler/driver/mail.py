@@ -1,8 +1,8 @@
-"""What a mailbox is: messages in transit, work with leases, and progress for people.
+"""What a mailbox is: messages in transit, signs of life, and progress for people.
 
 **Nothing in it is the truth.** A mailbox may lose all it holds at any time: the journal (SQL) says what is missing, and
 whoever misses something asks again. In return nothing here waits for a disk. So every call works on an empty mailbox,
-a message or a piece of work may come twice, and each may be lost; never is one changed or made up.
+a message may come twice, and each may be lost; never is one changed or made up.
 
 Positions are "TIME-NUMBER", milliseconds and a count, and grow with every entry. A reader that comes with a position
 later than anything in its mail has read an earlier mailbox (it was emptied, or its clock was set back) and gets all
@@ -48,24 +48,6 @@ _LARGEST_POSITION = 2**64 - 2
 
 
 @dataclass(frozen=True)
-class Work:
-    """A piece of work this consumer holds until its lease runs out.
-
-    Attributes:
-        work_id: what to do; the rest is in the journal.
-        entry: its place in the queue.
-        consumer: who holds it.
-        attempt: how often it was handed out, from 1. A high number says that it kills its workers.
-    """
-
-    queue: str
-    work_id: str
-    entry: str
-    consumer: str
-    attempt: int
-
-
-@dataclass(frozen=True)
 class Letter:
     """One message for one party's mail, as `Mailbox.send` takes it.
 
@@ -82,8 +64,8 @@ class Letter:
 class Mailbox(Protocol):
     """A process's way to the mail; see the module.
 
-    Calls that wait for people and parties are coroutines of one event loop; all others may be called from any thread,
-    and all but `claim` return at once. A call that cannot reach the mailbox raises `Unavailable` within seconds, and
+    Calls that wait for people and parties are coroutines of one event loop; all others may be called from any thread
+    and return at once. A call that cannot reach the mailbox raises `Unavailable` within seconds, and
     the next one tries anew.
     """
 
@@ -95,24 +77,11 @@ class Mailbox(Protocol):
             UnsafeStorage: it is of a kind that drops what it holds without a word.
         """
 
-    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
-        """Put a message into a party's mail, once: the same id again soon changes nothing.
-
-        Soon is a day in Redis; memory knows the last few thousand messages of it.
-
-        Args:
-            data: frames (labeler.messages).
-            message_id: `Message.message_id`, SENDER:SEQUENCE.
-
-        Raises:
-            TooLarge: more bytes than a message may have.
-            Unavailable: it does not answer, or is full.
-        """
-
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
         """Put messages into the mail of parties, in order, and tell whoever watches some jobs that they have changed.
 
-        As many calls of `send` and `publish`, at the cost of about one.
+        A message is put in once: the same id again soon changes nothing. Soon is a day in Redis; memory knows the last
+        few thousand messages of it.
 
         Args:
             tell: jobs that have changed.
@@ -148,42 +117,8 @@ class Mailbox(Protocol):
             Unavailable: it does not answer.
         """
 
-    def pending(self, recipient: str) -> int:
-        """How many messages lie in a party's mail, those included that it took and has not confirmed."""
-
     def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
-        """`pending` of several parties at once, by party."""
-
-    def add_work(self, queue: str, work_id: str) -> None:
-        """Ask for a piece of work; while it is not done, asking again changes nothing."""
-
-    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
-        """Take a piece of work, at first one whose lease has run out; wait for one if there is none.
-
-        Args:
-            consumer: a name no other process has.
-            lease_s: a piece of work nobody gave a sign of life for this long is taken over. All consumers of a
-                queue state the same, several times as long as they take between two heartbeats.
-            wait_s: how long to wait.
-
-        Returns:
-            The work, or None if none came. It may have been done before, once or in part.
-
-        Raises:
-            Unavailable: it does not answer.
-        """
-
-    def heartbeat(self, work: Work) -> None:
-        """Say that the work goes on; its lease begins anew.
-
-        Raises:
-            NotReady: it is no longer held: taken over, done by another, or forgotten. The result is welcome all the
-                same, for the same work has the same result.
-            Unavailable: it does not answer.
-        """
-
-    def done(self, work: Work) -> None:
-        """Take work off the queue, after its result is durable."""
+        """How many messages lie in the mail of parties, by party, those included that they took and did not confirm."""
 
     def show_life(self, role: str, *, for_s: float) -> None:
         """Say that a process of a role is there; counts for so many seconds."""
@@ -217,16 +152,6 @@ def check_mail(recipient: str, data: bytes, message_id: str) -> None:
     check_text(message_id, "message_id of mail", most=300)
     if len(data) > MAX_MESSAGE_BYTES:
         raise TooLarge(f"mail has at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
-
-
-def check_work(queue: str, work_id: str) -> None:
-    """Refuse work that no twin takes.
-
-    Raises:
-        ProtocolViolation: no such queue or work.
-    """
-    check_text(queue, "name of a queue", most=100)
-    check_text(work_id, "work_id", most=300)
 
 
 def check_wait(wait_s: float) -> None:

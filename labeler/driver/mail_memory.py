@@ -1,6 +1,6 @@
 """The mailbox inside one process: for `labeler run`, for tests and for simulations.
 
-The twin of `labeler.driver.mail_redis`: the same positions, leases, bounds and waiting, without a server. Any number
+The twin of `labeler.driver.mail_redis`: the same positions, bounds and waiting, without a server. Any number
 of threads and event loops may use one at once. Everything is gone when the process ends, which a mailbox may do.
 """
 
@@ -26,14 +26,11 @@ from labeler.driver.mail import (
     MAX_MAIL_BYTES,
     PROGRESS_UNUSED_S,
     Letter,
-    Work,
     check_mail,
     check_wait,
-    check_work,
     format_position,
     parse_position,
 )
-from labeler.errors import NotReady
 from labeler.untrusted import canonical_json, check_party_id, check_text
 
 _START: Final = (0, 0)
@@ -60,23 +57,6 @@ class _Stream:
     entries: dict[_Position, bytes] = field(default_factory=dict)
 
 
-@dataclass
-class _Piece:
-    """One piece of work: who holds it since when, and how often it was handed out."""
-
-    work_id: str
-    consumer: str | None = None
-    since: float = 0.0
-    attempt: int = 0
-
-
-@dataclass
-class _Queue:
-    last: _Position = _START
-    pieces: dict[_Position, _Piece] = field(default_factory=dict)
-    entry_of: dict[str, _Position] = field(default_factory=dict)
-
-
 class MemoryMailbox:
     """The `labeler.driver.mail.Mailbox` of one process; see the module.
 
@@ -91,7 +71,6 @@ class MemoryMailbox:
         self._streams: dict[_Key, _Stream] = {}
         self._told: OrderedDict[str, None] = OrderedDict()
         self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._queues: dict[str, _Queue] = {}
         self._alive: dict[str, float] = {}
         self._waiting: dict[_Key, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
         self._sends = 0
@@ -105,14 +84,9 @@ class MemoryMailbox:
             self._streams.clear()
             self._told.clear()
             self._seen.clear()
-            self._queues.clear()
             self._alive.clear()
 
     # Mail
-
-    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
-        """See the protocol."""
-        self.send_all([Letter(recipient, data, message_id)])
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
         """See the protocol: one step for everybody else, so that who waits is handed all of its messages."""
@@ -140,72 +114,11 @@ class MemoryMailbox:
         key = ("mail", check_party_id(recipient, "recipient of mail"))
         return await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
 
-    def pending(self, recipient: str) -> int:
-        """See the protocol."""
-        with self._changed:
-            stream = self._stream(("mail", check_party_id(recipient, "recipient of mail")))
-            return 0 if stream is None else len(stream.entries)
-
     def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
         """See the protocol."""
-        return {recipient: self.pending(recipient) for recipient in recipients}
-
-    # Work
-
-    def add_work(self, queue: str, work_id: str) -> None:
-        """See the protocol."""
-        check_work(queue, work_id)
         with self._changed:
-            waiting = self._queues.setdefault(queue, _Queue())
-            if work_id in waiting.entry_of:
-                return
-            waiting.last = self._next(waiting.last)
-            waiting.pieces[waiting.last] = _Piece(work_id)
-            waiting.entry_of[work_id] = waiting.last
-            self._changed.notify_all()
-
-    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
-        """See the protocol."""
-        deadline = time.monotonic() + wait_s
-        with self._changed:
-            while True:
-                waiting = self._queues.get(queue, _Queue())
-                now = self._now()
-                free = (entry for entry, piece in waiting.pieces.items() if piece.consumer is None)
-                overdue = (
-                    entry
-                    for entry, piece in waiting.pieces.items()
-                    if piece.consumer is not None and now - piece.since >= lease_s
-                )
-                entry = next(overdue, None) or next(free, None)
-                if entry is not None:
-                    piece = waiting.pieces[entry]
-                    piece.consumer, piece.since, piece.attempt = consumer, now, piece.attempt + 1
-                    return Work(queue, piece.work_id, format_position(entry), consumer, piece.attempt)
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return None
-                leases = [piece.since + lease_s - now for piece in waiting.pieces.values()]
-                self._changed.wait(min(left_s, *leases) if leases else left_s)
-
-    def heartbeat(self, work: Work) -> None:
-        """See the protocol."""
-        with self._changed:
-            piece = self._piece(work)
-            if piece is None or piece.consumer != work.consumer:
-                raise NotReady(
-                    f"work {work.work_id!r} is no longer held by {work.consumer!r}: its lease ran out, or the mailbox "
-                    "was emptied"
-                )
-            piece.since = self._now()
-
-    def done(self, work: Work) -> None:
-        """See the protocol."""
-        with self._changed:
-            if self._piece(work) is not None:
-                waiting = self._queues[work.queue]
-                del waiting.pieces[parse_position(work.entry)]
-                del waiting.entry_of[work.work_id]
+            found = {one: self._stream(("mail", check_party_id(one, "recipient of mail"))) for one in recipients}
+            return {one: 0 if stream is None else len(stream.entries) for one, stream in found.items()}
 
     # Signs of life
 
@@ -298,11 +211,6 @@ class MemoryMailbox:
             for loop, event in self._waiting.get(key, ()):
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(event.set)
-
-    def _piece(self, work: Work) -> _Piece | None:
-        queue = self._queues.get(work.queue)
-        piece = None if queue is None else queue.pieces.get(parse_position(work.entry))
-        return piece if piece is not None and piece.work_id == work.work_id else None
 
     def _found(
         self, key: _Key, position: _Position, count: int, max_bytes: int, *, drop: bool

@@ -3,8 +3,6 @@
     key                            type     what                                         kept
     mail:RECIPIENT                 stream   messages on their way to one party           the last 10,000; 7 days unused
     mail-seen:LENGTH:RECIPIENT:ID  string   this message was put into the mail           1 day
-    work:QUEUE                     stream   work not yet done, with one consumer group   until done
-    work-ids:QUEUE                 hash     work id -> its entry in the stream           until done
     progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
     alive:ROLE                     string   some process of a role was there lately      seconds
 
@@ -18,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -43,31 +40,24 @@ from labeler.driver.mail import (
     MAX_WAIT_S,
     PROGRESS_UNUSED_S,
     Letter,
-    Work,
     check_mail,
     check_wait,
-    check_work,
     format_position,
     parse_position,
 )
-from labeler.errors import InvalidSetting, NotReady, Unavailable, UnsafeStorage
+from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
 from labeler.untrusted import canonical_json, check_party_id, check_text
 
 MAIL_KEY = "mail:{recipient}"
 MAIL_SEEN_KEY = "mail-seen:{length}:{recipient}:{message_id}"
-WORK_KEY = "work:{queue}"
-WORK_IDS_KEY = "work-ids:{queue}"
 PROGRESS_KEY = "progress:{job_id}"
 ALIVE_KEY = "alive:{role}"
 
 MAX_WAITING = 9_000
 """Most parties and people that wait at once, one connection each; a redis-server takes 10,000 unless told otherwise."""
 
-_GROUP = "workers"
 _OLDEST_REDIS = (6, 2)
-_START = "0-0"
 _REPLY_GRACE_S = 5.0
-_TAKEOVER_EVERY_S = 1.0
 _ERROR_CODE = re.compile(r"\b[A-Z]{3,20}\b")
 
 # Each script is one step for every other client: no crash can leave a mark without its message.
@@ -108,29 +98,6 @@ while #found < tonumber(ARGV[2]) do
 end
 return {start, found}
 """
-_ADD_WORK = """
-local known = redis.call('HGET', KEYS[2], ARGV[1])
-if known and #redis.call('XRANGE', KEYS[1], known, known) > 0 then return 0 end
-local entry = redis.call('XADD', KEYS[1], '*', 'work', ARGV[1])
-redis.call('HSET', KEYS[2], ARGV[1], entry)
-return 1
-"""
-_HEARTBEAT = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-local held = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1, ARGV[3])
-if held.err or #held == 0 then return 0 end
-redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[2], 'JUSTID')
-return 1
-"""
-_DONE = """
-local entries = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
-if #entries > 0 and entries[1][2][2] == ARGV[3] then
-  redis.pcall('XACK', KEYS[1], ARGV[1], ARGV[2])
-  redis.call('XDEL', KEYS[1], ARGV[2])
-end
-if redis.call('HGET', KEYS[2], ARGV[3]) == ARGV[2] then redis.call('HDEL', KEYS[2], ARGV[3]) end
-return 1
-"""
 
 
 class RedisMailbox:
@@ -163,9 +130,6 @@ class RedisMailbox:
             ) from None
         self._send = self._redis.register_script(_SEND)
         self._mail = self._waiting.register_script(_MAIL)
-        self._add_work = self._redis.register_script(_ADD_WORK)
-        self._heartbeat = self._redis.register_script(_HEARTBEAT)
-        self._done = self._redis.register_script(_DONE)
 
     def check(self) -> None:
         """Make sure that Redis answers, is recent enough and throws nothing away by itself.
@@ -191,10 +155,6 @@ class RedisMailbox:
             )
 
     # Mail
-
-    def send(self, recipient: str, data: bytes, *, message_id: str) -> None:
-        """See the protocol: one script, so that no crash leaves the mark without the message."""
-        self.send_all([Letter(recipient, data, message_id)])
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
         """See the protocol: one transaction, so that who waits is handed all of its messages, not the first alone."""
@@ -237,11 +197,6 @@ class RedisMailbox:
         entries = await self._read(key, after, wait_s, max_messages, max_bytes=max_bytes, drop=True)
         return [(position, fields[b"data"]) for position, fields in entries if b"data" in fields]
 
-    def pending(self, recipient: str) -> int:
-        """How many messages lie in a party's mail, those included that it took and has not confirmed."""
-        with _reaching():
-            return int(self._redis.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail"))))
-
     def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
         """See the protocol."""
         asked = list(recipients)
@@ -249,50 +204,6 @@ class RedisMailbox:
             for recipient in asked:
                 steps.xlen(MAIL_KEY.format(recipient=check_party_id(recipient, "recipient of mail")))
             return {recipient: int(count) for recipient, count in zip(asked, steps.execute(), strict=True)}
-
-    # Work
-
-    def add_work(self, queue: str, work_id: str) -> None:
-        """Ask for a piece of work; while it is not done, asking again changes nothing."""
-        check_work(queue, work_id)
-        with _reaching():
-            self._add_work(keys=_work_keys(queue), args=[work_id])
-
-    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:
-        """See the protocol. Waits in slices, so that a lease that runs out meanwhile is noticed."""
-        key, _ = _work_keys(queue)
-        deadline = time.monotonic() + wait_s
-        with _reaching():
-            while True:
-                left_s = deadline - time.monotonic()
-                try:
-                    found = self._take_over(key, consumer, lease_s) or self._take_new(key, consumer, left_s)
-                    if found is not None:
-                        return self._work(queue, consumer, *found)
-                except ResponseError as error:
-                    if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
-                        raise
-                    # An empty Redis, new or emptied while we waited: it has no group yet.
-                    self._make_group(key)
-                    continue
-                if left_s <= 0:
-                    return None
-
-    def heartbeat(self, work: Work) -> None:
-        """See the protocol."""
-        with _reaching():
-            is_held = self._heartbeat(
-                keys=[WORK_KEY.format(queue=work.queue)], args=[_GROUP, work.entry, work.consumer]
-            )
-        if not is_held:
-            raise NotReady(
-                f"work {work.work_id!r} is no longer held by {work.consumer!r}: its lease ran out, or redis was emptied"
-            )
-
-    def done(self, work: Work) -> None:
-        """Take work off the queue, after its result is durable."""
-        with _reaching():
-            self._done(keys=_work_keys(work.queue), args=[_GROUP, work.entry, work.work_id])
 
     # Signs of life
 
@@ -372,39 +283,6 @@ class RedisMailbox:
         entries = [(_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in reply]
         return _text(found_from), entries
 
-    def _take_over(self, key: str, consumer: str, lease_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
-        cursor = _START
-        while True:
-            reply = self._redis.xautoclaim(key, _GROUP, consumer, round(lease_s * 1000), start_id=cursor, count=1)
-            for entry, fields in reply[1]:
-                # Redis 6.2 lists what was deleted as nothing.
-                if entry is not None and fields:
-                    return _text(entry), fields
-            cursor = _text(reply[0])
-            if cursor == _START:
-                return None
-
-    def _take_new(self, key: str, consumer: str, left_s: float) -> tuple[str, Mapping[bytes, bytes]] | None:
-        # In slices, so that a lease that runs out meanwhile is noticed.
-        block = max(1, round(min(left_s, _TAKEOVER_EVERY_S) * 1000)) if left_s > 0 else None
-        reply = self._redis.xreadgroup(_GROUP, consumer, {key: ">"}, count=1, block=block)
-        for _, entries in reply or []:
-            for entry, fields in entries:
-                return _text(entry), fields
-        return None
-
-    def _work(self, queue: str, consumer: str, entry: str, fields: Mapping[bytes, bytes]) -> Work:
-        pending = self._redis.xpending_range(WORK_KEY.format(queue=queue), _GROUP, entry, entry, 1)
-        attempt = int(pending[0]["times_delivered"]) if pending else 1
-        return Work(queue, _text(fields[b"work"]), entry, consumer, attempt)
-
-    def _make_group(self, key: str) -> None:
-        try:
-            self._redis.xgroup_create(key, _GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
-
 
 @contextmanager
 def _reaching() -> Iterator[None]:
@@ -430,10 +308,6 @@ def _publish(steps: Any, job_id: str, event: Mapping[str, Any]) -> None:
     key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
     steps.xadd(key, {"event": canonical_json(dict(event))}, maxlen=MAX_EVENTS, approximate=True)
     steps.expire(key, PROGRESS_UNUSED_S)
-
-
-def _work_keys(queue: str) -> tuple[str, str]:
-    return WORK_KEY.format(queue=queue), WORK_IDS_KEY.format(queue=queue)
 
 
 def _text(value: bytes | str) -> str:

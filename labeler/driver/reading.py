@@ -21,13 +21,11 @@ from labeler.ledger.jobs import JobRecord, JobStore, RoundRecord
 from labeler.ledger.parties import PartyRecord
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.tasks import TaskRecord, TaskStore
-from labeler.release import Release
-from labeler.rounds import winner_line
+from labeler.release import Release, release_from_bytes
+from labeler.rounds import queues
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
-from labeler.rounds.effects import Failed, Now, Party, Patience, Send, Store
-from labeler.rounds.job_state import JobRun, RoundRun
-from labeler.rounds.lanes import Lanes
-from labeler.rounds.releases import release_from_bytes
+from labeler.rounds.effects import Failed, JobRun, Now, Party, Patience, RoundRun, Send, Store
+from labeler.rounds.queues import FairQueue
 
 log = logging.getLogger("labeler.conductor")
 
@@ -228,7 +226,7 @@ class Plan:
         looks: until when nothing is to be done for a job by itself.
         retries: jobs whose step met a defect or has to wait; nothing of that step is here.
         broken: jobs whose messages could not be written: why, and of which round.
-        line, lanes: whose turn it is to have winners found, and to be begun.
+        line, turns: whose turn it is to have winners found, and to be begun.
         follow: rounds whose turn has come in this turn.
         answers: what is told to whom, once it is durable.
         errands, refused: what others have written, and why some of it was not.
@@ -236,8 +234,8 @@ class Plan:
 
     now: Now
     jobs: dict[str, Loaded]
-    line: winner_line.Line
-    lanes: Lanes
+    line: queues.WinnerQueue
+    turns: FairQueue
     runs: dict[str, JobRun] = field(default_factory=dict)
     stores: dict[str, list[Store]] = field(default_factory=dict)
     sends: list[tuple[str, Send]] = field(default_factory=list)
@@ -264,7 +262,7 @@ class Plan:
 
     def draft(self, job_id: str) -> Plan:
         """A plan for one step of one job, of which nothing is kept where it is not joined."""
-        return Plan(self.now, self.jobs, self.line, self.lanes, runs={job_id: self.run_of(job_id)})
+        return Plan(self.now, self.jobs, self.line, self.turns, runs={job_id: self.run_of(job_id)})
 
     def join(self, draft: Plan) -> None:
         """What a step has come to becomes part of its turn."""
@@ -274,7 +272,7 @@ class Plan:
         self.sends += draft.sends
         self.relays += draft.relays
         self.looks |= draft.looks
-        self.line, self.lanes = draft.line, draft.lanes
+        self.line, self.turns = draft.line, draft.turns
         self.follow += draft.follow
 
 

@@ -23,15 +23,17 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, SIGNATURE_BYTES, Kind, Message, frame
-from labeler.messages.rounds import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
+from labeler.messages.bodies import Ask, OpenRound, Proposal, Settled, SumRequest, TallierKey, Withdrawn
 from labeler.rounds.effects import (
     UNFINISHED,
     AskForSums,
     Failed,
     FixContributors,
+    JobRun,
     OpenAt,
     Party,
     Post,
+    RoundRun,
     Send,
     SendAsks,
     SendProposals,
@@ -40,7 +42,6 @@ from labeler.rounds.effects import (
     Tell,
     TellSettled,
 )
-from labeler.rounds.job_state import JobRun, RoundRun
 from labeler.system.faults import fault_point
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
@@ -227,7 +228,7 @@ class Sender:
                 return self._to_all("ask", send.agents, job, one, self._ask(job, one))
             case AskForSums():
                 one = job.rounds[send.number]
-                request = SumRequest(contributors=one.contributors, ledger_seq=head.seq, ledger_hash=head.hash)
+                request = SumRequest(frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
                 return self._to_all("sum", send.talliers, job, one, request.encode())
             case TellSettled():
                 rounds = [job.rounds[number] for number in send.numbers]

@@ -12,35 +12,34 @@ from labeler.driver.reading import Loaded, Plan
 from labeler.driver.sending import Relays, Writer, batch_of
 from labeler.errors import BadData, LabelerError, TryAgain
 from labeler.ledger.jobs import JobRecord
-from labeler.messages.shares import aggregate_from_bytes, winner_from_bytes
+from labeler.messages.bodies import aggregate_from_bytes, winner_from_bytes
 from labeler.release import agree_on_winners, open_histogram
-from labeler.rounds import winner_line
+from labeler.rounds import queues
 from labeler.rounds.coordinator import step
 from labeler.rounds.effects import (
     Admitted,
     AskForTurn,
     BodiesMade,
     Effect,
-    Enter,
     Event,
     Failed,
-    Leave,
+    JobRun,
     MakeBodies,
     Opened,
     Patience,
     Prepare,
-    PutTogether,
     QuestionsPrepared,
     Refuse,
     Relay,
+    ReleaseSlot,
+    RequestSlot,
     Send,
     Store,
     TurnFailed,
     TurnGranted,
+    Unshard,
     WaitUntil,
 )
-from labeler.rounds.job_state import JobRun
-from labeler.rounds.lanes import enter, leave
 from labeler.system.faults import fault_point
 from labeler.tally import round_of
 from labeler.task import Task
@@ -126,7 +125,7 @@ class Stepper:
         match effect:
             case WaitUntil():
                 plan.looks[job_id] = effect.steady_s
-            case Enter():
+            case RequestSlot():
                 if run.task.traits.asks_for_a_model:
                     try:
                         if not self._questions.has_features(job.record, run.task):
@@ -135,9 +134,9 @@ class Stepper:
                         raise
                     except LabelerError as error:
                         return [Failed(error)]
-                if job_id in plan.lanes.held:
+                if job_id in plan.turns.held:
                     return [Admitted()]  # the step that took its place could not be kept; the place could
-                plan.lanes = enter(plan.lanes, job.record.created_by, job_id)
+                plan.turns = plan.turns.put(job.record.created_by, job_id)
             case Prepare():
                 return self._prepare(job, run)
             case MakeBodies():
@@ -151,10 +150,10 @@ class Stepper:
                 except LabelerError as error:
                     return [Failed(error, effect.number)]
                 return [BodiesMade(effect.number)]
-            case PutTogether():
+            case Unshard():
                 return [self._put_together(run, effect)]
             case AskForTurn():
-                plan.line, is_granted = winner_line.ask_for_turn(
+                plan.line, is_granted = queues.ask_for_turn(
                     plan.line,
                     effect.round_digest,
                     plan.now.steady_s,
@@ -164,13 +163,13 @@ class Stepper:
                 )
                 return [TurnGranted(effect.round_digest)] if is_granted else []
             case TurnFailed():
-                plan.line, following = winner_line.turn_failed(plan.line, effect.round_digest, plan.now.steady_s)
+                plan.line, following = queues.turn_failed(plan.line, effect.round_digest, plan.now.steady_s)
                 plan.follow += [] if following is None else [following]
-            case Leave():
-                plan.line, entered = winner_line.leave_line(plan.line, effect.round_digests)
+            case ReleaseSlot():
+                plan.line, entered = queues.leave_line(plan.line, effect.round_digests)
                 plan.follow += entered
                 if effect.has_ended:
-                    plan.lanes = leave(plan.lanes, job_id)
+                    plan.turns = plan.turns.leave(job_id)
         return []
 
     def _prepare(self, job: Loaded, run: JobRun) -> list[Event]:
@@ -190,7 +189,7 @@ class Stepper:
             return [Failed(error)]
         return [QuestionsPrepared(tuple(batches))]
 
-    def _put_together(self, run: JobRun, effect: PutTogether) -> Event:
+    def _put_together(self, run: JobRun, effect: Unshard) -> Event:
         try:
             if run.task.release == "winner":
                 of_round = run.round_value(run.rounds[effect.number])

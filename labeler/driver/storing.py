@@ -21,17 +21,17 @@ from labeler.release import Release
 from labeler.rounds.effects import (
     Begin,
     Complete,
-    Divide,
     End,
     FixContributors,
     JobState,
     Post,
+    ReserveRounds,
     Store,
     StoreBatches,
     StoreHoldings,
     StoreRefusal,
     StoreRelease,
-    StoreSaid,
+    StoreReply,
     StoreShareNote,
     StoreSum,
 )
@@ -87,7 +87,7 @@ class Storer:
 
     def prices(self, job: Loaded, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
         """What `store` needs to know of prices, to be worked out while nobody else waits for the journal."""
-        if any(isinstance(one, Divide) for one in stores):
+        if any(isinstance(one, ReserveRounds) for one in stores):
             return self._settlement.prices(job.record, job.rounds, job.task)
         return ()
 
@@ -124,9 +124,9 @@ class Storer:
         match store:
             case StoreBatches():
                 return steps.set_batches(connection, job_id, store.batches)
-            case StoreSaid():
+            case StoreReply():
                 return self._jobs.willingness.report(job_id, store.agent_id, store.said, connection=connection)
-            case Divide():
+            case ReserveRounds():
                 self._settlement.divide(
                     job.record, job.rounds, job.task, store.agents, amounts=prices, connection=connection
                 )

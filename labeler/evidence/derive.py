@@ -43,8 +43,7 @@ from labeler.evidence.document import (
     Unit,
 )
 from labeler.methods import METHODS
-from labeler.methods.sensitivity import contribution_in_words, unit_in_words
-from labeler.methods.terms import BoundedNumbers, CountedVotes, Method
+from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, contribution_in_words, unit_in_words
 from labeler.planning import METHOD, METHOD_OF_SAMPLES, PrivacyStatement, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task
@@ -244,8 +243,7 @@ def charged_rounds(task: TaskFacts) -> list[Round]:
 def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int | None:
     """What rounds amount to at a level: per round the larger of its charge and its price; None without a bound.
 
-    Where the task is not known its charges are all there is to go by; an earlier version wrote none where an answer had
-    no finite price.
+    Where the task is not known its charges are all there is to go by.
     """
     if task is not None and task.life is not None and level == "instance":
         # A round is charged the least there is; what all of them may cost was set aside once, and is what was promised.
@@ -389,8 +387,8 @@ def _unknown(facts: Facts) -> list[str]:
     if not unknown:
         return []
     return [
-        f"Of {unknown} of {len(facts.tasks)} tasks this journal keeps digest and charges only: an earlier version "
-        "answered them, or they were declined. What they promised is not stated here; what was spent is, as charged."
+        f"Of {unknown} of {len(facts.tasks)} tasks this journal keeps digest and charges only: they were "
+        "declined. What they promised is not stated here; what was spent is, as charged."
     ]
 
 

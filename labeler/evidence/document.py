@@ -8,7 +8,6 @@ decimal texts, rounded up: what stands there holds.
 What an agent's journal knows of its own records (the version of its shard, what a record has spent) has no field. Its
 document names no other agent: it knows none.
 
-A little over 400 lines, because it is one document: every field that it may have.
 """
 
 from __future__ import annotations
@@ -174,8 +173,8 @@ class AccountFacts(_Part):
         account, level: whose budget.
         cap_nano: nano-units of mu^2; None where charges are recorded and not limited.
         posted_nano, reserved_nano: final charges, and those that may become so.
-        is_unpriced: something was charged that names another level and not this one, as earlier versions did where
-            there was no finite price; so what the charges add up to bounds nothing.
+        is_unpriced: something was charged that names another level and not this one, which had no finite price; so
+            what the charges add up to bounds nothing.
     """
 
     account: Text
@@ -193,7 +192,7 @@ class Facts(_Part):
         delta: at which the accounts' budgets are stated, from the party's settings; a decimal.
         accounts: those of the federation and of the participants of the tasks.
         audits: what attacks on the pipeline counted (labeler.auditing). No journal knows of them: they rest on the
-            word of who signs. Documents without any are written, and signed, as they were before there were audits.
+            word of who signs. Left out where there is none.
     """
 
     scope: Scope

@@ -61,14 +61,14 @@ from labeler.ledger.schema import (
     rounds,
 )
 from labeler.rounds.effects import JobState as JobState
+from labeler.rounds.effects import ProposalReply
 from labeler.rounds.effects import RoundState as RoundState
-from labeler.rounds.effects import Said
 from labeler.system.clock import Clock
 
 __all__ = ["FINISHED", "Idempotency", "JobRecord", "JobState", "JobStore", "RoundCharge", "RoundRecord", "RoundState"]
 
 Source = Literal["images", "features"]
-Answers = Mapping[str, Said]
+Answers = Mapping[str, ProposalReply]
 Because = Literal["asked", "age"]
 
 _DAY = timedelta(days=1)
@@ -435,18 +435,18 @@ class WillingnessStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, Said]:
+    def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, ProposalReply]:
         """Agent id -> what it said last."""
         return self.answers_of([job_id], connection=connection).get(job_id, {})
 
     def answers_of(
         self, job_ids: Collection[str], *, connection: Connection | None = None
-    ) -> dict[str, dict[str, Said]]:
+    ) -> dict[str, dict[str, ProposalReply]]:
         """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
         with self._database.reading(connection) as joined:
             return _answers_of(joined, job_ids)
 
-    def report(self, job_id: str, agent_id: str, said: Said, *, connection: Connection | None = None) -> bool:
+    def report(self, job_id: str, agent_id: str, said: ProposalReply, *, connection: Connection | None = None) -> bool:
         """Keep what an agent says, in place of what it said before; whether that is news."""
         until = None if said.until_s is None else datetime.fromtimestamp(said.until_s, UTC)
         values = {"answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until}
@@ -588,11 +588,11 @@ def _jobs_of(connection: Connection, job_ids: Collection[str]) -> dict[str, JobR
     return {row.job_id: JobRecord(**row._mapping) for row in select_rows(connection, jobs, job_id=sorted(job_ids))}
 
 
-def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, dict[str, Said]]:
-    found: dict[str, dict[str, Said]] = {}
+def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, dict[str, ProposalReply]]:
+    found: dict[str, dict[str, ProposalReply]] = {}
     for row in select_rows(connection, job_answers, job_id=sorted(job_ids)):
         until_s = None if row.until is None else row.until.timestamp()
-        found.setdefault(row.job_id, {})[row.agent_id] = Said(row.answer, row.reason, row.sentence, until_s)
+        found.setdefault(row.job_id, {})[row.agent_id] = ProposalReply(row.answer, row.reason, row.sentence, until_s)
     return found
 
 

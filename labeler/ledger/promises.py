@@ -45,7 +45,7 @@ class Proposed:
     """What an answer is about.
 
     Attributes:
-        digest: of the proposal (labeler.messages.rounds).
+        digest: of the proposal (labeler.messages.bodies).
         until: its deadline.
         at: when it is answered.
     """

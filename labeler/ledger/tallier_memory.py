@@ -27,7 +27,7 @@ from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, Pr
 from labeler.ledger.backup import UnusedKeys
 from labeler.ledger.database import Database, insert_rows, select_rows, update_rows
 from labeler.ledger.schema import tallier_rounds, tallier_shares
-from labeler.messages.rounds import OpenRound
+from labeler.messages.bodies import OpenRound
 from labeler.system.erasable import ErasableKeys, lock_away, take_out
 
 _SHARES, _SUM = ".shares", ".sum"
@@ -39,7 +39,7 @@ class KeptShare:
     """What is kept of one agent's share. Secret: does not print.
 
     Attributes:
-        data: as it was received (labeler.messages.shares.share_to_bytes); None once it was summed or dropped.
+        data: as it was received (labeler.messages.bodies.share_to_bytes); None once it was summed or dropped.
         sharing_id: 16 bytes.
         fingerprint: 32 bytes, of the whole share.
     """
@@ -62,7 +62,7 @@ class KeptRound:
         fingerprints: agent id -> fingerprint of every share that was ever taken, also of those not held any more.
         excluded: agents that sent two different shares.
         contributors: the agents summed, or None.
-        aggregate: the sum (labeler.messages.shares.aggregate_to_bytes), or None.
+        aggregate: the sum (labeler.messages.bodies.aggregate_to_bytes), or None.
         is_forgotten: the round takes no share and gives no sum any more.
     """
 

@@ -1,8 +1,4 @@
-"""A signed envelope, how bodies are written into it, and how mail is polled.
-
-More than 400 lines: one format, from bytes to polls, and its refusals.
-
-Messages between parties: a signed header, a signature, a body, and frames to carry several of them.
+"""A signed envelope: messages between parties have a header, a signature and a body, and frames carry several of them.
 
     frame     4 bytes header length | 8 bytes body length | header | 64 bytes signature | body     (big-endian)
     header    one canonical JSON object: who to whom, of which task and round, which number, SHA-256 of the body
@@ -14,32 +10,17 @@ is refused, so two parties can never read different things out of the same signe
 
 Nothing here is believed yet. `read_frames` says that bytes have the form of messages; who sent them is
 checked with `labeler.system.keys.verify`, and whether the number was seen before by the receiver's journal.
-
-How the body of a message is written: one JSON object, or one JSON object, a line feed and safetensors arrays.
-
-    body = {"version":"labeler-share/1", ...}                       words and numbers
-    body = {"version":"labeler-share/1", ...} | line feed | arrays  where arrays belong to them
-
-Sizes are bounded before anything is read: parsed JSON takes many times the memory of its text. Arrays are
-taken only if they are those that were expected, of exactly their types. Nothing here can run code (no pickle).
-
-How a party fetches its mail: it says where it stands, and is told where the coordinator stands.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field, SkipValidation
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from pydantic import Field
 
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.untrusted import (
@@ -47,15 +28,10 @@ from labeler.untrusted import (
     DigestIfAny,
     Flag,
     PartyId,
-    Printable,
     canonical_json,
-    check_mapping,
     names_of,
     read_object,
-    spelt,
     strict,
-    text,
-    tuples_of,
     whole,
 )
 
@@ -280,249 +256,3 @@ def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
         messages.append(Message(header, data[signature_start:body_start], data[body_start:end]))
         start = end
     return messages
-
-
-MAX_JSON_BYTES = 8 * 1024 * 1024
-"""Largest JSON part of a body."""
-
-
-def write_json(content: Mapping[str, Any]) -> bytes:
-    """A body without an array.
-
-    Raises:
-        TooLarge: more than 8 MiB.
-    """
-    data = canonical_json(content)
-    if len(data) > MAX_JSON_BYTES:
-        raise TooLarge(
-            f"the JSON of a body has at most {MAX_JSON_BYTES} bytes, found {len(data)}; ask for less at once"
-        )
-    return data
-
-
-def write_with_array(content: Mapping[str, Any], name: str, array: NDArray[Any]) -> bytes:
-    """A body with one array."""
-    return write_with_arrays(content, {name: array})
-
-
-def write_with_arrays(content: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """A body with arrays, each under its name."""
-    return write_json(content) + b"\n" + save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-
-
-def read_json(
-    data: bytes, what: str, names: Collection[str], version: str, *, optional: Collection[str] = ()
-) -> dict[str, Any]:
-    """Read a body without an array.
-
-    Args:
-        data: the body.
-        what: what it is, for the error: "a share".
-        names: the fields it must have, no more and no fewer.
-        version: what its field "version" must say.
-        optional: fields it may have besides.
-
-    Raises:
-        TooLarge: more than 8 MiB.
-        ProtocolViolation: not such JSON.
-    """
-    if len(data) > MAX_JSON_BYTES:
-        raise TooLarge(f"the JSON of {what} has at most {MAX_JSON_BYTES} bytes, found {len(data)}")
-    return read_object(data, what, fields=names, version=version, optional=optional)
-
-
-def read_with_array(
-    data: bytes,
-    what: str,
-    names: Collection[str],
-    version: str,
-    dtypes: Mapping[str, type[np.generic]],
-    *,
-    most_bytes: int = MAX_MESSAGE_BYTES,
-) -> tuple[dict[str, Any], str, NDArray[Any]]:
-    """Read a body with one array.
-
-    Args:
-        data, what, names, version: as for `read_json`.
-        dtypes: the arrays that are expected, with their types; exactly one of them must be there.
-        most_bytes: see `read_with_arrays`.
-
-    Returns:
-        The fields, the name of the array, and the array. Its shape is for the caller to check.
-
-    Raises:
-        TooLarge: larger than a message may be.
-        ProtocolViolation: malformed, or another array.
-    """
-    choices = [{name: dtype} for name, dtype in dtypes.items()]
-    content, arrays = read_with_arrays(data, what, names, version, choices, most_bytes=most_bytes)
-    ((name, array),) = arrays.items()
-    return content, name, array
-
-
-def read_with_arrays(
-    data: bytes,
-    what: str,
-    names: Collection[str],
-    version: str,
-    choices: Sequence[Mapping[str, type[np.generic]]],
-    *,
-    most_bytes: int = MAX_MESSAGE_BYTES,
-) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Read a body with arrays.
-
-    Args:
-        data, what, names, version: as for `read_json`.
-        choices: sets of arrays, with their types; exactly those of one set must be there.
-        most_bytes: largest body taken; more than a message may have only for one that never travelled.
-
-    Returns:
-        The fields, and the arrays by name. Their shapes are for the caller to check.
-
-    Raises:
-        TooLarge: larger than a message may be.
-        ProtocolViolation: malformed, or other arrays.
-    """
-    if len(data) > most_bytes:
-        raise TooLarge(f"{what} has at most {most_bytes} bytes, found {len(data)}")
-    end = data.find(b"\n", 0, MAX_JSON_BYTES + 1)
-    if end < 0:
-        raise ProtocolViolation(f"{what} must begin with one line of JSON, at most {MAX_JSON_BYTES} bytes long")
-    content = read_json(data[:end], what, names, version)
-    try:
-        arrays = load(data[end + 1 :])
-    except (SafetensorError, ValueError, TypeError, KeyError, OverflowError):
-        raise ProtocolViolation(f"the array of {what} is not in safetensors format, or of an unknown type") from None
-    expected = next((choice for choice in choices if choice.keys() == arrays.keys()), None)
-    if expected is None:
-        named = " or ".join(" and ".join(map(repr, choice)) for choice in choices)
-        many = "exactly one array" if all(len(choice) == 1 for choice in choices) else "exactly the arrays"
-        raise ProtocolViolation(f"{what} must hold {many}, {named}; found {len(arrays)}, or another")
-    for name, array in arrays.items():
-        if array.dtype != expected[name]:
-            raise ProtocolViolation(f"{name} of {what} must be {np.dtype(expected[name])}, found {array.dtype}")
-    return content, arrays
-
-
-class Body:
-    """A model that travels as one JSON object; `version` says how it is written."""
-
-    version: ClassVar[str]
-    what: ClassVar[str]
-
-    def content(self) -> dict[str, Any]:
-        """Its fields, as JSON knows them."""
-        return {name: getattr(self, name) for name in names_of(type(self))}
-
-    def encode(self) -> bytes:
-        """The body; `decode` gives it back."""
-        return write_json(self.content() | {"version": self.version})
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Read such a body.
-
-        Raises:
-            ProtocolViolation: malformed, or see the class.
-            TooLarge: larger than is taken.
-        """
-        return cls(**as_fields(cls, read_json(data, cls.what, names_of(cls), cls.version)))
-
-
-def as_fields(model: type[Any], content: dict[str, Any]) -> dict[str, Any]:
-    """Content of JSON as a model takes it: a list where it has a tuple."""
-    for name in tuples_of(model):
-        if isinstance(content[name], list):
-            content[name] = tuple(content[name])
-    return content
-
-
-MAX_WAIT_S = 30.0
-
-Position = Annotated[str, spelt("|[0-9]{1,20}(-[0-9]{1,20})?", "empty or a position that came with a message")]
-
-
-@strict("a poll")
-class Poll:
-    """Body of "poll": a party asks for its mail and says where it stands.
-
-    Attributes:
-        after: position of the last message it took, empty for none.
-        wait_s: how long the coordinator may hold the request while there is no mail, 0 to 30.
-        journal_seq: the head of the party's own journal; 0 and an empty hash while it has none.
-        journal_hash: as above.
-        coordinator_seq: the highest head of the coordinator's journal this party has seen, so that a
-            coordinator restored from an old copy is found out; 0 and an empty hash for none.
-        coordinator_hash: as above.
-        version: of the program, for people.
-        facts: what the coordinator needs to know of it (an agent: backbone_fingerprint, dimension, classes). Never a
-            number of records.
-    """
-
-    format: ClassVar[str] = "labeler-poll/1"
-    what: ClassVar[str]
-
-    after: Position
-    wait_s: Annotated[float | int, Field(ge=0, le=MAX_WAIT_S, description=f"between 0 and {MAX_WAIT_S:g} seconds")]
-    journal_seq: Annotated[int, whole(0)]
-    journal_hash: DigestIfAny
-    coordinator_seq: Annotated[int, whole(0)]
-    coordinator_hash: DigestIfAny
-    version: Annotated[str, text(100), Printable]
-    facts: SkipValidation[Mapping[str, Any]]
-
-    def __post_init__(self) -> None:
-        _check_head(self.journal_seq, self.journal_hash, "journal", "a poll")
-        _check_head(self.coordinator_seq, self.coordinator_hash, "coordinator", "a poll")
-        try:
-            canonical_json(check_mapping(self.facts, "facts of a poll"))
-        except (ValueError, TypeError, RecursionError):
-            raise ProtocolViolation("facts of a poll must be JSON with finite numbers") from None
-        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
-
-    def encode(self) -> bytes:
-        """The body; `decode` gives it back."""
-        content = {name: getattr(self, name) for name in names_of(Poll)}
-        return write_json(content | {"facts": dict(self.facts), "program": self.version, "version": self.format})
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """Read a body of "poll"."""
-        content = read_json(data, cls.what, _POLL_NAMES, cls.format)
-        return cls(version=content.pop("program"), **content)
-
-
-_POLL_NAMES = ("program", *(name for name in names_of(Poll) if name != "version"))
-
-
-@strict("an answer to a poll")
-class Mail(Body):
-    """Body of the coordinator's own "poll", the first message of every answer to a poll.
-
-    Attributes:
-        after: position to send as `Poll.after` once everything in the answer was handled.
-        coordinator_seq: head of the coordinator's journal; a party that has seen a higher one knows that the
-            coordinator lost entries.
-        coordinator_hash: as above; empty for 0.
-        journal_seq: the head of the party's own journal that came with its last answer: a journal that does not hold it
-            is an older copy, and takes no part. 0 and an empty hash for none.
-        journal_hash: as above.
-    """
-
-    version: ClassVar[str] = "labeler-mail/1"
-
-    after: Position
-    coordinator_seq: Annotated[int, whole(0)]
-    coordinator_hash: DigestIfAny
-    journal_seq: Annotated[int, whole(0)] = 0
-    journal_hash: DigestIfAny = ""
-
-    def __post_init__(self) -> None:
-        _check_head(self.coordinator_seq, self.coordinator_hash, "coordinator", "an answer")
-        _check_head(self.journal_seq, self.journal_hash, "journal", "an answer")
-
-
-def _check_head(seq: int, digest: str, journal: str, what: str) -> None:
-    """An empty hash belongs to an empty journal, and to no other."""
-    if seq and not digest:
-        raise ProtocolViolation(f"{journal}_hash of {what} must be a SHA-256, 64 lower-case hexadecimal digits")

@@ -1,7 +1,6 @@
 """The ways in which agents answer: a module each, with its sensitivity, the proof of it, and how an agent answers.
 
-    terms           what a module has to say
-    sensitivity     what prices are made of: asks a task's method, refuses one that proves nothing
+    sensitivity     what a module has to say, and what prices are made of; a method that proves nothing has none
     knn, reverse_knn, ensemble, blind_average, aux_distill, federated
 
 Whoever adds a method writes such a module, a page docs/math/NAME.md, and a row in `METHODS`. Nobody else names methods.
@@ -15,7 +14,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, WithJsonSchema
 
 from labeler.methods import aux_distill, blind_average, ensemble, federated, knn, reverse_knn
-from labeler.methods.terms import Method, ReleaseKind
+from labeler.methods.sensitivity import Method, ReleaseKind
 
 METHODS: Final[dict[str, Method]] = {
     "knn": knn.METHOD,

@@ -73,14 +73,13 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.integer import epsilon_bound
 from labeler.descent import MOST_PUBLIC_ROWS, MOST_WEIGHTS, Descent, steps_to_converge
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import kept_bound, most_trained, training_of
-from labeler.methods.terms import BoundedNumbers, Method
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
 from labeler.setting import Level, Setting
 
 if TYPE_CHECKING:
-    from labeler.methods.terms import Learner, RunnerContext
+    from labeler.methods.sensitivity import Learner, RunnerContext
     from labeler.randomness import ByteSource
     from labeler.records import Records
     from labeler.tally import QueryBatch

@@ -88,8 +88,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from labeler.descent import Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.methods.sensitivity import kept_bound, most_trained, training_of
-from labeler.methods.terms import BoundedNumbers, Method
+from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.records import axes_of
 from labeler.setting import Setting, Training
 
@@ -97,7 +96,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labeler.methods.terms import RunnerContext
+    from labeler.methods.sensitivity import RunnerContext
     from labeler.noise import VectorSum
     from labeler.records import Records
     from labeler.tally import QueryBatch

@@ -1,7 +1,7 @@
 """AE-DPFL (Zhu et al. 2021, Algorithm 2): an agent trains a model on its records, which casts one vote per query.
 
 Whatever the learner is, and whatever it learns, the proof is about one vote per query alone. How it is cast:
-`one_hot_ballots`, `workers.learning.heads`.
+`one_hot_ballots`, `workers.learning.linear`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from labeler.descent import MOST_RECORDS
 from labeler.errors import PrivacyRefusal
 from labeler.methods.knn import knn_ballots
-from labeler.methods.terms import CountedVotes, Method
+from labeler.methods.sensitivity import CountedVotes, Method
 from labeler.records import ModelStore
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.terms import Learner, RunnerContext
+    from labeler.methods.sensitivity import Learner, RunnerContext
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task

@@ -83,14 +83,13 @@ from numpy.typing import NDArray
 
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
 from labeler.methods.blind_average import ball_rounding, check_dimension
-from labeler.methods.sensitivity import training_of
-from labeler.methods.terms import BoundedNumbers, Method
+from labeler.methods.sensitivity import BoundedNumbers, Method, training_of
 from labeler.records import axes_of
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
-    from labeler.methods.terms import Learner, RunnerContext
+    from labeler.methods.sensitivity import Learner, RunnerContext
     from labeler.noise import VectorSum
     from labeler.records import Records
     from labeler.tally import QueryBatch

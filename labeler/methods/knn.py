@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
-from labeler.methods.sensitivity import records_of_a_person
-from labeler.methods.terms import CountedVotes, Method, check_labels
+from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.terms import RunnerContext
+    from labeler.methods.sensitivity import RunnerContext
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task

@@ -36,7 +36,7 @@ Every entry may change, where without the ball only the record's own did: one by
 most ceil(S D2) <= S ceil(D2).
 
 **Winner.** Entries of p(b) lie between -S R and S R, so that every sum fits its field where R does; where it does not,
-they are cut at public numbers afterwards, which moves no two vectors further apart (`labeler.contribution.on_grid`).
+they are cut at public numbers afterwards, which moves no two vectors further apart (`labeler.release.on_grid`).
 
 References:
     Bauschke, Combettes 2017, Convex Analysis and Monotone Operator Theory in Hilbert Spaces, Proposition 4.16.
@@ -52,13 +52,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.methods.knn import NEIGHBORS_AT_ONCE
-from labeler.methods.sensitivity import records_of_a_person
-from labeler.methods.terms import CountedVotes, Method, check_labels
+from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
 from labeler.records import UNDECLARED_RECORDS
 from labeler.setting import Setting, StatedLevel
 
 if TYPE_CHECKING:
-    from labeler.methods.terms import RunnerContext
+    from labeler.methods.sensitivity import RunnerContext
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task

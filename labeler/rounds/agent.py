@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.errors import PrivacyRefusal
-from labeler.messages.rounds import Ask, Refusal
+from labeler.messages.bodies import Ask, Refusal
 
 Recipients = tuple[tuple[str, str], ...]
 """Who gets the shares of an answer: id and public sealing key of each tallier, in tallier order.

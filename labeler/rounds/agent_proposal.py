@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
 from labeler.errors import BudgetExceeded, PrivacyRefusal
-from labeler.messages.rounds import Proposal, Refusal
+from labeler.messages.bodies import Proposal, Refusal
 from labeler.rounds.agent import Refused
 
 PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"

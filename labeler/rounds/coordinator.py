@@ -19,7 +19,7 @@ Contributors are durable before the charge is posted (`FixContributors` ends a s
 The charge is posted in the step whose sends ask for the first sum. A release is stored once and never replaced.
 
 An agent whose keys are changed while a round runs takes part from the next round on; its new key brings nothing into
-this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`winner_line`).
+this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`queues`).
 Messages that are late, foreign, contradictory or of rounds that are over are refused by name (`Refuse`), those that
 come twice change nothing.
 
@@ -45,23 +45,20 @@ from labeler.rounds.effects import (
     UNFINISHED,
     Admitted,
     AgentDone,
-    Answered,
     AskForSums,
     AskForTurn,
     Begin,
     BodiesMade,
     Complete,
-    Divide,
     Effect,
     End,
     Ended,
-    Enter,
     Event,
     Failed,
     FixContributors,
     HoldingsCame,
+    JobRun,
     JobState,
-    Leave,
     MakeBodies,
     Now,
     OpenAt,
@@ -70,21 +67,26 @@ from labeler.rounds.effects import (
     Party,
     Post,
     Prepare,
-    PutTogether,
     QuestionsPrepared,
     RefusalCame,
     Refuse,
     Relay,
+    ReleaseSlot,
+    ReplyCame,
+    RequestSlot,
+    ReserveRounds,
+    RoundRun,
     SendAsks,
     SendProposals,
     SendWithdrawn,
     ShareCame,
+    Standing,
     StoreBatches,
     Stored,
     StoreHoldings,
     StoreRefusal,
     StoreRelease,
-    StoreSaid,
+    StoreReply,
     StoreShareNote,
     StoreSum,
     SumCame,
@@ -93,9 +95,10 @@ from labeler.rounds.effects import (
     Tick,
     TurnFailed,
     TurnGranted,
+    Unshard,
     WaitUntil,
+    stand,
 )
-from labeler.rounds.job_state import JobRun, RoundRun, Standing, stand
 from labeler.sharing import winner_time_limit_s
 
 LONGEST_PAUSE_S = 30.0
@@ -197,7 +200,7 @@ class _Turn:
                 if event.state in UNFINISHED or job.state not in (*UNFINISHED, event.state):
                     raise InvalidSetting(f"the job is {job.state}, and does not become {event.state} by its end")
                 self._ended(event.state)
-            case Answered():
+            case ReplyCame():
                 self._answered(event)
             case ShareCame():
                 self._share(event)
@@ -227,13 +230,13 @@ class _Turn:
             self._change_round(self._round(number), batch_digest=batch_digest, round_digest=round_digest)
         self._effects += [StoreBatches(event.batches), Tell()]
 
-    def _answered(self, event: Answered) -> None:
+    def _answered(self, event: ReplyCame) -> None:
         job = self.job
         if event.task_digest != job.task.digest or event.agent_id not in job.participants:
             raise WrongDigest("the answer is about a job of another task, or one the sender has no part in")
         if job.answers.get(event.agent_id) != event.said:
             self.job = replace(job, answers={**job.answers, event.agent_id: event.said})
-            self._effects += [StoreSaid(event.agent_id, event.said), Tell()]
+            self._effects += [StoreReply(event.agent_id, event.said), Tell()]
         is_late = job.state not in UNFINISHED or (job.asked is not None and event.agent_id not in job.asked)
         if is_late and event.said.answer == "willing":
             self._withdraw_from([event.agent_id])
@@ -348,7 +351,7 @@ class _Turn:
         # Such a job enters only once its images are decoded.
         is_first_heard = self.job.task.traits.asks_for_a_model
         if not self.job.is_admitted:
-            self._effects.append(Enter())
+            self._effects.append(RequestSlot())
             if is_first_heard:
                 self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
             return
@@ -362,7 +365,7 @@ class _Turn:
             self._prepare()
             return
         self.job = replace(self.job, state="collecting", asked=asked, decided_at_s=None, asked_at_s={})
-        self._effects += [Divide(asked), Tell()]
+        self._effects += [ReserveRounds(asked), Tell()]
 
     def _prepare(self) -> None:
         if self.job.untied:
@@ -517,7 +520,7 @@ class _Turn:
             return
         missing = [one for one in talliers if one not in current.sums]
         if not missing:
-            self._effects.append(PutTogether(current.number, tuple(current.sums[one] for one in talliers)))
+            self._effects.append(Unshard(current.number, tuple(current.sums[one] for one in talliers)))
             return
         if self._has_ended_by_tallier(current, talliers):
             return
@@ -602,7 +605,7 @@ class _Turn:
         asked_at_s = {what: at_s for what, at_s in self.job.asked_at_s.items() if what[1] in others}
         self.job = replace(self.job, state=following, asked_at_s=asked_at_s)
         self._effects += [StoreRelease(one.number, release, following), TellSettled((one.number,)), Tell()]
-        self._effects.append(self._leave() if is_last else Leave((one.round_digest,), has_ended=False))
+        self._effects.append(self._leave() if is_last else ReleaseSlot((one.round_digest,), has_ended=False))
 
     # Ends.
 
@@ -642,8 +645,8 @@ class _Turn:
                 self._withdraw_from([agent for agent, said in was.answers.items() if said.answer == "willing"])
         self._effects.append(Tell())
 
-    def _leave(self) -> Leave:
-        return Leave(tuple(one.round_digest for one in self.job.rounds if one.round_digest), has_ended=True)
+    def _leave(self) -> ReleaseSlot:
+        return ReleaseSlot(tuple(one.round_digest for one in self.job.rounds if one.round_digest), has_ended=True)
 
     def _withdraw_from(self, agents: Sequence[str]) -> None:
         enrolled = tuple(agent for agent in agents if agent in self.job.parties)

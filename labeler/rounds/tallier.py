@@ -53,7 +53,7 @@ from labeler.errors import (
     Unavailable,
     WrongDigest,
 )
-from labeler.messages.rounds import OpenRound, SumRequest
+from labeler.messages.bodies import OpenRound, SumRequest
 
 MAX_OPEN_ROUNDS = 10_000
 MAX_OPEN_BYTES = 64 * 2**30
@@ -419,7 +419,7 @@ def _sent_two(opening: OpenRound, agent: str) -> DuplicateAgent:
 
 
 def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
-    opening, wanted = state.opening, frozenset(request.contributors)
+    opening, wanted = state.opening, request.contributors
     if opening is None or state.stage not in ("open", "fixed"):
         # A sum is asked for once every tallier has said that it holds the shares, so it did not come too early.
         return state, (Decline(_gone(state)),)

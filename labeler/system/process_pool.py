@@ -6,7 +6,7 @@
 Whatever a file does to a library, fill its memory, hang or crash it, happens over there. A process serves one file of a
 stranger and ends, so that no file meets what another left; it holds no secret, no handle of ours and no address that
 another process has. It ends with whoever started it. What labels small jobs reads files that were written here, so it
-may serve one job after the other (`api.coordinator.image_labels`).
+may serve one job after the other (`api.coordinator.retention`).
 
 Pools of the usual libraries (`concurrent.futures`, loky, pebble) are not used for this: their workers share a pipe on
 which they send pickles, and whoever took over a worker with a file could then run code in the process that reads them.

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.accuracy import life
 from benchmarks.accuracy.life import Federation, Images
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.accounting.lifetime import set_aside_nano
 from labeler.budget import budget_for
 

@@ -26,7 +26,7 @@ from benchmarks.accuracy.rivals.methods import (
 from benchmarks.accuracy.rivals.world import FineSum, Rival, World, composed, noisy_sum, sum_at, total_sigma, unit
 from benchmarks.data import DataSet, Split
 from feature_store.index import build_index
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.accounting.integer import epsilon_bound
 from labeler.methods.reverse_knn import reverse_knn_ballots
 

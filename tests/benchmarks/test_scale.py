@@ -34,13 +34,13 @@ from benchmarks.scale.rounds import (
     traffic_of,
 )
 from feature_store.index.definition import check_features
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, LabelerError
 from labeler.methods import METHODS
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
 from labeler.release import open_histogram

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import labeler.contribution
+import labeler.release
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.auditing import Errors, many_runs_mu
 from labeler.noise import noise_share
@@ -79,13 +79,13 @@ def test_a_colluder_learns_no_more_from_winners_than_is_charged(tmp_path: Path) 
 def test_the_attack_catches_the_pipeline_when_its_noise_is_halved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 2)
     proved, stated = attack(audited_task(colluding_agents=0), tmp_path)
     assert proved > 1.5 * stated
 
 
 def test_the_attack_catches_noise_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) * 0)
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) * 0)
     proved, stated = attack(audited_task(colluding_agents=0), tmp_path)
     assert proved > 2 * stated
 

@@ -23,7 +23,7 @@ def test_the_demo_waits_for_no_library_of_networks_that_are_not_its_own() -> Non
         seen.add(name)
         left |= {one for one in loaded_at_once(name) if one.startswith("feature_store.backbones.")} - seen
         assert not {"timm", "torchvision"} & {one.partition(".")[0] for one in loaded_at_once(name)}, name
-    assert {"feature_store.backbones.simclr_network"} <= seen
+    assert {"feature_store.backbones.simclr"} <= seen
 
 
 def loaded_at_once(module: str) -> set[str]:

@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors import safe_open
 
-from feature_store.manifest import read_manifest, write_manifest
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
-from feature_store.shard import Shard
+from feature_store.shard import Shard, read_manifest, write_manifest
 from labeler.ledger import rounds as steps
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 
 DIMENSION = 64
 TRAINING = "[task.training]\nmin_records = 150\nregularisation = 0.02\ndimension = 16\n"
@@ -195,7 +194,7 @@ def test_an_interrupted_job_answers_the_same_without_training_again(
     assert len([path for path in (out / ".job" / "answers").rglob("*") if path.is_file()]) == 1
     assert not (out / ".job" / "models").exists()
     with monkeypatch.context() as elsewhere:
-        for place in ("workers.learning.heads.train_head", "workers.learning.linear.train_rows"):
+        for place in ("workers.learning.linear.train_head", "workers.learning.linear.train_rows"):
             elsewhere.setattr(place, lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr("workers.learning.private_heads.fit_rows", lambda *_, **__: pytest.fail("trained again"))
         elsewhere.setattr(steps, "store_release", noting)

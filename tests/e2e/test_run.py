@@ -21,8 +21,7 @@ from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.sources import open_source
 from labeler.ledger import rounds as steps
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import Release, release_from_bytes
 from labeler.system.erasable import keys_in
 from labeler.system.faults import FAULTS_VARIABLE, listening
 from workers.run.labelling import open_run_journal

@@ -11,9 +11,8 @@ from PIL import Image
 
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
-from feature_store.manifest import read_manifest
 from feature_store.same_images import find_same_images
-from feature_store.shard import Shard, check_compatible
+from feature_store.shard import Shard, check_compatible, read_manifest
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import AttributeSource, PersonColumn, celeba_source, open_source, read_attributes
 from labeler.errors import BadData, DamagedShard, IdenticalImages, InvalidSetting, LabelerError, MixedShards

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from feature_store.backbones import Transform, load_backbone, read_spec
-from feature_store.backbones.backbone import PixelBackbone, prepare_image
+from feature_store.backbones.backbone import prepare_image
 from labeler.errors import BadData, InvalidSetting
 
 GOOD = """
@@ -85,14 +85,6 @@ def test_pixels_are_centred_by_a_constant() -> None:
     assert backbone.embed([]).shape == (0, 4)
 
 
-def test_other_pixel_settings_have_another_fingerprint() -> None:
-    prints = {PixelBackbone(size=size, channels=channels).fingerprint for size in (8, 16) for channels in (1, 3)}
-    assert len(prints) == 4
-    assert PixelBackbone(size=8).fingerprint == load_backbone("pixels:8").fingerprint
-    with pytest.raises(InvalidSetting, match="size from 1 to 256"):
-        load_backbone("pixels:0")
-
-
 def test_preparing_cuts_the_middle_square() -> None:
     wide = np.zeros((10, 30), dtype=np.uint8)
     wide[:, 10:20] = 200
@@ -106,10 +98,3 @@ def test_preparing_equals_a_resize_followed_by_a_crop(rng: np.random.Generator) 
     transform = Transform(resize=40, crop=32, mean=(0.5,) * 3, std=(0.5,) * 3)
     slow = image.resize((60, 40), Image.Resampling.BILINEAR).crop((14, 4, 46, 36))
     assert np.abs(prepare_image(image, transform).astype(int) - np.asarray(slow).astype(int)).max() <= 1
-
-
-def test_arrays_that_are_no_image_are_refused() -> None:
-    transform = Transform(resize=4, crop=4, mean=(0.5,), std=(0.5,))
-    for bad in (np.zeros((4, 4)), np.zeros((4, 4, 2), dtype=np.uint8), np.zeros(4, dtype=np.uint8)):
-        with pytest.raises(BadData, match="must be uint8"):
-            prepare_image(bad, transform)  # type: ignore[arg-type]  # the point of the test

@@ -18,12 +18,10 @@ from safetensors.torch import save_file
 from feature_store.backbones import load_backbone, parse_spec
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone
-from feature_store.embed_steps import Loaded, embedded_batches, load_image, loaded_batches
-from feature_store.embedding import embed_source
+from feature_store.embedding import Loaded, embed_source, embedded_batches, load_image, loaded_batches
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import open_source
-from labeler.errors import InvalidSetting
 
 TRANSFORM = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -112,19 +110,6 @@ def test_images_are_loaded_ahead_in_order_and_only_so_far() -> None:
     assert rest == list(range(13, 1000))
 
 
-def test_a_source_of_nothing_readable_still_gives_batches_that_end() -> None:
-    batches = loaded_batches(lambda index: Loaded(index, None, None, "no"), range(9000), batch_size=10, threads=2)
-    assert [len(batch) for batch in batches] == [4106, 4106, 788]
-
-
-def test_what_a_loader_meets_ends_it() -> None:
-    def load(index: int) -> Loaded:
-        raise MemoryError
-
-    with pytest.raises(MemoryError):
-        list(loaded_batches(load, range(100), batch_size=4, threads=2))
-
-
 class Device(PixelBackbone):
     """A backbone that computes elsewhere: what was begun, and what was waited for, in order."""
 
@@ -199,14 +184,3 @@ def test_a_device_does_not_wait_for_a_disk_and_a_stopped_run_goes_on(
         for shard in (Shard.open(tmp_path / "plain"), Shard.open(tmp_path / "aside"))
     )
     assert plain == aside
-
-
-def test_a_gpu_that_is_not_there_is_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    fields = {"kind": "timm", "architecture": "test_efficientnet", "weights": weights, "transform": TRANSFORM}
-    with pytest.raises(InvalidSetting, match="the last GPU that torch sees here is cuda:1"):
-        load_backbone(parse_spec(fields), device="cuda:7")
-    monkeypatch.undo()
-    with pytest.raises(InvalidSetting, match="batch_size must be at least 1"):
-        network(weights, batch_size=0)

@@ -20,7 +20,7 @@ from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.decode import Skipped
 from feature_store.embedding import embed_source
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting
@@ -58,21 +58,6 @@ def test_every_image_is_embedded_and_labelled_by_name(photos: Path, tmp_path: Pa
     place = {"owl": 0, "dog": 1, "cat": 2}
     rows = zip(source.names, expected, strict=True)
     assert by_source(shard) == {name: (row.tobytes(), place[name.split("/")[0]]) for name, row in rows}
-
-
-def test_a_backbone_that_takes_one_image_at_a_time_still_has_one_checkpoint_for_many(
-    photos: Path, tmp_path: Path
-) -> None:
-    done: list[int] = []
-    assert PixelBackbone(size=4).batch_size == 1
-    embed_source(photos, PixelBackbone(size=4), tmp_path / "out", progress=lambda images, _: done.append(images))
-    assert done == [30]
-
-
-def test_a_class_list_taken_from_the_source_is_noted(photos: Path, tmp_path: Path) -> None:
-    report = embed_source(photos, PixelBackbone(size=4), tmp_path / "out")
-    assert report.classes == ("cat", "dog", "owl")
-    assert "was taken from the source" in report.notes[0]
 
 
 def test_private_labels_outside_the_class_list_are_refused_unnamed(photos: Path, tmp_path: Path) -> None:
@@ -215,11 +200,6 @@ def test_a_shard_of_other_images_under_the_same_names_is_not_taken_for_this_one(
         file.write_bytes(file.read_bytes() + b"0")
     with pytest.raises(InvalidSetting, match="made from another source"):
         embed_source(other, PixelBackbone(size=4), tmp_path / "shard")
-
-
-def test_pictures_of_private_images_are_refused(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="public shards only"):
-        embed_source(photos, PixelBackbone(size=4), tmp_path / "out", thumbnails=True)
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feature_store.decode import Skipped, decode_image, png_thumbnail
-from feature_store.images import source_digest
+from feature_store.decode import Skipped, decode_image
 from feature_store.sources import open_source
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
 
@@ -62,14 +61,6 @@ def test_a_file_beside_class_folders_is_reported(tmp_path: Path) -> None:
     root = folder_of_classes(tmp_path / "images")
     (root / "notes.txt").write_text("x")
     assert open_source(root).left_out == (Skipped("notes.txt", "lies beside the class folders, in none of them"),)
-
-
-def test_the_digest_follows_the_list(tmp_path: Path) -> None:
-    root = folder_of_classes(tmp_path / "images")
-    before = source_digest(open_source(root))
-    assert source_digest(open_source(root)) == before
-    (root / "cat" / "2.png").write_bytes(solid((0, 0, 0)))
-    assert source_digest(open_source(root)) != before
 
 
 def test_an_empty_folder_and_a_wrong_path_are_refused(tmp_path: Path) -> None:
@@ -117,20 +108,11 @@ def test_palettes_are_looked_up_and_transparency_lies_on_white() -> None:
     assert decode_image(encode(Image.new("LA", (1, 1), (0, 0)))).getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_cmyk_and_grey_become_rgb() -> None:
-    for mode in ("CMYK", "L"):
-        assert decode_image(encode(Image.new(mode, (2, 2)), "JPEG")).mode == "RGB"
-
-
 def test_the_orientation_in_exif_is_applied() -> None:
     image = Image.new("RGB", (4, 2))
     exif = image.getexif()
     exif[0x0112] = 6
     assert decode_image(encode(image, "JPEG", exif=exif)).size == (2, 4)
-
-
-def test_a_thumbnail_is_a_small_png() -> None:
-    assert Image.open(io.BytesIO(png_thumbnail(Image.new("RGB", (300, 150))))).size == (64, 32)
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from feature_store import embedding, same_images
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import EmbedReport, embed_source
-from feature_store.same_images import find_same_images, same_bytes
+from feature_store.same_images import find_same_images
 from feature_store.shard import Shard
-from feature_store.shard_writer import Gathered, ShardWriter
+from feature_store.shard_writer import Gathered
 from feature_store.sources import PersonColumn, open_source
 from labeler.errors import BadData, IdenticalImages, InvalidSetting, UnsafeStorage
 from labeler.system.site_key import SITE_KEY_FILE, SiteKey, site_key
@@ -170,14 +169,6 @@ def test_a_table_that_leaves_an_image_without_a_person_is_refused_and_repeats_no
     assert "secret" not in str(refused.value)
 
 
-def test_a_column_without_a_person_for_a_row_is_refused(photos: Path, tmp_path: Path) -> None:
-    _write_parquet(photos, tmp_path / "all.parquet", people=["a"] * 11 + [None])
-    with pytest.raises(BadData, match="names nobody for 1 of 12"):
-        _embed(tmp_path / "all.parquet", tmp_path / "s", persons=PersonColumn(column="patient"))
-    with pytest.raises(InvalidSetting, match="no column 'mrn'"):
-        _embed(tmp_path / "all.parquet", tmp_path / "s", persons=PersonColumn(column="mrn"))
-
-
 def test_an_interrupted_run_does_not_go_on_with_other_people(photos: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -290,20 +281,6 @@ def test_public_images_are_all_kept_and_only_reported(photos: Path, tmp_path: Pa
             _embed(photos, tmp_path / "t", public=True, **changes)
 
 
-def test_a_shard_without_digests_is_compared_by_features(tmp_path: Path) -> None:
-    rows = np.random.default_rng(1).normal(size=(5, 4))
-    rows[3] = rows[1]
-    with ShardWriter(tmp_path / "shard", classes=CLASSES, fingerprint="f", dimension=4, public=False) as writer:
-        writer.append(rows, np.array([0, 1, 0, 1, 0]), [f"{number}.png" for number in range(5)])
-        writer.finish()
-    old = Shard.open(tmp_path / "shard")
-    assert (old.knows_persons, old.persons, old.image_digests, old.site_key) == (False, None, None, None)
-    (same,) = find_same_images(old, rows=old.rows)
-    assert {old.sources[row] for row in same.rows} == {"1.png", "3.png"}
-    old.delete(old.record_ids[list(same.rows)[:1]])
-    assert find_same_images(old, rows=old.rows) == ()
-
-
 @given(
     st.lists(st.integers(0, 5), min_size=0, max_size=30),
     st.lists(st.integers(0, 5), min_size=30, max_size=30),
@@ -336,28 +313,6 @@ def test_equal_bytes_and_equal_features_make_one_image_together(
         assert same.labels_differ == (len({labels[row] for row in same.rows}) > 1)
 
 
-def test_digests_are_compared_by_sorting_once_and_rows_that_are_there_once_are_never_looked_at_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    count = 200_000
-    digests = np.random.default_rng(3).integers(-(2**62), 2**62, (count, 2))
-    digests[-1] = digests[10]
-    seen: list[int] = []
-    runs = same_images._runs
-    monkeypatch.setattr(same_images, "_runs", lambda given: (seen.append(len(run)) or run for run in runs(given)))
-    (same,) = same_bytes(digests, np.zeros(count, np.int16), None)
-    assert same.rows == (10, count - 1)
-    assert seen == [2]
-
-
-def test_an_unreadable_file_is_skipped_and_listed_as_before(photos: Path, tmp_path: Path) -> None:
-    broken = ["cat/Ada Ambrose/broken.png", "dog/Bo Berg/broken.png"]
-    for name in broken:
-        (photos / name).write_bytes(b"no image")
-    report = _embed(photos, tmp_path / "s", persons=PersonColumn(level=2))
-    assert (report.records, [each.source for each in report.skipped]) == (12, broken)
-
-
 # The site's key.
 
 
@@ -385,14 +340,3 @@ def test_a_key_does_not_print_and_kinds_of_digests_never_meet() -> None:
     assert key.digests("person", [b"x"]).tolist() != key.digests("image", [b"x"]).tolist()
     whole, parts = key.digest("image", [b"abcdef"]), key.digest("image", [b"ab", b"", b"cdef"])
     assert whole == parts
-
-
-def test_threads_that_read_images_give_each_its_own_digest(photos: Path, tmp_path: Path) -> None:
-    _embed(photos, tmp_path / "one", threads=1, batch_size=1)
-    _embed(photos, tmp_path / "many", threads=8, batch_size=5)
-    one, many = _digests(Shard.open(tmp_path / "one")), _digests(Shard.open(tmp_path / "many"))
-    assert one == many
-    key = site_key(tmp_path / SITE_KEY_FILE)
-    for name, digest in one.items():
-        assert digest == tuple(key.digests("image", [(photos / name).read_bytes()])[0].tolist())
-    assert embedding.SITE_KEY_FILE == SITE_KEY_FILE

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.quantize import FEATURE_SCALE, largest_square_length, quantize
+from feature_store.rows import FEATURE_SCALE, largest_square_length, quantize
 from labeler.errors import BadData
 
 

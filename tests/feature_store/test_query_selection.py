@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import quantize
 from labeler.errors import BadData, InvalidSetting
 
 
@@ -76,21 +76,10 @@ def test_identical_images_still_give_valid_questions() -> None:
     assert set(queries.assignment.tolist()) == {0}
 
 
-def test_one_question_about_two_images() -> None:
-    queries = select_queries(quantize(np.eye(2) + 0.1), strategy="clustered", count=1)
-    assert len(queries) == 1
-    assert queries.assignment.tolist() == [0, 0]
-
-
 @pytest.mark.parametrize("count", [None, 0, -1, 301])
 def test_impossible_counts_are_refused(groups: tuple[NDArray[np.int16], NDArray[np.int64]], count: int | None) -> None:
     with pytest.raises(InvalidSetting, match="300 public images"):
         select_queries(groups[0], strategy="clustered", count=count)
-
-
-def test_unknown_strategy_is_refused(groups: tuple[NDArray[np.int16], NDArray[np.int64]]) -> None:
-    with pytest.raises(InvalidSetting, match="unknown strategy"):
-        select_queries(groups[0], strategy="best", count=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

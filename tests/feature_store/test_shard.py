@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import numpy as np
 import pytest
 
 from feature_store.decode import Skipped
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard, check_compatible
 from feature_store.shard_writer import ShardWriter
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
-from labeler.system.files import exclusive
 
-MakeShard = Callable[..., Shard]
 CLASSES = ("cat", "dog", "owl")
 
 
@@ -57,12 +54,6 @@ def test_a_public_shard_keeps_the_order_of_its_source_and_its_pictures(tmp_path:
     assert shard.sources == [f"{row}.png" for row in range(20)]
     wanted = shard.record_ids[[3, 5]]
     assert shard.thumbnails(wanted) == {int(wanted[0]): b"png3.png", int(wanted[1]): b"png5.png"}
-
-
-def test_features_are_mapped_and_read_only(tmp_path: Path) -> None:
-    shard = write(tmp_path / "shard")
-    assert isinstance(shard.features, np.memmap)
-    assert not shard.features.flags.writeable
 
 
 def test_two_shards_of_the_same_images_have_different_record_ids(tmp_path: Path) -> None:
@@ -245,12 +236,6 @@ def test_deleting_every_record_is_refused(tmp_path: Path) -> None:
     shard = write(tmp_path / "s")
     with pytest.raises(InvalidSetting, match="without a record"):
         shard.delete(shard.record_ids)
-
-
-def test_a_deletion_waits_for_no_other_process(tmp_path: Path) -> None:
-    shard = write(tmp_path / "s")
-    with exclusive(shard.path / ".lock", "it"), pytest.raises(OutputInUse):
-        shard.delete(shard.record_ids[:1])
 
 
 @pytest.mark.parametrize(

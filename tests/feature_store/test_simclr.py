@@ -54,25 +54,6 @@ def test_the_loss_equals_its_definition(rng: np.random.Generator, count: int, te
     assert float(fast) == pytest.approx(slow_nt_xent(first, second, temperature), rel=1e-5)
 
 
-def test_the_loss_of_wrong_input_is_refused() -> None:
-    rows = torch.ones(3, 2)
-    with pytest.raises(InvalidSetting, match="one shape"):
-        nt_xent(rows, rows[:2], temperature=0.5)
-    with pytest.raises(InvalidSetting, match="above 0"):
-        nt_xent(rows, rows, temperature=0.0)
-
-
-def test_with_every_change_off_a_view_is_the_image() -> None:
-    images = torch.rand(5, 3, 9, 9)
-    assert torch.allclose(random_views(images, STILL, generator=torch.Generator().manual_seed(0)), images, atol=1e-5)
-
-
-def test_a_certain_flip_is_the_mirror_image() -> None:
-    images = torch.rand(5, 1, 8, 8)
-    flipped = random_views(images, STILL.model_copy(update={"flip": 1.0}), generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(flipped, images.flip(3), atol=1e-5)
-
-
 @pytest.mark.parametrize(("channels", "augmentation"), [(1, DIGITS), (3, PHOTOS)])
 def test_views_stay_in_bounds_and_follow_the_generator(channels: int, augmentation: Augmentation) -> None:
     images = torch.rand(6, channels, 16, 16)
@@ -84,10 +65,6 @@ def test_views_stay_in_bounds_and_follow_the_generator(channels: int, augmentati
     assert first.max() <= 1
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_digits_are_never_mirrored() -> None:
-    assert DIGITS.flip == 0
 
 
 def test_a_stopped_run_ends_like_one_that_never_stopped(images: list[NDArray[np.uint8]], tmp_path: Path) -> None:
@@ -143,12 +120,6 @@ def test_a_finished_checkpoint_is_a_backbone(images: list[NDArray[np.uint8]], tm
     assert np.array_equal(loaded.embed(images[:3]), made.embed(images[:3]))
     again = pretrain(images, config=TINY, seed=7, checkpoint=checkpoint, device="cpu")
     assert again.fingerprint == made.fingerprint
-
-
-def test_the_feature_may_be_the_projection(images: list[NDArray[np.uint8]]) -> None:
-    config = TINY.model_copy(update={"feature": "projection", "epochs": 1})
-    backbone = pretrain(images, config=config, seed=0, device="cpu")
-    assert backbone.embed(images[:2]).shape == (2, 4)
 
 
 def test_the_seed_decides_and_other_draws_do_not(images: list[NDArray[np.uint8]]) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
-from feature_store import spectral_groups as module
-from feature_store.quantize import quantize
-from feature_store.query_selection import select_queries
-from feature_store.spectral_groups import neighbors, spectral_groups
+from feature_store import query_selection as module
+from feature_store.query_selection import neighbors, select_queries, spectral_groups
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import MOST_SPECTRAL_GROUPS
 
@@ -60,29 +58,6 @@ def test_islands_are_told_apart_whether_as_many_as_groups_or_more_or_fewer(rng: 
         assert max(joined) == 1 if fewer_or_more == 3 else sum(joined) == 9
 
 
-def test_small_and_large_pieces_have_the_eigenvectors_of_their_graph(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graph = np.zeros((90, 90))
-    for start, end in ((0, 40), (40, 70), (70, 90)):
-        for one in range(start, end):
-            for other in rng.choice(np.arange(start, end), 5, replace=False):
-                if one != other:
-                    graph[one, other] = graph[other, one] = 1
-            neighbour = start + (one + 1 - start) % (end - start)
-            graph[one, neighbour] = graph[neighbour, one] = 1
-    pieces = np.repeat([0, 1, 2], [40, 30, 20])
-    exact = module._leading_vectors(csr_matrix(graph), pieces, 5, seed=0)
-    monkeypatch.setattr(module, "_DENSE_IMAGES", 10)
-    lanczos = module._leading_vectors(csr_matrix(graph), pieces, 5, seed=0)
-    np.testing.assert_allclose(exact @ exact.T, lanczos @ lanczos.T, atol=1e-8)
-    degrees = graph.sum(axis=1)
-    whole, vectors = np.linalg.eigh(graph / np.sqrt(np.outer(degrees, degrees)))
-    rows = vectors[:, np.argsort(-whole)[:5]]
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    np.testing.assert_allclose(exact @ exact.T, rows @ rows.T, atol=1e-8)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 19])
 def test_copies_of_an_image_share_its_group_however_many_groups_are_asked_for(
     rng: np.random.Generator, count: int
@@ -92,20 +67,6 @@ def test_copies_of_an_image_share_its_group_however_many_groups_are_asked_for(
     assert len(queries) == count
     assert queries.features.any(axis=1).all()
     assert all(len(set(queries.assignment[start : start + 5].tolist())) == 1 for start in range(0, 20, 5))
-
-
-def test_images_that_are_all_the_same_share_one_group() -> None:
-    features = np.tile(quantize(np.ones((1, 8))), (30, 1))
-    queries = select_queries(features, strategy="spectral", count=3)
-    assert (np.abs(queries.features[queries.assignment].astype(int) - features) <= 1).all()
-    assert queries.features.any(axis=1).all()
-
-
-@pytest.mark.parametrize("images", [2, 3, 5, 11, 12])
-def test_tiny_sets_are_grouped(rng: np.random.Generator, images: int) -> None:
-    features = quantize(rng.standard_normal((images, 8)))
-    for count in range(1, images + 1):
-        assert len(select_queries(features, strategy="spectral", count=count)) == count
 
 
 def test_more_groups_than_images_or_than_are_offered_are_refused(rng: np.random.Generator) -> None:
@@ -124,13 +85,6 @@ def test_a_large_set_is_grouped_by_its_landmarks(rng: np.random.Generator, monke
     np.testing.assert_array_equal(first, again)
     assert len(first) == 1500
     assert share_alike(first, truth) == 1.0
-
-
-def test_progress_tells_every_step_once(rng: np.random.Generator) -> None:
-    features, _ = islands(rng, 2, 60)
-    told: list[tuple[int, int]] = []
-    select_queries(features, strategy="spectral", count=2, progress=lambda _, done, total: told.append((done, total)))
-    assert told == [(done, 4) for done in range(5)]
 
 
 def test_the_neighbours_follow_from_how_many_images_there_are_for_each_group() -> None:

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feature_store.quantize import quantize
-from feature_store.results.choosing import QuestionRequest, write_questions
+from feature_store.results.job_process import QuestionRequest, write_questions
 from feature_store.results.models import model_file
 from feature_store.results.questions import (
     FAILURE,
@@ -21,11 +20,11 @@ from feature_store.results.questions import (
     read_stored_questions,
     write_failure,
 )
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes, release_to_bytes
+from labeler.release import Release, release_from_bytes, release_to_bytes
 from labeler.task import parse_task
 
 # The last two of sixteen digits depend on the processor's libraries; what is stated is a part in a million above.

@@ -11,12 +11,13 @@ import pytest
 
 from labeler.errors import ProtocolViolation
 from labeler.messages import Header, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
-from labeler.messages.rounds import (
+from labeler.messages.bodies import (
     AnswerSent,
     Ask,
     Declined,
+    Mail,
     OpenRound,
+    Poll,
     Proposal,
     Refusal,
     Settled,
@@ -24,8 +25,11 @@ from labeler.messages.rounds import (
     TallierKey,
     Willing,
     Withdrawn,
+    aggregate_to_bytes,
+    holdings_to_bytes,
+    share_to_bytes,
+    winner_to_bytes,
 )
-from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes, share_to_bytes, winner_to_bytes
 from labeler.randomness import seeded_source
 from labeler.sharing import Winner, split
 from labeler.system.keys import PartyKeys

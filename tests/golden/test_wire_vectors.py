@@ -11,7 +11,7 @@ import pytest
 
 from labeler.errors import LabelerError
 from labeler.messages import SIGNATURE_BYTES, Header, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 
 VECTORS: dict[str, list[dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("wire_vectors.toml").read_text())
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.contribution import check_ballots
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.methods.knn import attribute_ballots
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
+from labeler.release import check_ballots
 from labeler.task import Task, parse_task
 
 NAMES = ("Bald", "Smiling", "Young", "Male")

@@ -13,13 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.contribution import contribution, largest_sum, on_grid
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods.reverse_knn import largest_distance, project, reverse_knn_ballots, squared_distance
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.noise import noise_share
 from labeler.planning import has_finite_price, price
 from labeler.randomness import seeded_source
+from labeler.release import contribution, largest_sum, on_grid
 from labeler.solving import solve_sigma
 from labeler.task import Level, Task, parse_task
 

@@ -6,7 +6,7 @@ import pytest
 
 from labeler.batching import BATCH_QUERIES, MAX_ROUND_ENTRIES, check_round_fits, round_sizes
 from labeler.errors import InvalidTask
-from labeler.messages.rounds import MAX_ENTRIES
+from labeler.messages.bodies import MAX_ENTRIES
 from labeler.sharing import words_per_query
 from labeler.task import Task
 

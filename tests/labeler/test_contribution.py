@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from labeler.contribution import (
+from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
+from labeler.methods.reverse_knn import reverse_knn_ballots
+from labeler.methods.sensitivity import most_votes_per_cell, squared_sensitivity
+from labeler.noise import DiscreteGaussian, noise_share
+from labeler.randomness import os_source, seeded_source
+from labeler.release import (
     check_ballots,
     clip_ballots,
     contribution,
     input_shares,
     largest_sum,
 )
-from labeler.errors import InvalidSetting, PrivacyRefusal, WrongDigest
-from labeler.methods.reverse_knn import reverse_knn_ballots
-from labeler.methods.sensitivity import most_votes_per_cell, squared_sensitivity
-from labeler.noise import DiscreteGaussian, noise_share
-from labeler.randomness import os_source, seeded_source
 from labeler.sharing import ShareVector, unshard
 from labeler.tally import BallotShare, Round
 from labeler.task import Task

@@ -6,9 +6,10 @@ import labeler.errors
 from labeler.errors import LabelerError
 
 ADORNED = {
-    "api.coordinator.long_prices",
+    "api.coordinator.estimates",
     "api.client_http",
     "api.limits",
+    "api.problems",
     "feature_store.decode_process",
     "workers.agent.ledger",
     "workers.party.coordinator",

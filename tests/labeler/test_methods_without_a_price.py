@@ -12,19 +12,20 @@ import pytest
 from api.coordinator.pricing import certified_price, estimate, finite_levels, price_view, round_amounts
 from labeler import methods, task
 from labeler.batching import round_charges, total_charges
-from labeler.contribution import check_ballots
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods import METHODS, Method
 from labeler.methods.sensitivity import (
+    CountedVotes,
+    RunnerContext,
     answer_sum,
     largest_change,
     largest_distance,
     model_event,
     squared_sensitivity,
 )
-from labeler.methods.terms import CountedVotes, RunnerContext
 from labeler.planning import has_finite_price, integer_event, price
 from labeler.records import Records
+from labeler.release import check_ballots
 from labeler.solving import solve_queries, solve_sigma
 from labeler.tally import QueryBatch
 from labeler.task import Task, Training

@@ -10,7 +10,6 @@ import pytest
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import check_round_fits, round_sizes
-from labeler.contribution import check_ballots, contribution, largest_sum
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import released_model
@@ -20,7 +19,7 @@ from labeler.methods.sensitivity import answer_sum, largest_distance, model_even
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.randomness import seeded_source
-from labeler.release import Release
+from labeler.release import Release, check_ballots, contribution, largest_sum
 from labeler.setting import Sampled
 from labeler.solving import solve_k, solve_sigma
 from labeler.task import Task, parse_task

@@ -12,7 +12,6 @@ import pytest
 
 from labeler.accounting.events import GaussianSum, IntegerSum, nano_units
 from labeler.budget import LEAST_DELTA, MOST_DELTA, MOST_EPSILON, Account, budget_for
-from labeler.contribution import check_ballots
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting, LabelerError, PrivacyRefusal
 from labeler.methods.blind_average import check_weights, linear_terms, longest_weights_grid, weight_sum
@@ -23,6 +22,7 @@ from labeler.methods.sensitivity import (
     squared_sensitivity,
     training_of,
 )
+from labeler.release import check_ballots
 from labeler.solving import _first_priced
 from labeler.task import Task, parse_task
 

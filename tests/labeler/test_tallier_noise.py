@@ -19,19 +19,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
-from labeler.contribution import check_round, contribution, input_shares, on_grid
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
-from labeler.messages.rounds import round_fields, round_from
-from labeler.messages.shares import aggregate_from_bytes, aggregate_to_bytes
+from labeler.messages.bodies import OpenRound, aggregate_from_bytes, aggregate_to_bytes
 from labeler.methods.blind_average import weight_sum
 from labeler.methods.sensitivity import integer_event
 from labeler.noise import DiscreteGaussian, noise_source
 from labeler.planning import price, resolve_colluding_agents
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.records import Records
-from labeler.release import open_histogram, open_winner
+from labeler.release import check_round, contribution, input_shares, on_grid, open_histogram, open_winner
 from labeler.sharing import field_for, split, unshard
 from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_of, round_with
@@ -100,7 +98,7 @@ def test_a_task_without_it_is_written_and_hashed_as_before() -> None:
     assert "dishonest_talliers" not in task.model_dump(mode="json")
     assert parse_task(fields() | {"dishonest_talliers": None}).digest == task.digest
     assert len({task.digest, task_of().digest, task_of(dishonest_talliers=2).digest}) == 3
-    assert "tallier_sigma_grid" not in round_fields(round_of(task, batch_of(task, 2)))
+    assert b"tallier_sigma_grid" not in opening(round_of(task, batch_of(task, 2))).encode()
     before = Round(task.digest, "b" * 64, 2, 3, task.quorum)
     assert round_with(task, "b" * 64, 2).digest == before.digest != replace(before, tallier_sigma_grid=1600.0).digest
 
@@ -321,11 +319,15 @@ def test_what_two_talliers_send_besides_the_noisy_sum_is_uniform() -> None:
 # The round, and its wire.
 
 
+def opening(round: Round) -> OpenRound:
+    return OpenRound(round, 0, {"agent-1": "1a" * 32}, 1.8e9)
+
+
 def test_a_round_with_other_noise_than_its_tasks_is_refused_by_every_agent() -> None:
     task = task_of()
     round = round_with(task, "b" * 64, 2)
     check_round(round, task)
-    assert round_from(json.loads(json.dumps(round_fields(round)))) == round
+    assert OpenRound.decode(opening(round).encode()).round == round
     for sigma in (None, 100.0, task.share_sigma_grid * (1 + 1e-12)):
         other = replace(round, tallier_sigma_grid=sigma)
         assert other.digest != round.digest
@@ -333,16 +335,16 @@ def test_a_round_with_other_noise_than_its_tasks_is_refused_by_every_agent() -> 
             check_round(other, task)
 
 
-@pytest.mark.parametrize(
-    "sigma", [0.0, -1600.0, 99.0, 1e9, float("nan"), float("inf"), 1600, "1600", None, True, [1.0]]
-)
+@pytest.mark.parametrize("sigma", [0.0, -1600.0, 99.0, 1e9, float("nan"), float("inf"), "1600", None, True, [1.0]])
 def test_no_coordinator_can_write_another_noise_into_a_round(sigma: object) -> None:
-    content = round_fields(round_with(task_of(), "b" * 64, 2)) | {"tallier_sigma_grid": sigma}
+    content = json.loads(opening(round_with(task_of(), "b" * 64, 2)).encode())
+    content["round"]["tallier_sigma_grid"] = sigma
+    body = json.dumps(content).encode()
     if sigma is None:
-        assert round_from(content).tallier_sigma_grid is None  # another round, of which no agent sends a share
+        assert OpenRound.decode(body).round.tallier_sigma_grid is None  # another round, of which no agent sends a share
         return
     with pytest.raises(ProtocolViolation):
-        round_from(content)
+        OpenRound.decode(body)
 
 
 def test_a_sum_comes_back_from_its_bytes_with_the_noise_of_its_round() -> None:

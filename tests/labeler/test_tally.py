@@ -283,7 +283,7 @@ def test_a_round_is_an_immutable_value_with_a_digest_of_every_field() -> None:
     "changes", [{"task_digest": "x"}, {"batch_digest": "A" * 64}, {"num_queries": 0}, {"num_classes": 0}, {"quorum": 0}]
 )
 def test_a_malformed_round_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetting, match=next(iter(changes))):
+    with pytest.raises(ProtocolViolation, match=next(iter(changes))):
         replace(ROUND, **changes)  # type: ignore[arg-type]
 
 

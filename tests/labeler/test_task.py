@@ -102,6 +102,13 @@ def test_every_field_moves_the_digest(changes: dict[str, object]) -> None:
     assert task(**changes).digest != task().digest
 
 
+def test_tasks_that_differ_in_name_and_nonce_alone_are_of_one_kind() -> None:
+    assert task(name="another", nonce="x").kind == task().kind
+    assert task(k=task().k + 1).kind != task().kind
+    first = task()
+    assert first.kind != first.model_copy(update={"max_queries": first.max_queries + 1}).kind
+
+
 def test_a_changed_copy_has_its_own_grid_and_digest() -> None:
     original = task()
     before = (original.scale, original.digest)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.contribution import contribution, input_shares
 from labeler.errors import InvalidSetting, ProtocolViolation
 from labeler.noise import noise_share
 from labeler.randomness import os_source, seeded_source
+from labeler.release import contribution, input_shares
 from labeler.sharing import PrimeField, add_shares, field_for, split, unshard
 from labeler.tally import (
     AggregateShare,

@@ -41,9 +41,9 @@ from workers.party.home import (
     read_tallier_config,
 )
 from workers.party.link import Handler, Letter, PartyLink, converse
-from workers.tallier.driver import TallierDriver, TallierJournal
 from workers.tallier.peers import read_group
-from workers.tallier.winners import WinnerDesk
+from workers.tallier.service import TallierDriver, TallierJournal
+from workers.tallier.winners import WinnerRounds
 
 _REAL_S = 60.0
 """Of this machine's time, that a computation may take."""
@@ -227,12 +227,12 @@ def boot_agent(
         return _Conversing(link, driver, stop, owned.pop_all(), records.look)
 
 
-class PromptWinners(WinnerDesk):
+class PromptWinners(WinnerRounds):
     """Computations that have ended when they have begun, as their engine never waits: whether a thread was fast enough
     is not for a schedule to depend on."""
 
     def begin(self) -> None:
-        """See WinnerDesk."""
+        """See WinnerRounds."""
         super().begin()
         self.wait(_REAL_S)
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from labeler.driver.mail import MAX_MAIL_BYTES, Letter, Work
+from labeler.driver.mail import MAX_MAIL_BYTES, Letter
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.errors import (
     Forged,
@@ -91,11 +91,11 @@ class LossyMailbox:
             self.held += 1
             self._held.append((recipient, data, message_id))
         else:
-            self._memory.send(recipient, data, message_id=message_id)
+            self._put(recipient, data, message_id)
             if draw.random() < rates.double:
                 self.doubled += 1
                 self._copies += 1
-                self._memory.send(recipient, data, message_id=f"{message_id}#{self._copies}")
+                self._put(recipient, data, f"{message_id}#{self._copies}")
         self._moment("mailed")
 
     def send_all(
@@ -114,7 +114,10 @@ class LossyMailbox:
         self._draw.shuffle(self._held)
         while self._held and (all_of_them or self._draw.random() < 0.5):
             recipient, data, message_id = self._held.pop()
-            self._memory.send(recipient, data, message_id=f"{message_id}#held")
+            self._put(recipient, data, f"{message_id}#held")
+
+    def _put(self, recipient: str, data: bytes, message_id: str) -> None:
+        self._memory.send_all([Letter(recipient, data, message_id)])
 
     def empty(self) -> None:
         """Lose everything, also what is held."""
@@ -135,32 +138,12 @@ class LossyMailbox:
             raise Unavailable("the mailbox does not answer")
         return await self._memory.receive(recipient, after, 0.0, max_messages, max_bytes=max_bytes)
 
-    def pending(self, recipient: str) -> int:
-        """See Mailbox."""
-        return self._memory.pending(recipient)
-
     def all_pending(self, recipients: Collection[str]) -> dict[str, int]:
         """See Mailbox."""
         return self._memory.all_pending(recipients)
 
     def check(self) -> None:
         """See Mailbox."""
-
-    def add_work(self, queue: str, work_id: str) -> None:
-        """See Mailbox."""
-        self._memory.add_work(queue, work_id)
-
-    def claim(self, queue: str, consumer: str, *, lease_s: float, wait_s: float) -> Work | None:  # noqa: ARG002
-        """See Mailbox; never waits."""
-        return self._memory.claim(queue, consumer, lease_s=lease_s, wait_s=0.0)
-
-    def heartbeat(self, work: Work) -> None:
-        """See Mailbox."""
-        self._memory.heartbeat(work)
-
-    def done(self, work: Work) -> None:
-        """See Mailbox."""
-        self._memory.done(work)
 
     def show_life(self, role: str, *, for_s: float) -> None:
         """See Mailbox."""

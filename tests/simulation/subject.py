@@ -1,13 +1,194 @@
-"""The coordinator that is looked at: the service's own, without its server and threads (`workers.serve`)."""
+"""The coordinator that is looked at: the service's parts without its server and threads, one turn at a time.
+
+The parts are wired as in `api.coordinator.service`. A job comes with its questions prepared and its rounds as
+wished, so that a few queries already make several rounds; everything else about it is `submission`'s.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from api.coordinator import submission
+from api.coordinator.conductor import Conductor
+from api.coordinator.mailroom import Mailroom
+from api.coordinator.stores import Stores
+from api.schema import JobView
+from feature_store.results.questions import QUESTIONS
+from labeler.driver.intake import Errand
 from labeler.driver.mail import Mailbox
 from labeler.driver.mail_memory import MemoryMailbox
+from labeler.errors import NotReady, Unavailable
+from labeler.ledger.database import open_database
+from labeler.ledger.jobs import JobRecord
+from labeler.rounds.effects import Patience
+from labeler.system.clock import Clock
+from labeler.system.faults import fault_point
+from labeler.system.files import replace_file
+from labeler.system.keys import PartyKeys
 from tests.simulation.contract import Coordinator, Subject, VirtualClock
-from workers.serve import stepwise_coordinator
+
+T = TypeVar("T")
+PATIENCE = Patience(patience_s=1.0, ask_again_s=2.0)
+_MOST_UNASKED = 1_000_000
+
+
+class AtOnce:
+    """Of one thread that does one thing after the other; `run` what waits so."""
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """See Waiting."""
+        return work()
+
+    async def told(self, ask: Callable[[Callable[[T], None]], None]) -> T:
+        """See Waiting."""
+        outcomes: list[T] = []
+        ask(outcomes.append)
+        return outcomes[0]
+
+    @staticmethod
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        """What comes of something that never waits, without an event loop."""
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        coroutine.close()
+        raise RuntimeError("nobody is there to wait for what this waits for")
+
+
+class StepwiseCoordinator:
+    """See the module.
+
+    Args:
+        home: with keys.json and a journal; it may lie in memory.
+        steady: seconds that never run backwards.
+    """
+
+    def __init__(self, home: Path, mailbox: Mailbox, *, clock: Clock, steady: Callable[[], float]) -> None:
+        self._home = home
+        self._clock = clock
+        database = open_database(home / "journal.db", anchor=home / "journal.head", allow_unsynced=True)
+        self._database = database
+        try:
+            self._stores = replace(Stores.over(database, clock=clock), hand_in=self._hand_in)
+            self._stores.ledger.verify()
+            keys = PartyKeys.load(home / "keys.json")
+            self._conductor = Conductor(
+                home=home, stores=self._stores, keys=keys, mailbox=mailbox, patience=PATIENCE, steady=steady
+            )
+            self._driver = self._conductor.driver
+            self._mailroom = Mailroom(
+                keys=keys,
+                stores=self._stores,
+                mailbox=mailbox,
+                post_office=self._conductor.post_office,
+                deliver=self._deliver,
+                relays=self._driver.relays,
+                steady=steady,
+                waiting=AtOnce(),
+            )
+        except BaseException:
+            database.close()
+            raise
+
+    def tick(self) -> None:
+        """One turn, and those that follow from what it made durable."""
+        while self._driver.turn():
+            pass
+
+    def take(self, data: bytes) -> bytes:
+        """Messages of a party, in a turn of their own, with whatever else is due; the mail it asks for with them."""
+        taken = AtOnce.run(self._mailroom.take(data))
+        return b"" if taken.asking is None else AtOnce.run(self._mailroom.mail_after(taken.asking)) or b""
+
+    def poll(self, data: bytes) -> bytes:
+        """What waits for a party."""
+        return AtOnce.run(self._mailroom.poll(data))
+
+    def submit(
+        self,
+        name: str,
+        task_digest: str,
+        questions: NDArray[np.int16],
+        *,
+        sizes: Sequence[int],
+        deadline_s: float,
+        by: str,
+    ) -> str:
+        """Take a job whose questions are prepared.
+
+        Args:
+            name: of the job, also its id.
+            questions: int16, shape (queries, dimension).
+            sizes: queries of each round.
+            deadline_s: after which it expires.
+
+        Returns:
+            Its id.
+
+        Raises:
+            LabelerError: it is not taken.
+        """
+        now, count = self._clock(), sum(sizes)
+        job = JobRecord(
+            job_id=name,
+            task_digest=task_digest,
+            name=name,
+            state="queued",
+            images=len(questions),
+            num_queries=count,
+            first_query=0,
+            strategy="all",
+            count=None,
+            seed=0,
+            source="features",
+            created_at=now,
+            updated_at=now,
+            expires_at=now + timedelta(seconds=deadline_s),
+            created_by=by,
+        )
+        folder = self._home / "jobs" / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(folder / QUESTIONS, save({"features": questions}))
+        order = submission._Order(job, self._stores.tasks.get(task_digest), tuple(sizes), None)
+        if not isinstance(submission._accept(order, self._stores, most=_MOST_UNASKED), JobView):
+            raise Unavailable("the job is known already")
+        fault_point("coordinator.reserved")
+        self._conductor.wake(name)
+        return name
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job; nothing happens where it has ended."""
+        with contextlib.suppress(NotReady):
+            submission.cancel(job_id, stores=self._stores)
+        self._conductor.wake(job_id)
+
+    def enrol_anew(self, party_id: str, verify_key: str, seal_key: str) -> None:
+        """Give a party other keys."""
+        self._stores.parties.rotate(party_id, verify_key, seal_key)
+
+    def close(self) -> None:
+        """Let go of everything; what is not on disk is lost."""
+        self._driver.close()
+        self._database.close()
+
+    def _hand_in(self, errand: Errand) -> None:
+        self._driver.hand_in(errand)
+        self.tick()
+
+    def _deliver(self, delivery: Any) -> None:
+        self._driver.deliver(delivery)
+        self.tick()
 
 
 def service() -> Subject:
@@ -16,9 +197,9 @@ def service() -> Subject:
 
 
 def _boot(home: Path, mailbox: Mailbox, clock: VirtualClock) -> Coordinator:
-    return stepwise_coordinator(home, mailbox, clock=clock.utc, steady=clock.steady_s)
+    return StepwiseCoordinator(home, mailbox, clock=clock.utc, steady=clock.steady_s)
 
 
 def _complete(home: Path) -> None:
     clock = VirtualClock()
-    stepwise_coordinator(home, MemoryMailbox(now=clock.unix_s), clock=clock.utc, steady=clock.steady_s).close()
+    StepwiseCoordinator(home, MemoryMailbox(now=clock.unix_s), clock=clock.utc, steady=clock.steady_s).close()

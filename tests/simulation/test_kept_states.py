@@ -13,8 +13,7 @@ import pytest
 
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.rounds.coordinator import resume
-from labeler.rounds.effects import UNFINISHED
-from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.effects import UNFINISHED, JobRun, RoundRun
 from tests.simulation.campaign import Stage
 
 SEEDS = (3, 6, 12)

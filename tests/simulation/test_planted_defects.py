@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.coordinator import settlement
+from api.coordinator import pricing
 from labeler import batching, tally
 from labeler.driver import reading, storing
 from labeler.driver.coordinator import CoordinatorDriver
@@ -33,11 +33,11 @@ from labeler.ledger.promises import PromiseStore
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.ledger.tasks import TaskStore
 from labeler.linear_model import model_before
-from labeler.messages.rounds import Refusal
+from labeler.messages.bodies import Refusal
 from labeler.methods import METHODS, knn
 from labeler.methods.knn import attribute_ballots
 from labeler.randomness import os_source
-from labeler.rounds import job_state
+from labeler.rounds import effects
 from labeler.rounds.agent import Charged, ChargeRefused
 from labeler.rounds.effects import FixContributors, Post
 from tests.simulation.campaign import Stage
@@ -47,10 +47,10 @@ from workers import voting
 from workers.agent import agent, ledger
 from workers.agent.agent import Agent
 from workers.agent.driver import AgentDriver
-from workers.learning import heads, learner, linear
+from workers.learning import learner, linear
 from workers.learning.private_heads import FittedHeads, PrivateHeads
-from workers.tallier.driver import TallierDriver, TallierJournal
 from workers.tallier.rounds import TallierRounds
+from workers.tallier.service import TallierDriver, TallierJournal
 
 Patch = pytest.MonkeyPatch
 
@@ -141,12 +141,12 @@ class _Forgetful:
 
 
 def _give_back_asked(patch: Patch) -> None:
-    end = settlement.JournalSettlement.end
+    end = pricing.JournalSettlement.end
 
     def forgetting(self: Any, *arguments: Any, **more: Any) -> Any:
         return end(replace(self, jobs=_Forgetful(self.jobs)), *arguments, **more)
 
-    patch.setattr(settlement.JournalSettlement, "end", forgetting)
+    patch.setattr(pricing.JournalSettlement, "end", forgetting)
 
 
 def _lose_returned_queries(patch: Patch) -> None:
@@ -261,7 +261,7 @@ def _start_every_step_anew(patch: Patch) -> None:
     def first(task: Any, releases: Any) -> Any:
         return model_before(task, [])
 
-    patch.setattr(job_state, "model_before", first)
+    patch.setattr(effects, "model_before", first)
 
 
 def _charge_no_step_in_full(patch: Patch) -> None:
@@ -275,12 +275,12 @@ def _charge_no_step_in_full(patch: Patch) -> None:
 
 
 def _coordinator_charges_no_step_in_full(patch: Patch) -> None:
-    amounts = settlement.round_amounts
+    amounts = pricing.round_amounts
 
     def least(*asked: Any, answered: int, **more: Any) -> Any:
         return amounts(*asked, answered=max(1, answered), **more)
 
-    patch.setattr(settlement, "round_amounts", least)
+    patch.setattr(pricing, "round_amounts", least)
 
 
 def _pay_for_a_step_by_its_number(patch: Patch) -> None:
@@ -319,12 +319,12 @@ def _one_attribute_less(patch: Patch) -> None:
 
 
 def _likeliest_turned_round(patch: Patch) -> None:
-    predict = heads.predict
+    predict = linear.predict
 
     def smallest(head: Any, queries: Any) -> Any:
         return predict(-head, queries)
 
-    patch.setattr(heads, "predict", smallest)
+    patch.setattr(linear, "predict", smallest)
 
 
 def _one_step_down_less(patch: Patch) -> None:

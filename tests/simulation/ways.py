@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from labeler.randomness import seeded_source
 from labeler.task import Task
@@ -49,7 +49,7 @@ _DECAY: Final = 0.2
 _DESCENTS: Final = 5
 _RADIUS: Final = 3.0
 _FIT: Final = 10.0
-"""How much more a record says than the length of an ensemble's weights (`workers.learning.heads`)."""
+"""How much more a record says than the length of an ensemble's weights (`workers.learning.linear`)."""
 
 _OFF: Final = 3
 """Grid units by which a gradient in floating point may differ from the one in whole numbers."""

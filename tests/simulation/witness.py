@@ -25,11 +25,17 @@ from labeler.ledger.jobs import RoundRecord
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import SET_ASIDE
 from labeler.messages import COORDINATOR, Message
-from labeler.messages.rounds import Refusal, SumRequest
-from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_from_bytes, winner_from_bytes
+from labeler.messages.bodies import (
+    Refusal,
+    SumRequest,
+    aggregate_from_bytes,
+    holdings_from_bytes,
+    share_from_bytes,
+    winner_from_bytes,
+)
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import ByteSource, derive_key, keyed_source
-from labeler.rounds.releases import release_from_bytes
+from labeler.release import release_from_bytes
 from labeler.setting import LEVELS
 from labeler.sharing import unshard
 from labeler.system.clock import Clock
@@ -170,8 +176,8 @@ class Witness:
                 self._check_ask(message)
             elif header.kind == "sum":
                 current = self._check_posted(message, "a sum was asked for")
-                wanted = SumRequest.decode(message.body).contributors
-                if tuple(wanted) != current.contributors:
+                wanted = tuple(sorted(SumRequest.decode(message.body).contributors))
+                if wanted != current.contributors:
                     raise Violation(
                         "contributors", f"a sum over {wanted} was asked for, agreed on {current.contributors}"
                     )

@@ -210,7 +210,7 @@ class World:
         draw, names = self._draw, self._names()
         if draw.random() < _IDLE:
             return draw.choice(names)
-        busy = [name for name in names[1:] if name in self._alive and self.mailbox.pending(name)]
+        busy = [name for name in names[1:] if name in self._alive and self.mailbox.all_pending([name])[name]]
         return draw.choice((COORDINATOR, *busy, *(name for name in names if name not in self._alive)))
 
     def _calm(self) -> None:
@@ -274,7 +274,7 @@ class World:
         self._turn(COORDINATOR)
         had_mail = False
         for name in self._names()[1:]:
-            has_mail = self.mailbox.pending(name) > 0
+            has_mail = self.mailbox.all_pending([name])[name] > 0
             had_mail = had_mail or has_mail
             if has_mail or everybody or name not in self._alive:
                 self._turn(name)

@@ -21,8 +21,7 @@ from starlette.routing import Route
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
-from labeler.messages.rounds import AnswerSent
+from labeler.messages.bodies import AnswerSent, Mail, Poll
 from labeler.randomness import seeded_source
 from labeler.system.keys import PartyKeys, PublicKeys, verify
 from tests.command_line import labeler

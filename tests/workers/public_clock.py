@@ -18,8 +18,7 @@ import pytest
 
 from feature_store.shard import Shard
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.envelope import Mail
-from labeler.messages.rounds import Ask, TallierKey
+from labeler.messages.bodies import Ask, Mail, TallierKey
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.tally import QueryBatch
 from labeler.task import parse_task

@@ -12,7 +12,7 @@ import pytest
 from labeler.ledger import promises as told
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
-from labeler.messages.rounds import Ask, Declined, Proposal, Willing, Withdrawn
+from labeler.messages.bodies import Ask, Declined, Proposal, Willing, Withdrawn
 from labeler.planning import price
 from tests.workers.test_agent_service import AGENT, NOW, Site, site  # noqa: F401  # the fixture
 from workers.agent import driver

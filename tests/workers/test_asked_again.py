@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from feature_store.query_selection import model_rows
 from feature_store.shard import Shard
-from labeler.budget import Account
 from labeler.errors import LabelerError
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import Database, open_database
@@ -28,11 +26,10 @@ from labeler.system.erasable import KeyFolder
 from labeler.system.keys import PartyKeys, seal_body
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
-from tests.answering import AnsweringAgent, RoundsInMemory
+from tests.answering import AnsweringAgent
 from tests.workers import test_agent_service
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
-from workers.agent.agent import InMemoryLedger
 from workers.agent.ledger import DurableLedger
 from workers.agent.policy import Policy
 
@@ -88,7 +85,6 @@ class World:
         transcript: per step that shows anything: its kind, the lengths or the sentence, and whether bytes came again.
     """
 
-    place: str
     folder: Path
     shard: Shard
     task: Task
@@ -100,36 +96,25 @@ class World:
 
     def __post_init__(self) -> None:
         self.database: Database | None = None
-        self.in_memory = RoundsInMemory()
-        self.ledger = InMemoryLedger({"instance": Account("a", "instance", 10**15)})
         self.open()
 
     def open(self) -> None:
-        if self.place == "journal":
-            if self.database is not None:
-                self.database.close()
-            self.database = open_database(
-                self.folder / "journal.db", anchor=self.folder / "journal.head", allow_unsynced=True
-            )
-            ledger = Ledger(self.database, clock=lambda: self.now)
-            rounds = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
-            self.rounds: Any = JournalStore(self.database, rounds)
-            site = DurableLedger(
-                self.database, AgentMemory(self.database, ledger), ledger,
-                PromiseStore(self.database, ledger), account="agent:a", read_policy=policy, clock=lambda: self.now,
-            )  # fmt: skip
-            site.open_accounts()
-            rounds.sweep()
-            self.agent = AnsweringAgent(
-                "a",
-                self.shard,
-                ledger=ChargingLedger(self.database, rounds, site, self.later),
-                rounds=self.rounds,
-                engine="numpy",
-            )
-            return
-        self.rounds = self.in_memory
-        self.agent = AnsweringAgent("a", self.shard, ledger=self.ledger, rounds=self.rounds, engine="numpy")
+        if self.database is not None:
+            self.database.close()
+        self.database = open_database(
+            self.folder / "journal.db", anchor=self.folder / "journal.head", allow_unsynced=True
+        )
+        ledger = Ledger(self.database, clock=lambda: self.now)
+        rounds = JournalRounds(self.database, KeyFolder(self.folder / "erasable"))
+        self.rounds = JournalStore(self.database, rounds)
+        site = DurableLedger(
+            self.database, AgentMemory(self.database, ledger), ledger,
+            PromiseStore(self.database, ledger), account="agent:a", read_policy=policy, clock=lambda: self.now,
+        )  # fmt: skip
+        site.open_accounts()
+        rounds.sweep()
+        charging = ChargingLedger(self.database, rounds, site, self.later)
+        self.agent = AnsweringAgent("a", self.shard, ledger=charging, rounds=self.rounds, engine="numpy")
 
     @property
     def digest(self) -> str:
@@ -148,17 +133,13 @@ class World:
             self.open()
         elif name == "wait":
             self.now += timedelta(hours=30)
-            if self.place == "journal":
-                self.transcript.append((name, len(self.rounds.expire(self.now))))
+            self.transcript.append((name, len(self.rounds.expire(self.now))))
         elif self.changes and len(self.shard) > 2:
             self.shard.delete(self.shard.record_ids[self.shard.alive][:1])
 
     @property
     def later(self) -> float:
         return (NOW + timedelta(hours=24)).timestamp()
-
-    def charge(self) -> None:
-        self.agent.charge(self.task, self.batch, recipients=TALLIERS)
 
     def answer(self, recipients: Recipients) -> tuple[bytes, ...]:
         def seal(number: int, body: bytes) -> bytes:
@@ -186,9 +167,7 @@ class World:
             self.transcript.append((name, "sent", *(len(body) for body in sent)))
 
 
-def worlds(
-    tmp_path: Path, make_shard: Callable[..., Shard], method: str, place: str, steps: list[str]
-) -> tuple[World, World]:
+def worlds(tmp_path: Path, make_shard: Callable[..., Shard], method: str, steps: list[str]) -> tuple[World, World]:
     """One in which records come to be deleted, and its neighbour, which lacks a record and whose records stay."""
     if not (tmp_path / "one").exists():
         make_shard("one")
@@ -203,7 +182,7 @@ def worlds(
         if name == "b":
             shard.delete(shard.record_ids[7:8])
         task, batch = asked_of(method, shard, Shard.open(tmp_path / "public").features[:])
-        made.append(World(place, folder, shard, task, batch, changes=name == "a"))
+        made.append(World(folder, shard, task, batch, changes=name == "a"))
     for world in made:
         for step in steps:
             world.step(step)
@@ -212,16 +191,15 @@ def worlds(
     return made[0], made[1]
 
 
-@pytest.mark.parametrize("place", ["journal", "memory"])
 @settings(
     max_examples=12, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=9))
 def test_neighbouring_worlds_look_alike_whatever_is_asked_when(
-    tmp_path: Path, make_shard: Callable[..., Shard], place: str, steps: list[str]
+    tmp_path: Path, make_shard: Callable[..., Shard], steps: list[str]
 ) -> None:
-    one, other = worlds(tmp_path, make_shard, "knn", place, steps)
+    one, other = worlds(tmp_path, make_shard, "knn", steps)
     assert one.transcript == other.transcript
 
 
@@ -231,12 +209,11 @@ LIFE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["journal", "memory"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_whole_life_of_a_round_looks_alike_for_every_method(
-    tmp_path: Path, make_shard: Callable[..., Shard], method: str, place: str
+    tmp_path: Path, make_shard: Callable[..., Shard], method: str
 ) -> None:
-    one, other = worlds(tmp_path, make_shard, method, place, LIFE)
+    one, other = worlds(tmp_path, make_shard, method, LIFE)
     assert one.transcript == other.transcript
     kinds = [shown[1] for shown in one.transcript]
     assert kinds == ["sent"] * 3 + ["refused", "sent"] + ["refused"] * 2

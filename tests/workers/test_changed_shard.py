@@ -83,7 +83,7 @@ def test_what_was_built_while_the_new_index_was_is_taken_over_too(
     monkeypatch.setattr(_Records, "_open", slowly)
     delete_one(records)
     records.look()
-    monkeypatch.setattr("workers.learning.heads.train_head", lambda *_, **__: pytest.fail("trained when asked"))
+    monkeypatch.setattr("workers.learning.linear.train_head", lambda *_, **__: pytest.fail("trained when asked"))
     assert records.agent().ballots(task, BATCH, KEY).sum() == len(BATCH)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from api.coordinator.config import read_config
 from feature_store.backbones import read_spec
-from feature_store.manifest import read_manifest
 from feature_store.results.models import read_model
+from feature_store.shard import read_manifest
 from labeler.auditing import read_audit
 from labeler.errors import BadData, InvalidSetting, InvalidTask, LabelerError
 from labeler.system.files import read_named

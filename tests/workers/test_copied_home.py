@@ -18,7 +18,7 @@ from labeler.errors import JournalBehind, JournalBroken
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.schema import agent_rounds
-from labeler.messages.rounds import Ask, Settled
+from labeler.messages.bodies import Ask, Settled
 from labeler.sharing import unshard
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch

@@ -16,7 +16,7 @@ from labeler.planning import price
 from tests.workers.test_agent_proposals import declined, proposal, propose, willing
 from tests.workers.test_agent_service import NOW, Site, same, site  # noqa: F401  # the fixture
 from workers.agent import decisions
-from workers.agent.site import DeskSite, answered_jobs, answered_rounds, as_csv, overview
+from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, overview
 from workers.homes.journals import backup_home
 
 
@@ -64,7 +64,7 @@ def test_a_refused_task_is_declined_for_good_in_the_words_of_a_person(site: Site
     propose(site, made)
     running = site.run()
     declined(site, 1)
-    desk = DeskSite(site.home)
+    desk = SiteConsole(site.home)
     digest = made.task.digest
     desk.refuse(digest, "no ethics vote yet")
     propose(site, made)
@@ -105,7 +105,7 @@ def test_people_are_told_who_asks_as_the_coordinator_says(site: Site) -> None:  
     for turn, name in enumerate(["data team", "", "<b>x</b>", *(f"number {n}" for n in range(30))], 1):
         propose(site, replace(made, requester=name))
         declined(site, turn)
-    desk = DeskSite(site.home)
+    desk = SiteConsole(site.home)
     (waiting,) = desk.overview()["waiting"]
     assert {"data team", "<b>x</b>"} < set(waiting["requesters"])
     assert len(waiting["requesters"]) == 20, "what a coordinator says does not fill a disk"
@@ -146,7 +146,7 @@ def test_a_reason_is_a_short_printable_line(site: Site, reason: str) -> None:  #
 
 def test_nobody_decides_about_a_task_that_nobody_asked_for(site: Site) -> None:  # noqa: F811
     site.run().end()
-    desk = DeskSite(site.home)
+    desk = SiteConsole(site.home)
     for digest in ("ab" * 32, "../../keys.json", ""):
         with pytest.raises(NotFound):
             desk.approve(digest)

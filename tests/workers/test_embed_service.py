@@ -23,15 +23,15 @@ from PIL import Image
 
 from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import PixelBackbone
-from feature_store.embed_board import EmbedBoard, EmbedRequest, lane_of
-from feature_store.quantize import quantize
-from feature_store.results.choosing import QuestionRequest, write_questions
+from feature_store.results.job_process import QuestionRequest, write_questions
+from feature_store.results.questions import EmbedBoard, EmbedRequest, lane_of
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import UnreadableImage
 from workers.embedder import service as embed_service
-from workers.embedder.service import MOST_ATTEMPTS, QUEUE, Embedder, run_embedder
+from workers.embedder.service import MOST_ATTEMPTS, Embedder, run_embedder
 from workers.up.redis_server import RedisServer
 
 BACKBONE = load_backbone("pixels:4")
@@ -62,7 +62,7 @@ class Office:
         if upload is not None:
             pq.write_table(upload, folder / "upload.parquet")
         request = EmbedRequest.model_validate({"fingerprint": BACKBONE.fingerprint} | changes)
-        self.mailbox.add_work(QUEUE, self.board.put(owner, name, request))
+        self.board.put(owner, name, request)
         return folder
 
     def run(self, backbones: dict[str, str] | None = None) -> Any:
@@ -205,23 +205,17 @@ def test_work_that_was_done_is_not_done_again(office: Office) -> None:
     office.finish(folder)
     stamp = (folder / "public.shard").stat().st_mtime_ns
     request = EmbedRequest(fingerprint=BACKBONE.fingerprint)
-    office.mailbox.add_work(QUEUE, office.board.put("somebody", "job-1", request))
+    office.board.put("somebody", "job-1", request)
     other = office.job("job-2", images_table([png(pictures(1)[0])]))
     office.finish(other)
     assert (folder / "public.shard").stat().st_mtime_ns == stamp
 
 
-def test_work_for_requesters_that_are_gone_or_have_no_proper_name_is_dropped(office: Office) -> None:
-    office.mailbox.add_work(QUEUE, "gone")
-    office.mailbox.add_work(QUEUE, "../../etc")
-    office.finish(office.job("job-1", images_table([png(pictures(1)[0])])))
-
-
 def test_work_that_kills_whoever_takes_it_is_given_up(office: Office) -> None:
     folder = office.job("job-1", images_table([png(pictures(1)[0])]))
-    embedder = Embedder(office.home, {BACKBONE.fingerprint: "pixels:4"}, stop=threading.Event())
-    embedder.turn(lane_of("somebody"), attempt=MOST_ATTEMPTS + 1, mailbox=office.mailbox)
-    assert "never ended" in (folder / "failed.json").read_text()
+    begun = office.home / "embedding" / lane_of("somebody") / "turn"
+    begun.write_text(str(MOST_ATTEMPTS))  # as a process leaves it that the system has ended so often
+    assert "never ended" in office.failure(folder)["sentence"]
 
 
 def test_progress_is_published(office: Office) -> None:
@@ -273,8 +267,8 @@ def test_killed_at_any_step_another_embedder_makes_the_same_features(
         check=False,
     )
     assert died.returncode == -signal.SIGKILL
+    assert (office.home / "embedding" / lane_of("somebody") / "turn").read_text() == "1"
     assert not (folder / "failed.json").exists()
-    monkeypatch.setattr(embed_service, "LEASE_S", 0.5)
     office.finish(folder)
     assert np.array_equal(features_of(folder), quantize(BACKBONE.embed(images)))
 
@@ -362,6 +356,17 @@ def test_requesters_take_turns_however_many_images_one_of_them_sent(
     assert done[:5] == ["many-0", "few", "many-1", "few", "many-2"]
 
 
+def test_embedders_have_turns_of_different_requesters_and_of_one_without_jobs_nothing_is_left(office: Office) -> None:
+    for name, owner in (("job-1", "one"), ("job-2", "two")):
+        office.job(name, None, owner=owner)
+    with office.board.turn() as first, office.board.turn() as second, office.board.turn() as third:
+        assert (first, second, third) == ((lane_of("one"), 1), (lane_of("two"), 1), None)
+        office.board.withdraw("job-1")
+    with office.board.turn() as again:
+        assert again == (lane_of("two"), 1)
+    assert [path.name for path in (office.home / "embedding").iterdir()] == [lane_of("two")]
+
+
 def test_a_job_alone_is_not_cut_into_slices(
     office: Office, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,19 +427,15 @@ def test_with_a_full_disk_the_job_waits_and_is_not_counted_as_an_attempt(
             raise OSError(errno.ENOSPC, "No space left on device")
         append(*arguments, **named)
 
-    monkeypatch.setattr(embed_service, "_CLAIM_WAIT_S", 0.1)
+    monkeypatch.setattr(embed_service, "AGAIN_S", 0.1)
     monkeypatch.setattr(ShardWriter, "append", no_room)
     running = office.run()
     for _ in range(MOST_ATTEMPTS + 1):
-        # As the coordinator does: it asks again for as long as the job waits.
-        while not tried.wait(0.1):
-            office.mailbox.add_work(QUEUE, lane_of("somebody"))
+        assert tried.wait(30)
         tried.clear()
     assert not (folder / "failed.json").exists()
     full = False
-    while not (folder / "public.shard").exists():
-        office.mailbox.add_work(QUEUE, lane_of("somebody"))
-        time.sleep(0.1)
+    wait_for(folder / "public.shard")
     running.end()
 
 

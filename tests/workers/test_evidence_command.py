@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 
 from api.schema import TaskRequest
 from feature_store.backbones import load_backbone
-from feature_store.quantize import quantize
-from feature_store.results.evidence_file import read_signed, sign_evidence
+from feature_store.results.evidence import read_signed, sign_evidence
+from feature_store.rows import quantize
 from labeler.evidence.derive import derive
 from labeler.system.keys import PartyKeys
 from tests.command_line import Labeler

@@ -33,8 +33,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR
-from labeler.messages.envelope import Mail
-from labeler.messages.shares import holdings_to_bytes
+from labeler.messages.bodies import Mail, holdings_to_bytes
 from labeler.system.keys import PartyKeys, verify
 from workers.party.coordinator import check_url
 from workers.party.link import MAX_POST_BYTES, Draft, PartyLink, converse, parcels
@@ -202,23 +201,6 @@ def test_where_a_post_that_polls_is_refused_each_letter_is_sent_by_itself(make_l
     assert [type(error) for error in errors] == [ProtocolViolation, type(None)]
     assert link.poll() == [], "what was handled is done with"
     assert relay.requests == {"poll": 2, "post": 4}
-
-
-def test_where_a_poll_behind_letters_is_refused_the_letters_are_sent_without(make_link: MakeLink, relay: Any) -> None:
-    link = make_link()
-    link.poll()
-    relay.takes_polls = False
-    assert (link.answer([[DRAFT]]), link.poll()) == ([None], [])
-    assert (len(relay.inbox), relay.requests) == (1, {"poll": 2, "post": 2}), "nothing is taken for refused"
-
-
-def test_no_poll_travels_with_more_than_one_request_holds(make_link: MakeLink, relay: Any) -> None:
-    link = make_link()
-    link.poll()
-    large = Draft("holdings", COORDINATOR, bytes(MAX_POST_BYTES), task_digest=DIGEST)
-    assert link.answer([[large]]) == [None]
-    assert link.answer([[DRAFT] * 200, [DRAFT] * 200]) == [None, None]
-    assert (len(relay.polls), relay.requests["post"]) == (1, 3)
 
 
 def test_what_a_turn_has_opened_is_not_opened_again_and_is_written_with_the_next_transaction(

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.accounting.lifetime import job_nano, vote_nano
 from labeler.budget import budget_for, say_epsilon
 from labeler.errors import AwaitingApproval, PolicyRefusal
-from labeler.messages.rounds import Ask, TallierKey
+from labeler.messages.bodies import Ask, TallierKey
 from labeler.planning import price
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch

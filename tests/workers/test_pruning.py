@@ -18,7 +18,7 @@ from labeler.errors import JournalInUse
 from labeler.ledger.database import open_database
 from labeler.ledger.jobs import ForgottenJobs
 from labeler.ledger.tallier_memory import KeptShare, TallierMemory
-from labeler.messages.rounds import OpenRound
+from labeler.messages.bodies import OpenRound
 from labeler.system.erasable import ERASABLE_FOLDER, KeyFolder
 from labeler.tally import Round
 from tests.api.conftest import House, TestClock, clock, house

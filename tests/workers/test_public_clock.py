@@ -20,7 +20,7 @@ from feature_store.shard import Shard, declare_most
 from labeler.errors import InvalidSetting
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
-from labeler.messages.rounds import Settled
+from labeler.messages.bodies import Settled
 from labeler.records import Records
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch

@@ -13,13 +13,13 @@ from labeler.accounting.lifetime import job_nano
 from labeler.batching import round_charges
 from labeler.errors import PolicyRefusal
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.rounds import Proposal, TallierKey
+from labeler.messages.bodies import Proposal, TallierKey
 from labeler.planning import price
 from labeler.task import Task, parse_task
 from tests.workers.test_agent import DurableParts, policy_with
 from workers.agent.ledger import DurableLedger
-from workers.agent.policy import policy_in_words, policy_toml, read_policy
-from workers.agent.site import shares_taken
+from workers.agent.policy import policy_toml, read_policy
+from workers.agent.site import policy_in_words, shares_taken
 from workers.party.home import AgentConfig, create_agent_home
 
 KEYS = tuple(TallierKey(f"tallier-{number}", f"{number + 1:064x}", f"{number + 7:064x}") for number in range(3))

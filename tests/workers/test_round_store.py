@@ -1,4 +1,4 @@
-"""What an agent keeps of a round: one key, the first answer, and in the end nothing. One suite for both places."""
+"""What an agent keeps of a round: one key, the first answer, and in the end nothing."""
 
 from __future__ import annotations
 
@@ -20,22 +20,12 @@ from labeler.ledger.ledger import Charge, Ledger
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, Recipients
 from labeler.system.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from labeler.system.faults import listening
-from tests.answering import RoundsInMemory, RoundStore
 from tests.workers.journal_store import JournalStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROUND, OTHER = "a" * 64, "b" * 64
 TALLIERS: Recipients = (("tallier-0", "c" * 64), ("tallier-1", "d" * 64))
 BODIES = (b"body for tallier 0", b"", b"body for tallier 2" * 1000)
-
-
-@dataclass
-class Kept:
-    """A store, how a round's price is taken for it, and how a process that was started again opens it."""
-
-    store: RoundStore
-    charge: Callable[[str], None]
-    reopen: Callable[[], RoundStore]
 
 
 def journal_store(database: Database, folder: Path, keys: ErasableKeys | None = None) -> JournalStore:
@@ -63,20 +53,26 @@ def charged(store: JournalStore, round_digest: str, *, kept_until: datetime) -> 
             rounds.open({round_digest: kept_until}, connection=connection)
 
 
-@pytest.fixture(params=["memory", "journal"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
-    if request.param == "memory":
-        memory = RoundsInMemory()
-        yield Kept(memory, lambda _: None, lambda: memory)
-        return
-    database = open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True)
+@dataclass
+class Kept:
+    """A store, how a round's price is taken for it, and how a process that was started again opens it."""
+
+    store: JournalStore
+    charge: Callable[[str], None]
+    reopen: Callable[[], JournalStore]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True) as database:
+        yield database
+
+
+@pytest.fixture
+def kept(database: Database, tmp_path: Path) -> Kept:
     store = journal_store(database, tmp_path)
-    yield Kept(
-        store,
-        lambda one: charged(store, one, kept_until=NOW + timedelta(hours=1)),
-        lambda: journal_store(database, tmp_path),
-    )
-    database.close()
+    until = NOW + timedelta(hours=1)
+    return Kept(store, lambda one: charged(store, one, kept_until=until), lambda: journal_store(database, tmp_path))
 
 
 def test_a_round_has_one_key_also_after_a_restart(kept: Kept) -> None:
@@ -134,14 +130,6 @@ def test_stores_do_not_print_what_they_keep(kept: Kept) -> None:
     shown = f"{kept.store!r} {kept.store}"
     assert "body for" not in shown
     assert kept.store.key(ROUND).hex() not in shown
-
-
-# The journal and its keys.
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    return open_database(tmp_path / "journal.db", anchor=tmp_path / "journal.head", allow_unsynced=True)
 
 
 def test_a_round_that_was_not_charged_has_no_key(database: Database, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from labeler.errors import Unavailable
 from labeler.ledger.chain import EMPTY, Anchor, Head
 from labeler.messages import COORDINATOR, Message, frame
-from labeler.messages.envelope import Mail
+from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
 from workers.party.coordinator import SYNC_EVERY_S, Seen
 

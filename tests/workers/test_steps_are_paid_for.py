@@ -31,12 +31,11 @@ from labeler.ledger.evidence import Wanted, agent_facts
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
 from labeler.linear_model import model_before
-from labeler.messages.rounds import Ask, Proposal, TallierKey
+from labeler.messages.bodies import Ask, Proposal, TallierKey
 from labeler.methods.federated import check_model
 from labeler.methods.sensitivity import one_record_in_words
 from labeler.release import Release
-from labeler.rounds.effects import Patience
-from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.effects import JobRun, Patience, RoundRun
 from labeler.sharing import ShareVector, unshard
 from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of

@@ -22,12 +22,17 @@ from labeler.errors import JournalBehind
 from labeler.ledger.database import open_database
 from labeler.ledger.tallier_memory import TallierMemory
 from labeler.messages import Message
-from labeler.messages.rounds import OpenRound, Refusal, SumRequest
-from labeler.messages.shares import aggregate_from_bytes, holdings_from_bytes, share_to_bytes
+from labeler.messages.bodies import (
+    OpenRound,
+    Refusal,
+    SumRequest,
+    aggregate_from_bytes,
+    holdings_from_bytes,
+    share_to_bytes,
+)
 from labeler.noise import DiscreteGaussian, noise_source
 from labeler.randomness import keyed_source, seeded_source
 from labeler.rounds import tallier as machine
-from labeler.rounds.tallier import SUM_KEPT_S
 from labeler.sharing import ShareVector, split
 from labeler.system.erasable import KeyFolder, keys_in
 from labeler.system.keys import PartyKeys, verify
@@ -173,16 +178,6 @@ def test_single_shares_are_gone_after_the_sum(table: Table) -> None:
     assert all(share.data is None for share in kept.shares.values())
 
 
-def test_a_sum_of_fewer_agents_than_the_quorum_is_refused(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
-    table.through(lambda: table.sum(round, ("a",)))
-    table.through(lambda: table.sum(round, ("a", "b")))
-    assert table.relay.received("aggregate-share") == []
-    assert set(table.relay_holdings(round)) == {"a"}
-
-
 def test_an_agent_that_sends_two_different_shares_is_excluded_also_after_a_restart(table: Table) -> None:
     round = table.round()
     table.open(round)
@@ -326,16 +321,6 @@ def test_an_impostor_with_the_highest_number_does_not_silence_an_agent(table: Ta
     assert set(table.relay_holdings(second)) == set(AGENTS)
 
 
-def test_the_same_share_again_counts_once(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    for _ in range(2):
-        table.through(lambda: table.share("a", round))
-    table.through(lambda: table.share("c", round))
-    table.through(lambda: table.sum(round, ("a", "c")))
-    assert np.array_equal(table.sums(1)[0].words, expected_words(table, round, "ac"))
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -428,16 +413,6 @@ def test_only_the_coordinator_opens_and_sums(table: Table) -> None:
     assert table.relay.received("aggregate-share") == []
 
 
-def test_a_round_opened_differently_stays_what_it_was(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
-    table.open(round, participants={"z": PartyKeys.generate().public.verify_key})
-    table.share("b", round)
-    table.through()
-    assert set(table.relay_holdings(round)) == {"a", "b"}
-
-
 def test_shares_of_an_expired_round_are_deleted_and_it_is_not_opened_again(table: Table) -> None:
     round = table.round()
     table.open(round)
@@ -481,20 +456,6 @@ def test_shares_of_an_expired_round_are_deleted_whether_or_not_the_coordinator_c
     running.end()
 
 
-def test_a_sum_outlives_its_round_for_a_week_and_no_longer(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
-    table.share("b", round)
-    table.through(lambda: table.sum(round, ("a", "b")))
-    table.now[0] += timedelta(hours=2)
-    table.through(lambda: table.sum(round, ("a", "b")))
-    assert len(table.sums(2)) == 2
-    table.now[0] += timedelta(seconds=SUM_KEPT_S)
-    table.through(lambda: table.sum(round, ("a", "b")))
-    assert len(table.relay.received("aggregate-share")) == 2
-
-
 def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
     """It would have forgotten which rounds were summed."""
     round = table.round()
@@ -509,29 +470,6 @@ def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
     (table.home / "journal.db").write_bytes(older)
     with pytest.raises(JournalBehind):
         run_tallier(table.home, stop=threading.Event())
-
-
-@pytest.mark.parametrize(
-    "point",
-    [
-        "tallier.stored",
-        *(
-            pytest.param(point, marks=pytest.mark.long)
-            for point in ("tallier.received", "tallier.reported", "tallier.fixed", "tallier.summed")
-        ),
-    ],
-)
-def test_killed_at_any_step_it_reaches_the_same_sum(table: Table, tmp_path: Path, point: str) -> None:
-    round = table.round()
-    table.open(round, expires_at=1e11 - 1)
-    for agent in AGENTS:
-        table.share(agent, round)
-    table.sum(round, AGENTS)
-    killed_at(table, tmp_path, point)
-    table.through(lambda: table.sum(round, AGENTS))
-    for aggregate in table.sums(1):
-        assert aggregate.contributors == set(AGENTS)
-        assert np.array_equal(aggregate.words, expected_words(table, round, "abc"))
 
 
 def killed_at(table: Table, tmp_path: Path, point: str) -> None:

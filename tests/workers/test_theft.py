@@ -11,9 +11,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import text
 
+from labeler.errors import ProtocolViolation
 from labeler.ledger.database import open_database
-from labeler.messages.rounds import Settled
-from labeler.messages.shares import share_from_bytes
+from labeler.messages.bodies import Settled, share_from_bytes
 from labeler.randomness import derive_key
 from labeler.system.erasable import is_locked_away, keys_in, take_out
 from tests.workers import test_agent_service
@@ -99,5 +99,5 @@ def test_bodies_in_a_journal_are_sealed_to_the_talliers_before_they_are_encrypte
     key = keys_in(site.home / "erasable")[ask.round.digest]
     for body, share in zip(take_out(key, ask.round.digest, answer)[1:], shares, strict=True):
         assert share.sharing_id.hex().encode() not in body
-        with pytest.raises(Exception, match="JSON"):
+        with pytest.raises(ProtocolViolation):
             share_from_bytes(body, max_entries=10_000)

@@ -14,7 +14,7 @@ import pytest
 from labeler.batching import round_charges
 from labeler.errors import BudgetExceeded, LabelerError, PolicyRefusal
 from labeler.ledger import promises as told
-from labeler.messages.rounds import Proposal
+from labeler.messages.bodies import Proposal
 from labeler.planning import price
 from labeler.task import Task
 from tests.workers.test_agent import policy_with

@@ -21,7 +21,7 @@ from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.lifetimes import CLOSED, NO_DIGESTS, OTHER_KEY, SET_ASIDE
 from labeler.ledger.schema import life_rounds, life_spends
-from labeler.messages.rounds import Ask
+from labeler.messages.bodies import Ask
 from labeler.sharing import unshard
 from labeler.system.keys import PartyKeys
 from labeler.system.site_key import SiteKey

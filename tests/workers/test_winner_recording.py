@@ -12,8 +12,7 @@ from scipy import stats
 
 from labeler.errors import Forged
 from labeler.messages import Message
-from labeler.messages.envelope import Poll
-from labeler.messages.shares import holdings_from_bytes
+from labeler.messages.bodies import Poll, holdings_from_bytes
 from labeler.system.keys import PartyKeys
 from tests.workers import test_winner_service as service
 from tests.workers.test_winner_service import AGENTS, CLASSES, TALLIERS, K, Trio
@@ -105,7 +104,7 @@ def check_poll(poll: Poll) -> None:
         "journal_hash",
         "coordinator_seq",
         "coordinator_hash",
-        "version",
+        "program",
         "facts",
     }
     assert set(poll.facts) == {"winner_group"}

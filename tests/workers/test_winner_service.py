@@ -14,8 +14,7 @@ import pytest
 
 from labeler.ledger.database import open_database
 from labeler.ledger.tallier_memory import TallierMemory
-from labeler.messages.rounds import OpenRound, Refusal, SumRequest
-from labeler.messages.shares import share_to_bytes, winner_from_bytes
+from labeler.messages.bodies import OpenRound, Refusal, SumRequest, share_to_bytes, winner_from_bytes
 from labeler.randomness import os_source
 from labeler.sharing import WinnerTerms
 from labeler.system.erasable import KeyFolder

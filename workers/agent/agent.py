@@ -24,14 +24,14 @@ from feature_store.index.build import goes_to_device, products_of
 from feature_store.shard import Shard
 from labeler.batching import due, round_charges
 from labeler.budget import Account
-from labeler.contribution import input_shares
 from labeler.errors import InvalidSetting, MixedShards, PrivacyRefusal
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
-from labeler.messages.shares import share_from_bytes, share_to_bytes
+from labeler.messages.bodies import share_from_bytes, share_to_bytes
 from labeler.methods.ensemble import head_of
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import ByteSource, derive_key, keyed_source
 from labeler.records import ModelStore, Records
+from labeler.release import input_shares
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, IN_PROCESS, Recipients
 from labeler.tally import InputShare, QueryBatch, Round, round_of
 from labeler.task import Level, Task
@@ -208,19 +208,16 @@ class Agent:
         cast: CastVotes | None = None
         if task.life is None:
             ballots = self.ballots(task, batch, key)
+        elif self._spends is None:
+            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
         else:
-            ballots, cast = self._votes_for_life(task, batch)
+            limit = self._memory_limit_bytes
+            ballots, cast = lifetime_ballots(
+                task, batch, self._shard, self._spends.spent, engine=self._engine, memory_limit_bytes=limit
+            )
         source = self._source(key, NOISE, task, batch, self._shard.version)
         shares = input_shares(ballots, task, round_of(task, batch), agent_id=self.agent_id, source=source)
         return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
-
-    def _votes_for_life(self, task: Task, batch: QueryBatch) -> tuple[NDArray[np.int64], CastVotes]:
-        if self._spends is None:
-            raise PrivacyRefusal(f"agent {self.agent_id}: {NO_SPENDS}")
-        limit = self._memory_limit_bytes
-        return lifetime_ballots(
-            task, batch, self._shard, self._spends.spent, engine=self._engine, memory_limit_bytes=limit
-        )
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.

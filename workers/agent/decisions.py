@@ -22,7 +22,7 @@ from pathlib import Path
 
 from labeler.errors import AwaitingApproval, InvalidSetting, LabelerError, PolicyRefusal, ProtocolViolation, SiteStopped
 from labeler.ledger.agent_memory import AgentMemory, AskedBy
-from labeler.messages.rounds import Ask, Proposal
+from labeler.messages.bodies import Ask, Proposal
 from labeler.system.clock import Clock
 from labeler.system.files import replace_file, sync_folder
 from workers.agent.policy import Policy

@@ -52,8 +52,8 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.lifetimes import CastVotes, LifetimeSpends
 from labeler.ledger.promises import PromiseStore
 from labeler.messages import COORDINATOR, Header, Message
-from labeler.messages.rounds import AnswerSent, Ask, Declined, Proposal, Refusal, Willing, Withdrawn
-from labeler.messages.rounds import Settled as SettledBody
+from labeler.messages.bodies import AnswerSent, Ask, Declined, Proposal, Refusal, Willing, Withdrawn
+from labeler.messages.bodies import Settled as SettledBody
 from labeler.rounds import agent as machine
 from labeler.rounds import agent_proposal as proposing
 from labeler.rounds.agent import NOT_KEPT, AgentRound, RoundEffect, RoundEvent

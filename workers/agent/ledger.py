@@ -22,7 +22,7 @@ from labeler.ledger.database import Connection, Database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.lifetimes import set_aside
 from labeler.ledger.promises import Compared, PromiseStore, Proposed, RequesterShares, promise_name
-from labeler.messages.rounds import Proposal
+from labeler.messages.bodies import Proposal
 from labeler.rounds.agent import Recipients
 from labeler.setting import LEVELS
 from labeler.system.clock import Clock
@@ -122,15 +122,6 @@ class DurableLedger:
                 set_aside(self._ledger, self._account, policy.budget.life_nano)
             self._opened = policy
         return policy
-
-    def check_price(self, task: Task, sizes: Sequence[int]) -> None:
-        """Find out whether rounds of these sizes can be priced at all, before anything is written down.
-
-        Raises:
-            Exception: whatever a task brings about that nobody had thought of.
-        """
-        for size in set(sizes):
-            round_charges(task, size)
 
     def charge_in(
         self,

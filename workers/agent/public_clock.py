@@ -34,7 +34,7 @@ from feature_store.index.build import here
 from feature_store.shard import Shard
 from labeler.errors import PrivacyRefusal
 from labeler.ledger.lifetimes import LifetimeSpends, Spent
-from labeler.messages.rounds import Ask
+from labeler.messages.bodies import Ask
 from labeler.randomness import KEY_BYTES
 from labeler.records import ModelStore
 from labeler.tally import QueryBatch

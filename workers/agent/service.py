@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.manifest import MANIFEST_NAME
-from feature_store.shard import MARK_NAME, Shard, check_served, claim
+from feature_store.shard import MANIFEST_NAME, MARK_NAME, Shard, check_served, claim
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PolicyRefusal, Unavailable
 from labeler.ledger.agent_memory import AgentMemory, AskedBy, JournalRounds
 from labeler.ledger.backup import check_home, mark_home
@@ -221,7 +220,7 @@ class _Records:
 
     def look(self) -> None:
         """Go over to the shard as it is now, where it has changed."""
-        stamp = self._stamps()
+        stamp = (self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME))
         if stamp == self._stamp:
             return
         before = self._agent
@@ -258,9 +257,6 @@ class _Records:
             spends=self._spends,
             padding=padding,
         )
-
-    def _stamps(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        return self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME)
 
     def _stamp_of(self, name: str) -> tuple[int, int, int]:
         try:

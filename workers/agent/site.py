@@ -29,7 +29,7 @@ from labeler.system.clock import now_utc
 from labeler.task import Task
 from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
-from workers.agent.policy import policy_in_words, read_policy
+from workers.agent.policy import BudgetTable, Policy, read_policy
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
 
 _MARGIN = 1e-7
@@ -247,6 +247,7 @@ def _decision(
 
 def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
+    life_nano = 0 if task is None or task.life is None else task.life.budget_nano
     return {
         "at": _moment(one.at),
         "task_id": one.task_digest,
@@ -259,17 +260,12 @@ def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[st
         "queries": one.num_queries,
         "talliers": list(one.talliers),
         "delta": delta,
-        "life_nano": 0 if task is None or task.life is None else task.life.budget_nano,
+        "life_nano": life_nano,
         **{f"{level}_nano": amount for level, amount in charges.items()},
-        **{f"{level}_epsilon": _epsilon(amount, delta) for level, amount in charges.items()},
-    } | _for_life(task, delta)
-
-
-def _for_life(task: Task | None, delta: float) -> dict[str, Any]:
-    """Of votes for life no round has an epsilon of its own: what is stated is what all of them are, ever."""
-    if task is None or task.life is None:
-        return {}
-    return {"instance_epsilon": epsilon_of(task.life.budget_nano, delta)}
+        "agent_epsilon": _epsilon(charges["agent"], delta),
+        # Of votes for life no round has an epsilon of its own: what is stated is what all of them are, ever.
+        "instance_epsilon": _epsilon(life_nano or charges["instance"], delta),
+    }
 
 
 def _epsilon(nano: int, delta: float) -> float | None:
@@ -309,7 +305,7 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
         raise NotReady("the agent of this home has been asked nothing yet; start it once") from None
 
 
-class DeskSite:
+class SiteConsole:
     """One home, for the page of its site. What is shown is read anew each time: agent and shell write meanwhile.
 
     Raises:
@@ -403,3 +399,64 @@ def _cell(value: object) -> object:
         return ""
     text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
     return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+
+
+def policy_in_words(policy: Policy) -> list[str]:
+    """One sentence for each thing that the policy allows or refuses, in the order of the file."""
+    budget, allow = policy.budget, policy.allow
+    lines = [
+        _cap("one private image", budget.instance_epsilon, budget.delta),
+        _cap("this site as a whole", budget.agent_epsilon, budget.delta),
+        *_life(budget, allow.life_job_share),
+        *_share(budget.per_requester),
+        "Every task needs the approval of a person here."
+        if allow.approval
+        else "Tasks that keep to this policy are answered without asking a person.",
+        "Any task may ask, within this policy."
+        if allow.tasks == "any"
+        else f"Only {len(allow.tasks)} tasks may ask, those named in the policy.",
+        f"Ways to answer: {', '.join(allow.methods) or 'none, so everything is refused'}.",
+        f"What may be opened of a sum: {', '.join(allow.releases) or 'nothing, so everything is refused'}.",
+        f"At most {allow.max_queries_per_day:,} questions are answered in any 24 hours.",
+        "It counts on no noise but its own: tasks have to name all other agents as colluding or absent."
+        if allow.max_noise_contributors == 1
+        else f"It counts on {allow.max_noise_contributors} agents, itself among them, to add their part of the noise.",
+    ]
+    if allow.max_noise_talliers:
+        honest = "one of the three talliers" if allow.max_noise_talliers == 1 else "two of the three talliers"
+        lines.append(f"The talliers may add the noise in its place: it counts on {honest} to be honest.")
+    if allow.person_epsilon is not None:
+        lines.append(
+            f"One task may cost one person, with all their records here, at most epsilon {allow.person_epsilon:g}."
+        )
+    names = ", ".join(sorted(policy.talliers)) or "nobody, so everything is refused"
+    return [*lines, f"Shares go to {names}, and to nobody else."]
+
+
+def _life(budget: BudgetTable, share: float | None) -> list[str]:
+    if budget.life_epsilon is None:
+        return []
+    return [
+        "Votes for life: all such tasks that are ever answered cost one private image at most epsilon "
+        f"{budget.life_epsilon:g} together, which is set aside; an image that has spent it votes no more, and nobody "
+        "is told which has. "
+        + (
+            "One job may take all that an image has left of it."
+            if share is None
+            else f"One job may take at most {100 * share:g} % of it from an image."
+        )
+    ]
+
+
+def _share(per_requester: float | None) -> list[str]:
+    if per_requester is None:
+        return []
+    return [
+        f"One requester may take at most {100 * per_requester:g} % of each of these; who asks says the coordinator."
+    ]
+
+
+def _cap(what: str, epsilon: float | str, delta: float) -> str:
+    if isinstance(epsilon, str):
+        return f"About {what}: recorded, with no limit."
+    return f"About {what}: all answers together at most epsilon {epsilon:g} (delta {delta:g})."

@@ -36,16 +36,16 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.accounting.events import NANO
-from labeler.contribution import contribution
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.ledger.database import open_database
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.methods import METHODS
 from labeler.randomness import os_source, seeded_source
+from labeler.release import contribution
 from labeler.setting import StatedLevel
 from labeler.system.files import read_named
 from labeler.system.site_key import SiteKey

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from feature_store.quantize import FEATURE_SCALE
+from feature_store.rows import FEATURE_SCALE
 from feature_store.students.answers import NoisyAnswers
 from feature_store.students.student import fit_student
 from labeler.linear_model import model_before

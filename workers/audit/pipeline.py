@@ -31,13 +31,12 @@ from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.batching import total_charges
 from labeler.budget import Account
-from labeler.contribution import on_grid
 from labeler.errors import InvalidSetting, LabelerError, ProtocolViolation
 from labeler.linear_model import model_before
 from labeler.methods.sensitivity import kept_bound
 from labeler.noise import DiscreteGaussian, noise_share, noise_source
 from labeler.randomness import KEY_BYTES, os_source, seeded_source
-from labeler.release import Release
+from labeler.release import Release, on_grid
 from labeler.rounds.agent import IN_PROCESS
 from labeler.setting import StatedLevel
 from labeler.sharing import ShareVector, unshard

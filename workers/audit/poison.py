@@ -34,7 +34,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feature_store.quantize import FEATURE_SCALE, quantize
+from feature_store.rows import FEATURE_SCALE, quantize
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms

@@ -422,7 +422,7 @@ def divided(
 
 def digits_pool(*, seed: int) -> Pool:
     """The 1,797 handwritten digits that come with scikit-learn, as pixels: no download and no backbone."""
-    from feature_store.quantize import quantize
+    from feature_store.rows import quantize
     from workers.digits import CLASSES, load_digits
 
     images, targets = load_digits()

@@ -222,8 +222,7 @@ def predict(
 
     Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
     """
-    from feature_store.results.exports import Wanted, export_images
-    from feature_store.results.exports.pictures import check_new
+    from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
     from workers.progress import progress_bars
     from workers.run.publishing import write_table

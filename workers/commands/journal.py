@@ -31,7 +31,7 @@ from workers.commands.console import (
 )
 
 if TYPE_CHECKING:
-    from feature_store.results.evidence_file import SignedEvidence
+    from feature_store.results.evidence import SignedEvidence
 
 Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent or a tallier.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
@@ -225,7 +225,7 @@ def evidence(
     """
     if context.invoked_subcommand is not None:
         return
-    from feature_store.results.evidence_page import render_page
+    from feature_store.results.evidence import render_page
     from labeler.system.files import replace_file
 
     check_file(out)
@@ -267,7 +267,7 @@ def verify_evidence(
 
     Example: `labeler evidence verify evidence.json --key 9d61b19d...`
     """
-    from feature_store.results.evidence_file import MAX_BYTES, read_signed
+    from feature_store.results.evidence import MAX_BYTES, read_signed
     from labeler.system.files import read_named
     from workers.homes.evidence import check_evidence
 
@@ -297,7 +297,7 @@ def _made(home: Path, task: str, since: str, until: str, audits: list[Path]) -> 
 
 
 def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, since: str, until: str) -> SignedEvidence:
-    from feature_store.results.evidence_file import read_signed
+    from feature_store.results.evidence import read_signed
 
     with connect(url, token, ca_file) as service:
         service.evidence(out, task=task, since=_moment("since", since), until=_moment("until", until))

@@ -233,7 +233,8 @@ def agent_join(
 
     Example: `labeler agent join hospital-a.invitation.json --shard a.shard --home agent`
     """
-    from workers.agent.policy import policy_in_words, read_policy
+    from workers.agent.policy import read_policy
+    from workers.agent.site import policy_in_words
     from workers.homes.joining import join_agent, pinned_changes
     from workers.party.home import POLICY_FILE
 

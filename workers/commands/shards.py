@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from feature_store.backbone_names import DEFAULT_BACKBONE
+from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import IdenticalImages
 from workers.commands.console import Json, escaped, one_of, print_json, tell
 
@@ -59,9 +59,6 @@ def embed(
     site_key: Annotated[
         Path | None, typer.Option(help="The site's key for digests of people and images. Default: beside the shard.")
     ] = None,
-    part_size: Annotated[
-        int | None, typer.Option(min=1, help="Records in each file of features. Default: one file of all.")
-    ] = None,
     max_records: Annotated[
         int | None,
         typer.Option(min=1, help="Declare that the site never holds more private images; more are refused."),
@@ -105,7 +102,7 @@ def embed(
 
     `labeler embed scans.parquet --out a.shard --classes healthy,ill --person-column patient`
 
-    `labeler embed million-scans/ --out scans.shard --public --ray --part-size 1000000`
+    `labeler embed million-scans/ --out scans.shard --public --ray`
 
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
@@ -133,7 +130,6 @@ def embed(
                 persons=people,
                 duplicates=policy,
                 key=site_key,
-                part_size=part_size,
                 max_records=max_records,
                 attributes=attributes,
                 split=split,

@@ -40,7 +40,7 @@ from feature_store.backbones import load_backbone
 from feature_store.backbones.backbone import decode_for, prepare_image
 from feature_store.index import ENGINES, NeighborIndex, Neighbors, build_index, nearest_by_definition
 from feature_store.index.build import is_cluster
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, LabelerError, UnsafeIndex
 from workers.doctor.checkup import Finding, look, well, wrong
 

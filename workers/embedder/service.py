@@ -1,13 +1,14 @@
 """The embedder process: turns the images of jobs into public features, in the coordinator's own domain.
 
-    turn of a lane (lease, heartbeat) -> its next job -> decode (a process of its own) -> embed, a slice at a time
+    turn of a lane (EmbedBoard.turn) -> its next job -> decode (a process of its own) -> embed, a slice at a time
                                                                      |
                           jobs/JOB/public.shard: the features        v
                           jobs/JOB/failed.json: what cannot be asked about, and why
 
-A lane is one requester (feature_store.embed_board). While others wait it has `SLICE_S`, then it is their turn, and the
-job at hand goes on from where it was; so nobody waits longer for the first step than a slice of everybody else. Work
-stops between two looks, a fraction of a second apart, when its job is not waited for any more.
+A lane is one requester (feature_store.results.questions). While others wait it has `SLICE_S`, then it is their turn,
+and the job at hand goes on from where it was; so nobody waits longer for the first step than a
+slice of everybody else. Work stops between two looks, a fraction of a second apart, when its job is not waited for any
+more.
 
 Only public images are read here, and nothing is charged. The result is a function of the upload and the backbone, so
 work that is done twice, by this process or another, gives the same file. Several embedders may serve one coordinator;
@@ -17,27 +18,33 @@ each has another requester's turn.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from feature_store.backbones import Backbone, Transform, load_backbone
 from feature_store.decode import Skipped
-from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images, unusable_images
-from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, EmbedRequest
-from feature_store.embed_steps import Loaded
-from feature_store.embedding import Loader, embed_source
-from feature_store.results.questions import FAILURE, MOST_NAMED, SHARD, UPLOAD, unasked, write_failure
-from labeler.driver.mail import Mailbox, Work
+from feature_store.decode_process import PixelLimits, UnusableImage, decoded_images
+from feature_store.embedding import Loaded, Loader, embed_source
+from feature_store.results.questions import (
+    FAILURE,
+    MOST_NAMED,
+    SHARD,
+    UPLOAD,
+    EmbedBoard,
+    EmbedRequest,
+    unasked,
+    write_failure,
+)
+from labeler.driver.mail import Mailbox
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import (
     BadData,
@@ -45,7 +52,6 @@ from labeler.errors import (
     InvalidSetting,
     LabelerError,
     MixedShards,
-    NotReady,
     TryAgain,
     UnreadableImage,
 )
@@ -55,8 +61,6 @@ from workers.service_process import tell_ready
 
 log = logging.getLogger("labeler.embedder")
 
-QUEUE = EMBED_QUEUE
-LEASE_S = 10.0
 HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
 """Work that was handed out this often without an end kills whoever takes it, and is given up."""
@@ -74,7 +78,10 @@ ALIVE_S = 30.0
 
 WORKING = f".{SHARD}.writing"
 
-_CLAIM_WAIT_S = 1.0
+LOOK_EVERY_S = 0.1
+"""How often the board is looked at while nobody waits."""
+
+AGAIN_S = 1.0
 
 
 class _JobEnded(Exception):
@@ -98,47 +105,32 @@ def run_embedder(
     Raises:
         InvalidSetting: the Redis URL is none.
     """
-    consumer = f"embedder-{socket.gethostname()[:50]}-{os.getpid()}"
     embedder = Embedder(coordinator_home, backbones, stop=stop)
+    board = EmbedBoard(coordinator_home)
     mailbox = RedisMailbox(redis_url)
     log.info("embedder ready", extra={"backbones": len(backbones)})
-    is_reached = True
+    said = ""
     try:
-        while not stop.is_set():
-            try:
-                mailbox.show_life(ROLE, for_s=ALIVE_S)
-                tell_ready()
-                work = mailbox.claim(QUEUE, consumer, lease_s=LEASE_S, wait_s=_CLAIM_WAIT_S)
-                if work is not None:
-                    _take_turn(embedder, mailbox, work)
-                is_reached = True
-            except Interrupted:
-                break
-            except TryAgain as error:
-                if is_reached:
-                    log.warning("work waits", extra={"problem": error.problem_type, "sentence": str(error)})
-                is_reached = False
-                stop.wait(_CLAIM_WAIT_S)
+        with _signs_of_life(mailbox):
+            while not stop.is_set():
+                try:
+                    with board.turn() as turn:
+                        if turn is not None:
+                            embedder.turn(turn[0], attempt=turn[1], mailbox=mailbox)
+                    said = ""
+                    if turn is None:
+                        stop.wait(LOOK_EVERY_S)
+                except Interrupted:
+                    break
+                except TryAgain as error:
+                    # Nobody died of it, so it is no attempt: a full disk may last for hours.
+                    if error.problem_type != said:
+                        log.warning("work waits", extra={"problem": error.problem_type, "sentence": str(error)})
+                    said = error.problem_type
+                    stop.wait(AGAIN_S)
     finally:
         mailbox.close()
     log.info("embedder stopped")
-
-
-def _take_turn(embedder: Embedder, mailbox: Mailbox, work: Work) -> None:
-    """One turn of a lane; the lane goes to the end of the line where more is to do."""
-    try:
-        with _lease(mailbox, work):
-            embedder.turn(work.work_id, attempt=work.attempt, mailbox=mailbox)
-    except Interrupted:
-        raise
-    except TryAgain:
-        # Nobody died of it, so it is no attempt: a full disk may last for hours. The coordinator asks again.
-        mailbox.done(work)
-        raise
-    mailbox.done(work)
-    # After `done`, and behind whoever came meanwhile; what comes from here on the coordinator puts into the line.
-    if embedder.waiting(work.work_id):
-        mailbox.add_work(QUEUE, work.work_id)
 
 
 class Embedder:
@@ -151,10 +143,6 @@ class Embedder:
         self._stop = stop
         self._loaded: dict[str, Backbone] = {}
 
-    def waiting(self, lane: str) -> int:
-        """How many jobs of a lane wait."""
-        return len(self._board.jobs(lane)) if Path(lane).name == lane else 0
-
     def turn(self, lane: str, *, attempt: int, mailbox: Mailbox) -> None:
         """Work for one requester, until nothing is left or somebody else's turn has come.
 
@@ -164,9 +152,6 @@ class Embedder:
         Raises:
             TryAgain: stopped, or something cannot be reached or kept now; the jobs go on waiting.
         """
-        if Path(lane).name != lane:
-            log.error("work skipped: no requester has such a name")
-            return
         until = time.monotonic() + SLICE_S
         while waiting := self._board.jobs(lane):
             try:
@@ -239,26 +224,17 @@ class Embedder:
                 raise _SliceOver
 
         look()
-        try:
-            with _decoder(upload, backbone, request, look) as loader:
-                embed_source(
-                    upload,
-                    backbone,
-                    folder / SHARD,
-                    classes=(),
-                    public=True,
-                    thumbnails=False,
-                    progress=progress,
-                    loader=loader,
-                )
-        except UnusableImage as error:
-
-            def look_on() -> None:
-                look()
-                if self._is_over(lane, until):
-                    raise _SliceOver
-
-            raise _unasked(upload, backbone, request, error, look_on) from None
+        with _decoder(upload, backbone, request, look, lambda: self._is_over(lane, until)) as loader:
+            embed_source(
+                upload,
+                backbone,
+                folder / SHARD,
+                classes=(),
+                public=True,
+                thumbnails=False,
+                progress=progress,
+                loader=loader,
+            )
         fault_point("embedder.embedded")
 
     def _backbone(self, fingerprint: str) -> Backbone:
@@ -286,7 +262,9 @@ class Embedder:
 
 
 @contextmanager
-def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None]) -> Iterator[Loader]:
+def _decoder(
+    upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None], is_over: Callable[[], bool]
+) -> Iterator[Loader]:
     """Batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
     transform = Transform.model_validate(backbone.spec["transform"])
     limits = PixelLimits(request.max_pixels, request.max_job_pixels)
@@ -298,6 +276,8 @@ def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Call
             batch: list[Loaded] = []
             until = time.monotonic() + BATCH_S
             for index, pixels in enumerate(images, start):
+                if isinstance(pixels, UnusableImage):
+                    raise _unasked(upload, pixels, images, is_over)
                 batch.append(Loaded(index, pixels, None, ""))
                 if len(batch) >= max(BATCH_IMAGES, backbone.batch_size) or time.monotonic() >= until:
                     yield batch
@@ -310,35 +290,39 @@ def _decoder(upload: Path, backbone: Backbone, request: EmbedRequest, look: Call
 
 
 def _unasked(
-    upload: Path, backbone: Backbone, request: EmbedRequest, first: UnusableImage, look: Callable[[], None]
+    upload: Path,
+    first: UnusableImage,
+    others: Generator[NDArray[np.uint8] | UnusableImage],
+    is_over: Callable[[], bool],
 ) -> UnreadableImage:
-    """What is said of a job with an image that cannot be used: of the others that cannot, too, as far as `look` lets
-    them be decoded. Otherwise whoever has sent twenty would hear of them one by one.
+    """What is said of a job with an image that cannot be used: of the others that cannot, too, until the slice is over.
+    Otherwise whoever has sent twenty would hear of them one by one.
     """
-    transform = Transform.model_validate(backbone.spec["transform"])
-    limits = PixelLimits(request.max_pixels, request.max_job_pixels)
     found, all_were_looked_at = [first], False
-    with suppress(_SliceOver):
-        if not first.is_last:
-            with closing(unusable_images(upload, transform, limits, start=first.index + 1, look=look)) as others:
-                found += islice(others, MOST_NAMED - 1)
-            all_were_looked_at = len(found) < MOST_NAMED and not found[-1].is_last
+    while len(found) < MOST_NAMED and not found[-1].is_last and not is_over():
+        image = next(others, None)
+        if image is None:
+            all_were_looked_at = True
+            break
+        if isinstance(image, UnusableImage):
+            found.append(image)
     names = _names_of(upload, [one.index for one in found])
     bad = [Skipped(name, one.reason) for name, one in zip(names, found, strict=True)]
     return unasked(bad, all_were_looked_at=all_were_looked_at)
 
 
 @contextmanager
-def _lease(mailbox: Mailbox, work: Work) -> Iterator[None]:
-    """Signs of life while the block runs, so that nobody else takes the work over."""
+def _signs_of_life(mailbox: Mailbox) -> Iterator[None]:
+    """Say that an embedder is there while the block runs, however long a job takes."""
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(HEARTBEAT_S):
-            # Lost or unreachable: the result is welcome all the same.
-            with suppress(NotReady, TryAgain):
+        while True:
+            with suppress(TryAgain):
                 mailbox.show_life(ROLE, for_s=ALIVE_S)
-                mailbox.heartbeat(work)
+                tell_ready()
+            if ended.wait(HEARTBEAT_S):
+                return
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -21,12 +21,12 @@ from PIL import Image
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
 from feature_store.embedding import Duplicates, embed_source
-from feature_store.images import ImageSource
 from feature_store.same_images import Twice, find_same_images, named
 from feature_store.shard import Shard
 from feature_store.sources import (
     CELEBA_TABLE,
     AttributeSource,
+    ImageSource,
     PersonColumn,
     celeba_source,
     is_celeba,
@@ -52,7 +52,6 @@ def embed_images(
     persons: PersonColumn | None = None,
     duplicates: Duplicates | None = None,
     key: Path | None = None,
-    part_size: int | None = None,
     max_records: int | None = None,
     attributes: Path | None = None,
     split: str | None = None,
@@ -96,7 +95,6 @@ def embed_images(
             persons=persons,
             duplicates=duplicates,
             key=key,
-            part_size=part_size,
             max_records=max_records,
             scanned=lambda done, total: progress(f"Comparing {out.name}", done, total),
             progress=lambda done, total: progress(f"Embedding {out.name}", done, total),

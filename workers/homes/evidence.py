@@ -12,7 +12,7 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from feature_store.results.evidence_file import SignedEvidence, sign_evidence
+from feature_store.results.evidence import SignedEvidence, sign_evidence
 from labeler.auditing import AuditFacts
 from labeler.errors import Forged, InvalidSetting, LabelerError
 from labeler.evidence.derive import contradictions, derive, differences, rebuilt, software

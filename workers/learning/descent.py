@@ -1,20 +1,32 @@
 """The arithmetic of `labeler.descent`: projected gradient descent, a fixed number of steps, records in blocks.
 
 Nothing in it depends on how many records there are but how long it takes. There is no randomness: no seed, no order of
-records, no early stop, no refusal. Where there is much to do and a GPU, the steps are taken there (`on_device`), within
-the same margin for rounding.
+records, no early stop, no refusal.
+
+Where there is much to do and a GPU, the steps are taken there in double precision (`descend_on`), within the same
+margin for rounding. `labeler.descent` bounds rounding for sums in *any* order of at most DEPTH numbers in double
+precision, and cuBLAS adds the products of a block of at most BLOCK_ROWS rows in some order; exponentials are right to a
+unit in the last place. So weights of a device and of a processor are both within the proof's margin, and neighbouring
+sets may be trained one here and one there. Products that only look like double precision, made of smaller ones, are
+another matter: they are refused.
+
+Rows go over once and stay as far as they fit; those behind them go over at every step. A device that fails is left,
+and the processor begins anew: nobody sees which it was.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
 from feature_store.index.build import training_device
-from feature_store.index.engine import DeviceFault
+from feature_store.index.exact_index import DeviceFault
 from labeler.descent import Descent
 from labeler.records import Array, Blocks, Slopes
 
@@ -46,8 +58,6 @@ def descend(
     """
     device = training_device(engine, products=2 * numbers * shape[-1] * terms.iterations)
     if device is not None:
-        from workers.learning.on_device import descend_on
-
         try:
             return descend_on(device, terms, blocks, slopes, counts=counts, shape=shape, ball_axes=ball_axes)
         except DeviceFault as fault:
@@ -73,3 +83,76 @@ def softmax_slopes(scores: Any, is_class: Any, xp: Any = np, /) -> Any:
 def logistic_slopes(scores: Any, is_positive: Any, xp: Any = np, /) -> Any:
     """Of log(1 + exp(-+ score)), one column; see Slopes."""
     return (expit(scores) if xp is np else xp.sigmoid(scores)) - is_positive
+
+
+_EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
+"""With which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""
+
+
+def descend_on(
+    device: str,
+    terms: Descent,
+    blocks: Blocks,
+    slopes: Slopes,
+    *,
+    counts: float | Array,
+    shape: tuple[int, ...],
+    ball_axes: int | tuple[int, ...],
+) -> Array:
+    """`descend` on a device of torch's.
+
+    Raises:
+        DeviceFault: it failed, is full, or may not compute in double precision.
+    """
+    import torch
+
+    if any(os.environ.get(name) for name in _EMULATION):
+        raise DeviceFault("double precision may be emulated on it")
+    target = torch.device(device)
+    step, keep, reach = terms.learning_rate, 1 - terms.learning_rate * terms.regularisation, terms.reach
+    try:
+        with torch.inference_mode():
+            there = _there(blocks, target)
+            weights = torch.zeros(shape, dtype=torch.float64, device=target)
+            share = _moved(step / np.asarray(counts, dtype=np.float64), target)
+            for _ in range(terms.iterations):
+                gradient = torch.zeros_like(weights)
+                for rows, truth in there():
+                    gradient += rows.transpose(-1, -2) @ slopes(rows @ weights, truth, torch)
+                weights = keep * weights - share * gradient
+                norms = weights.square().sum(dim=ball_axes, keepdim=True).sqrt()
+                weights *= reach / norms.clamp(min=reach)
+            found: Array = weights.cpu().numpy()
+    except RuntimeError as error:
+        raise DeviceFault(type(error).__name__) from None
+    return found
+
+
+def _there(blocks: Blocks, device: Any) -> Any:
+    """The blocks as tensors of a device, the first of them kept there, with half of what is free to spare."""
+    import torch
+
+    room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 30
+
+    kept: list[tuple[Any, Any]] = []
+    for rows, truth in blocks():
+        kept.append((_moved(rows, device), _moved(truth, device)))
+        room -= kept[-1][0].element_size() * kept[-1][0].nelement()
+        if room < 0:
+            break
+    else:
+        return lambda: kept
+
+    def there() -> Iterator[tuple[Any, Any]]:
+        yield from kept
+        for rows, truth in itertools.islice(blocks(), len(kept), None):
+            yield _moved(rows, device), _moved(truth, device)
+
+    return there
+
+
+def _moved(given: Any, device: Any) -> Any:
+    """Arrays as float64 tensors: also the truth, of which torch subtracts numbers alone."""
+    import torch
+
+    return torch.from_numpy(np.array(given, dtype=np.float64)).to(device)

@@ -1,4 +1,4 @@
-"""An agent's learner: which arithmetic of this package fits which model (`labeler.methods.terms.Learner`).
+"""An agent's learner: which arithmetic of this package fits which model (`labeler.methods.sensitivity.Learner`).
 
 Everything is loaded where it is wanted: most agents never train.
 """
@@ -41,15 +41,15 @@ class Trainer:
 
     def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
         """See Learner."""
-        from workers.learning import heads
+        from workers.learning import linear
 
-        return heads.train_head(records, num_classes=num_classes)
+        return linear.train_head(records, num_classes=num_classes)
 
     def predictions(self, head: NDArray[np.int64], questions: NDArray[np.int16]) -> NDArray[np.int64]:
         """See Learner."""
-        from workers.learning import heads
+        from workers.learning import linear
 
-        return heads.predict(head, questions)
+        return linear.predict(head, questions)
 
     def weights(self, records: Rows, *, terms: LinearTerms, axes: PublicAxes | None) -> NDArray[np.float64]:
         """See Learner."""

@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from feature_store.students.projection import softmax
+from feature_store.students.answers import softmax
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource

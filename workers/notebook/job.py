@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.results.exports.pictures import picture
+from feature_store.results.exports import picture
 from labeler.errors import InvalidSetting, NotReady
 from labeler.system.files import named_path
 
@@ -74,11 +74,13 @@ class LabelledJob:
             InvalidSetting: the images have attributes, any number each; see `labeler.load_student`.
             NotReady: nothing was answered, so there is none.
         """
-        from feature_store.students import load_student
+        from feature_store.results.models import read_model
+        from feature_store.students import Student
 
         self._check_one_class()
         self._check_answered()
-        return load_student(self.path / "student.npz")
+        model = read_model(self.path / "student.safetensors")
+        return Student.of_arrays(model.kind, model.arrays)
 
     def labels(self, frame: Frame = "pandas") -> Any:
         """The label of every public image: source, label, its name, and how sure the student is.

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from feature_store.backbone_names import DEFAULT_BACKBONE
+from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.methods import MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
 from labeler.task import StatedLevel

@@ -218,17 +218,14 @@ def _problem(status: int, retry_after: str, body: bytes) -> LabelerError:
     if kind == JournalBehind.problem_type:
         return JournalBehind(sentence)
     if status == 429 or status >= 500:
-        return Unreachable(sentence, retry_after_s=_retry_after(retry_after))
+        pause_s = min(float(retry_after), _LONGEST_RETRY_AFTER_S) if retry_after.isdecimal() else 0.0
+        return Unreachable(sentence, retry_after_s=pause_s)
     for known in (NotEnrolled, Forged, Replayed, TooLarge, WrongVersion):
         if kind == known.problem_type:
             return known(sentence)
     if status in (401, 403):
         return NotEnrolled(sentence)
     return ProtocolViolation(sentence)
-
-
-def _retry_after(text: str) -> float:
-    return min(float(text), _LONGEST_RETRY_AFTER_S) if text.isdecimal() else 0.0
 
 
 MAX_PROOF_BYTES: Final = 16 * 1024

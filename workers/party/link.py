@@ -42,7 +42,7 @@ from labeler.ledger.chain import EMPTY, Head
 from labeler.ledger.database import Connection, Database
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.clock import Clock, now_utc
 from labeler.system.keys import PartyKeys, verify
 from workers.party.coordinator import CoordinatorDoor, CoordinatorHttp, Seen, Unreachable
@@ -82,7 +82,7 @@ class PartyMail:
 
     def __init__(self, party_id: str, keys: PartyKeys, *, database: Database, sequences: Sequences) -> None:
         self.party_id = party_id
-        self._keys = keys
+        self.keys = keys
         self._database = database
         self._sequences = sequences
         self._opened: _Numbers = {}
@@ -108,7 +108,7 @@ class PartyMail:
             self._taken[signed] = self._sequences.last(*signed)
         if sequence <= max(self._opened.get(signed, 0), self._taken[signed]):
             raise Replayed(f"message {sequence} of {message.header.sender!r} is not new: it or a later one was taken")
-        body = self._keys.open(message)
+        body = self.keys.open(message)
         self._opened[signed] = sequence
         return body
 
@@ -117,10 +117,6 @@ class PartyMail:
         if message.header.recipient != self.party_id:
             raise ProtocolViolation(f"a message for {message.header.recipient!r} came to {self.party_id!r}")
         verify(message, verify_key)
-
-    def open_sealed(self, message: Message) -> bytes:
-        """The body in clear of a message whose envelope was checked and whose number somebody else keeps."""
-        return self._keys.open(message)
 
     def drop(self) -> None:
         """What was opened since the last turn had no effect: it may come again."""
@@ -147,7 +143,7 @@ class PartyMail:
 
     def sign(self, draft: Draft) -> Message:
         """A draft with the next number for its recipient, signed."""
-        return self._keys.message(
+        return self.keys.message(
             draft.kind,
             sender=self.party_id,
             recipient=draft.recipient,
@@ -288,7 +284,7 @@ class PartyLink:
         if first.header.sender != COORDINATOR or first.header.sequence <= self._last_answer:
             raise Replayed("the answer to a poll is an old one, or not the coordinator's")
         self._last_answer = first.header.sequence
-        note = Mail.decode(self.mail.open_sealed(first))
+        note = Mail.decode(self.mail.keys.open(first))
         self._compare(note, first)
         self._next_after = note.after
         self.mail.drop()
@@ -335,7 +331,7 @@ class PartyLink:
             journal_hash=own.hash if own.seq else "",
             coordinator_seq=seen.seq,
             coordinator_hash=seen.hash if seen.seq else "",
-            version=VERSION,
+            program=VERSION,
             facts=self._facts(),
         ).encode()
         return Draft("poll", COORDINATOR, body)

@@ -41,9 +41,6 @@ from labeler.batching import round_charges
 from labeler.budget import Account, NothingLeft, budget_for
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.mail_memory import MemoryMailbox
-from labeler.driver.reading import PartyBook
-from labeler.driver.sending import Writer
-from labeler.driver.stepping import Questions
 from labeler.errors import LabelerError, ProtocolViolation, Unavailable
 from labeler.expectation import expect
 from labeler.ledger.database import Connection, Database, open_database
@@ -53,10 +50,8 @@ from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.randomness import KEY_BYTES, seeded_source
-from labeler.release import Release, WinnerEngine
-from labeler.rounds.effects import UNFINISHED, Patience
-from labeler.rounds.job_state import JobRun
-from labeler.rounds.releases import release_from_bytes, release_to_bytes
+from labeler.release import Release, WinnerEngine, release_from_bytes, release_to_bytes
+from labeler.rounds.effects import UNFINISHED, JobRun, Patience
 from labeler.system.clock import now_utc
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task
@@ -131,14 +126,19 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             )
             for agent_id, shard in zip(names, prepared.shards, strict=True)
         ]
-        engine = _winner_engine(prepared)
+        winner_engine: WinnerEngine | None = None
+        if prepared.job.winner == "secure" and prepared.task.release == "winner":
+            # Loaded where it is wanted: a histogram needs none of it.
+            from workers.winner.session import ThreeTalliers
+
+            winner_engine = ThreeTalliers()
         parties = RunParties(
             prepared.task,
             prepared.batches,
             agents,
             store,
             is_seeded=is_seeded,
-            winner_engine=engine,
+            winner_engine=winner_engine,
             progress=progress,
         )
         selection = prepared.job.file.queries
@@ -182,15 +182,6 @@ def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
 def agent_ids(task: Task) -> list[str]:
     """Names of the agents of a job in one process, in the order of their shards."""
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
-
-
-def _winner_engine(prepared: PreparedJob) -> WinnerEngine | None:
-    if prepared.job.winner == "plain" or prepared.task.release != "winner":
-        return None
-    # Loaded where it is wanted: a histogram needs none of it.
-    from workers.winner.session import ThreeTalliers
-
-    return ThreeTalliers()
 
 
 def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
@@ -243,14 +234,13 @@ class RunJournal:
     """See the module; made by `open_run_journal`."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self.ledger = Ledger(database, clock=now_utc)
         self.tasks, self.jobs = TaskStore(database), JobStore(database)
-        self._aggregates, self._sequences = AggregateStore(database), Sequences(database)
 
     def begin(self, order: Order) -> JobRecord:
         """Write a job down, or find it as it was left."""
-        with self._database.write() as connection:
+        with self.database.write() as connection:
             if order.job_id not in self.jobs.many([order.job_id], connection=connection):
                 self._add(order, connection)
             return self.jobs.get(order.job_id, connection=connection)
@@ -274,29 +264,6 @@ class RunJournal:
             for one in found
             if one.kind == "post"
         ]
-
-    def driver(
-        self, writer: Writer, parties: PartyBook, questions: Questions, settlement: RunSettlement, *, is_simulated: bool
-    ) -> CoordinatorDriver:
-        """The coordinator of this journal."""
-        return CoordinatorDriver(
-            database=self._database,
-            ledger=self.ledger,
-            tasks=self.tasks,
-            jobs=self.jobs,
-            aggregates=self._aggregates,
-            parties=parties,
-            sequences=self._sequences,
-            sender=writer,
-            mailbox=MemoryMailbox(),
-            questions=questions,
-            settlement=settlement,
-            encode_release=release_to_bytes,
-            # Nobody is waited for: who is asked answers at once, or what happens to it ends the run.
-            patience=Patience(0.0, float("inf")),
-            clock=now_utc,
-            is_simulated=is_simulated,
-        )
 
     def _add(self, order: Order, connection: Connection) -> None:
         now = now_utc()
@@ -326,11 +293,6 @@ class RunJournal:
         self.jobs.add(job, rounds, connection=connection)
         # Nobody is asked whether they will: whoever names a shard has said so.
         self.jobs.willingness.fix_asked(job.job_id, order.agents, connection=connection)
-
-    def reserve(self, job_id: str, number: int, charges: Mapping[Level, int], connection: Connection) -> None:
-        """Set the price of a round aside."""
-        amounts = [Charge(ACCOUNT, level, amount) for level, amount in charges.items()]
-        self.ledger.reserve(reservation_id(job_id, number), amounts, detail={"job": job_id}, connection=connection)
 
 
 class RunSettlement:
@@ -365,7 +327,9 @@ class RunSettlement:
     ) -> None:
         """See Settlement."""
         for one, nano in zip(rounds, amounts, strict=True):
-            self._journal.reserve(job.job_id, one.number, nano, connection)
+            amount = [Charge(ACCOUNT, level, cost) for level, cost in nano.items()]
+            name = reservation_id(job.job_id, one.number)
+            self._journal.ledger.reserve(name, amount, detail={"job": job.job_id}, connection=connection)
 
     def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
         """See Settlement. What was asked stays charged; nothing of the rest has left."""
@@ -385,12 +349,6 @@ class RunSettlement:
 def reservation_id(job_id: str, number: int) -> str:
     """The ledger's name for the charge of one round."""
     return f"{job_id}/{number}"
-
-
-def ended_because(job: JobRecord) -> LabelerError:
-    """Why a job ended otherwise than completed."""
-    problem = job.problem or {}
-    return named_error(str(problem.get("type", "")), str(problem.get("detail", f"the job has ended: {job.state}")))
 
 
 @contextmanager
@@ -445,10 +403,29 @@ def run_rounds(
     """
     if job.state not in UNFINISHED:
         if job.state != "completed":
-            raise ended_because(job)
+            problem = job.problem or {}
+            because = str(problem.get("detail", f"the job has ended: {job.state}"))
+            raise named_error(str(problem.get("type", "")), because)
         return
     settlement = RunSettlement(journal)
-    driver = journal.driver(parties, parties, GivenQuestions(features), settlement, is_simulated=is_seeded)
+    driver = CoordinatorDriver(
+        database=journal.database,
+        ledger=journal.ledger,
+        tasks=journal.tasks,
+        jobs=journal.jobs,
+        aggregates=AggregateStore(journal.database),
+        parties=parties,
+        sequences=Sequences(journal.database),
+        sender=parties,
+        mailbox=MemoryMailbox(),
+        questions=GivenQuestions(features),
+        settlement=settlement,
+        encode_release=release_to_bytes,
+        # Nobody is waited for: who is asked answers at once, or what happens to it ends the run.
+        patience=Patience(0.0, float("inf")),
+        clock=now_utc,
+        is_simulated=is_seeded,
+    )
     last: list[JobRun] = []
 
     def observe(_: JobRun, after: JobRun) -> None:

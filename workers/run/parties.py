@@ -23,14 +23,23 @@ from labeler.errors import BadData, ProtocolViolation
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection
 from labeler.ledger.parties import PartyRecord
-from labeler.messages.rounds import Ask, OpenRound, SumRequest, TallierKey
-from labeler.messages.shares import aggregate_to_bytes, winner_to_bytes
+from labeler.messages.bodies import Ask, OpenRound, SumRequest, TallierKey, aggregate_to_bytes, winner_to_bytes
 from labeler.release import WinnerEngine, open_winner
 from labeler.rounds import agent as machine
 from labeler.rounds import tallier
 from labeler.rounds.agent import AgentRound, RoundEvent
-from labeler.rounds.effects import AskForSums, Event, HoldingsCame, OpenAt, Send, SendAsks, SumCame, TellSettled
-from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.effects import (
+    AskForSums,
+    Event,
+    HoldingsCame,
+    JobRun,
+    OpenAt,
+    RoundRun,
+    Send,
+    SendAsks,
+    SumCame,
+    TellSettled,
+)
 from labeler.rounds.tallier import TallierEffect
 from labeler.system.clock import now_utc
 from labeler.tally import AggregateShare, InputShare, QueryBatch
@@ -319,7 +328,7 @@ class RunTalliers:
             LabelerError: a tallier does not sum these contributors; the winners cannot be found.
         """
         digest = one.round_digest
-        request = SumRequest(contributors=one.contributors, ledger_seq=head.seq, ledger_hash=head.hash)
+        request = SumRequest(contributors=frozenset(one.contributors), ledger_seq=head.seq, ledger_hash=head.hash)
         for rounds in self._talliers.values():
             _raise_refusals(rounds.step(digest, tallier.SumAsked(request, rounds.site()), _NOW))
             if digest in rounds.changes.summed:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import load_engine
 from feature_store.query_selection import QuerySet, select_queries
-from feature_store.results.naming import QuestionNames, query_rows
+from feature_store.results.pseudo_labels import QuestionNames, query_rows
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import Student
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from importlib.metadata import version
@@ -21,13 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbone_names import loadable_name
-from feature_store.results.attribute_labels import ON, attribute_label_table
-from feature_store.results.for_students import ForStudents
-from feature_store.results.image_labels import ImageStamp, Origin, image_label_table
-from feature_store.results.models import ATTRIBUTES, model_file
+from feature_store.backbones.spec import loadable_name
+from feature_store.results.image_labels import ON, ImageStamp, Origin, attribute_label_table, image_label_table
+from feature_store.results.models import ATTRIBUTES, ForStudents, model_file
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
-from feature_store.results.report.coverage import map_public_set
+from feature_store.results.report.coverage import MAX_PER_QUERY, map_public_set, places_to_show
 from feature_store.results.report.model import (
     MOST_IMAGES,
     AnsweredQuery,
@@ -42,11 +40,10 @@ from feature_store.results.report.model import (
     Privacy,
     StudentOutcome,
 )
-from feature_store.results.report.publish import report_json, write_report
-from feature_store.results.report.thumbnails import MAX_PER_QUERY, places_to_show
+from feature_store.results.report.page import report_json, write_report
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes, attributes_of
-from feature_store.students.labelling import LabelledImages, label_images
+from feature_store.students.labeling import LabelledImages, label_images
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
@@ -91,98 +88,56 @@ def publish(
             _write_model(prepared, model.arrays, kind="linear", card=card, path=folder.out / "model.safetensors")
         _write_pseudo_labels(prepared, rounds, releases, folder, created_at=created_at)
         ForStudents(prepared.answered_features, prepared.queries.assignment, prepared.public.path).write(folder.out)
-    if not any((release.labels != ABSTAINED_LABEL).any() for release in releases):
-        return _publish_unanswered(prepared, releases, folder, created_at)
-    answers = collect_answers(prepared, releases)
-    with clock.stage("train student"):
-        progress("Student", 0, 2)
-        if prepared.task.attributes_per_record is not None:
-            return _publish_attributes(prepared, answers, releases, folder, card, created_at, progress)
-        labelled = label_images(
-            answers,
-            prepared.public.features,
-            rows=None if prepared.task.traits.asks_for_a_model else prepared.queries.rows,
-            kind=prepared.student,
-            seed=prepared.job.file.student.seed,
-        )
-        student = labelled.student
-        student.save(folder.out / "student.npz")
-        _write_model(prepared, student.arrays, kind=student.kind, card=card, path=folder.out / "student.safetensors")
-        labels = _image_labels(image_label_table, prepared, labelled, created_at=created_at, is_seeded=is_seeded)
-        write_table(labels, folder.out / "student_labels.parquet")
-        progress("Student", 1, 2)
-        curve = _accuracy_against_epsilon(prepared, answers, student)
-        progress("Student", 2, 2)
+    # Where no question has an answer, that is what was paid for, and nothing follows from it.
+    given, votes = np.concatenate([release.labels for release in releases]), None
+    labels: pa.Table | None = None
+    outcome: StudentOutcome | None = None
+    attributes: AttributeReport | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    if any((release.labels != ABSTAINED_LABEL).any() for release in releases):
+        answers = collect_answers(prepared, releases)
+        given, votes = answers.labels, answers.noisy_votes
+        with clock.stage("train student"):
+            progress("Student", 0, 2)
+            said: LabelledImages | LabelledAttributes
+            if prepared.task.attributes_per_record is None:
+                said = label_images(
+                    answers,
+                    prepared.public.features,
+                    rows=None if prepared.task.traits.asks_for_a_model else prepared.queries.rows,
+                    kind=prepared.student,
+                    seed=prepared.job.file.student.seed,
+                )
+                kind = said.student.kind
+            else:
+                said, kind = _attributes_of(prepared, releases), ATTRIBUTES
+                attributes = _attribute_report(prepared, said)
+            path = folder.out / "student.safetensors"
+            _write_model(prepared, said.student.arrays, kind=kind, card=card, path=path)
+            labels = _image_labels(prepared, said, created_at=created_at, is_seeded=is_seeded)
+            write_table(labels, folder.out / "student_labels.parquet")
+            progress("Student", 1, 2)
+            outcome = _outcome(prepared, said, kind)
+            if isinstance(said, LabelledImages):
+                curve = _accuracy_against_epsilon(prepared, answers, said.student)
+            progress("Student", 2, 2)
     with clock.stage("report"):
         report = job_report(
             prepared,
-            answers.labels,
-            answers.noisy_votes,
-            _outcome(prepared, student),
+            given,
+            votes,
+            outcome,
             curve,
-            labels,
+            None if attributes is not None else labels,
             created_at=created_at,
             is_seeded=is_seeded,
             contributors=min(len(release.contributors) for release in releases),
+            attributes=attributes,
         )
-        return _write_report(report, folder)
-
-
-def _publish_unanswered(
-    prepared: PreparedJob, releases: Sequence[Release], folder: JobFolder, created_at: datetime
-) -> dict[str, Any]:
-    """The same where no question has an answer: that is what was paid for, and nothing follows from it."""
-    report = job_report(
-        prepared,
-        np.concatenate([release.labels for release in releases]),
-        None,
-        None,
-        (),
-        None,
-        created_at=created_at,
-        is_seeded=any(release.is_seeded for release in releases),
-        contributors=min(len(release.contributors) for release in releases),
-    )
-    return _write_report(report, folder)
-
-
-def _publish_attributes(
-    prepared: PreparedJob,
-    answers: NoisyAnswers,
-    releases: Sequence[Release],
-    folder: JobFolder,
-    card: Mapping[str, Any],
-    created_at: datetime,
-    progress: ProgressCallback,
-) -> dict[str, Any]:
-    """The same where a record may have any number of labels: a head for each, and no single label of an image."""
-    read = read_releases(prepared, releases)
-    is_seeded = any(release.is_seeded for release in releases)
-    heads = read.labelled.student
-    _write_model(prepared, heads.arrays, kind=ATTRIBUTES, card=card, path=folder.out / "student.safetensors")
-    labels = _image_labels(attribute_label_table, prepared, read.labelled, created_at=created_at, is_seeded=is_seeded)
-    write_table(labels, folder.out / "student_labels.parquet")
-    progress("Student", 2, 2)
-    report = job_report(
-        prepared,
-        answers.labels,
-        answers.noisy_votes,
-        read.outcome,
-        (),
-        None,
-        created_at=created_at,
-        is_seeded=is_seeded,
-        contributors=min(len(release.contributors) for release in releases),
-        attributes=read.report,
-    )
-    return _write_report(report, folder)
-
-
-def _write_report(report: JobReport, folder: JobFolder) -> dict[str, Any]:
-    write_report(report, folder.out)
-    summary = report_json(report)
-    replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
-    return summary
+        write_report(report, folder.out)
+        summary = report_json(report)
+        replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
+        return summary
 
 
 def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> NoisyAnswers:
@@ -211,11 +166,16 @@ def write_table(table: pa.Table, path: Path) -> None:
         pq.write_table(table, file)
 
 
-def _outcome(prepared: PreparedJob, student: Student) -> StudentOutcome:
-    outcome = StudentOutcome(kind=student.kind, public_images=len(prepared.public))
-    if prepared.test is None:
+def _outcome(prepared: PreparedJob, said: LabelledImages | LabelledAttributes, kind: str) -> StudentOutcome:
+    """The student, scored where truth is known."""
+    outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
+    if test is None:
         return outcome
-    return replace(outcome, accuracy=prepared.test.share_right(student), test_images=len(prepared.test))
+    if isinstance(said, LabelledImages):
+        right = test.share_right(said.student)
+    else:
+        right = float(((said.student.predict_proba(test.features) >= ON) == test.labels).mean())
+    return replace(outcome, accuracy=right, test_images=len(test))
 
 
 def _write_pseudo_labels(
@@ -262,7 +222,6 @@ def _write_model(
 
 
 def _image_labels(
-    as_table: Callable[..., pa.Table],
     prepared: PreparedJob,
     labelled: LabelledImages | LabelledAttributes,
     *,
@@ -278,6 +237,7 @@ def _image_labels(
         is_seeded=is_seeded,
         created_at=created_at.isoformat(),
     )
+    as_table = image_label_table if isinstance(labelled, LabelledImages) else attribute_label_table
     return as_table(stamp, sources=prepared.public.sources, probabilities=labelled.probabilities, asked=labelled.asked)
 
 
@@ -494,42 +454,21 @@ def _improved(task: Task, statement: PrivacyStatement) -> float:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class AttributeResult:
-    """What was read off the releases.
-
-    Attributes:
-        labelled: the student, and what it says of every public image.
-        outcome: of the student, where there are images to score it on.
-    """
-
-    labelled: LabelledAttributes
-    outcome: StudentOutcome
-    report: AttributeReport
-
-
-def read_releases(prepared: PreparedJob, releases: Sequence[Release]) -> AttributeResult:
-    """Fit the heads, label the public images, and score both where truth is known."""
-    task, queries, public = prepared.task, prepared.queries, prepared.public
+def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> LabelledAttributes:
+    """Fit a head for each attribute to the releases, and label the public images."""
     opened = [one for one in releases if one.noisy_votes is not None]
-    labelled = attributes_of(
-        task,
+    return attributes_of(
+        prepared.task,
         np.concatenate([one.noisy_votes for one in opened if one.noisy_votes is not None]),
         np.concatenate([np.full(len(one.labels), len(one.contributors)) for one in opened]),
-        queries.features,
-        public.features,
-        rows=queries.rows,
+        prepared.queries.features,
+        prepared.public.features,
+        rows=prepared.queries.rows,
         seed=prepared.job.file.student.seed,
     )
-    outcome = StudentOutcome(kind=ATTRIBUTES, public_images=len(public))
-    if prepared.test is not None:
-        said = labelled.student.predict_proba(prepared.test.features) >= ON
-        right = float((said == prepared.test.labels).mean())
-        outcome = replace(outcome, accuracy=right, test_images=len(prepared.test))
-    return AttributeResult(labelled, outcome, _report(prepared, labelled))
 
 
-def _report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
+def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
     public, names = prepared.public, prepared.task.classes
     has = labelled.probabilities >= ON
     sure = np.where(has, labelled.probabilities, 1 - labelled.probabilities)
@@ -543,7 +482,8 @@ def _report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeRep
             on=int(has[:, place].sum()),
             confidence=float(sure[:, place].mean()),
             right=None if truth is None else float((has[known, place] == truth[known, place]).mean()),
-            commoner=None if truth is None else _commoner(truth[known, place]),
+            # How often whoever always gave the commoner answer would be right.
+            commoner=None if truth is None else max(share := float(truth[known, place].mean()), 1 - share),
         )
         for place, name in enumerate(names)
     )
@@ -561,9 +501,3 @@ def _report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeRep
         for number in numbers
     )
     return AttributeReport(outcomes, images, len(public), int(known.sum()))
-
-
-def _commoner(truth: NDArray[np.int16]) -> float:
-    """How often whoever always gave the commoner answer would be right."""
-    share = float(truth.mean())
-    return max(share, 1 - share)

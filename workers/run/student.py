@@ -19,13 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.backbone_names import is_plain_name, loadable_name
+from feature_store.backbones.spec import is_plain_name, loadable_name
 from feature_store.decode import Skipped
-from feature_store.results.answered import answers_of, task_of
-from feature_store.results.attribute_labels import ON, attribute_label_table
-from feature_store.results.for_students import read_for_students
-from feature_store.results.image_labels import ImageStamp, image_label_table
-from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_model
+from feature_store.results.image_labels import ON, ImageStamp, attribute_label_table, image_label_table
+from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_for_students, read_model
+from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
@@ -132,8 +130,7 @@ def train_student(
         num_classes=job.task.num_classes,
         seed=seed,
     )
-    path = folder / f"student-{kind}.npz"
-    student.save(path)
+    path = folder / f"student-{kind}.safetensors"
     card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded)
     exported = model_file(
         student.arrays,
@@ -142,7 +139,7 @@ def train_student(
         card=card,
         backbone=loadable_name(job.public.shard.backbone),
     )
-    replace_file(path.with_suffix(".safetensors"), exported)
+    replace_file(path, exported)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result
@@ -204,7 +201,7 @@ def _fine_tune(
     """A network trained on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
-    from feature_store.embed_steps import image_for
+    from feature_store.embedding import image_for
     from feature_store.sources import open_source
     from workers.students.finetune import FineTuning, fine_tune
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from labeler.errors import LabelerError, ProtocolViolation
-from labeler.messages.rounds import OpenRound
-from labeler.messages.shares import share_from_bytes
+from labeler.messages.bodies import OpenRound, share_from_bytes
 from labeler.noise import noise_source
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound

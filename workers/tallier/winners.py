@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labeler.errors import Forged, LabelerError, ProtocolViolation, Unavailable, WrongDigest
-from labeler.messages.rounds import OpenRound, Refusal
+from labeler.messages.bodies import OpenRound, Refusal
 from labeler.sharing import Winner, winner_time_limit_s
 from labeler.system.keys import PartyKeys
 from labeler.tally import AggregateShare
@@ -40,7 +40,7 @@ draws new masks and tells a tallier that follows the protocol nothing; for one t
 (workers.winner.engine)."""
 
 MAX_AT_ONCE = 64
-"""Rounds of one computation; the coordinator does not ask for more at a time (labeler.rounds.winner_line)."""
+"""Rounds of one computation; the coordinator does not ask for more at a time (labeler.rounds.queues)."""
 
 _IN_VAIN_S = 0.5
 """How long it waits for the others before it begins again with what it was asked for since. Who begins again at once
@@ -62,7 +62,7 @@ class Outcome:
     answer: Winner | Refusal
 
 
-class WinnerDesk:
+class WinnerRounds:
     """Computes the rounds it is asked for; see the module. Used by one thread.
 
     Args:

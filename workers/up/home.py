@@ -36,8 +36,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from feature_store.backbone_names import packaged_name
 from feature_store.backbones import BackboneSpec, load_backbone, read_spec
+from feature_store.backbones.spec import packaged_name
 from feature_store.embedding import embed_source
 from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, InvalidSetting, JournalInUse, LabelerError, MixedShards, NotFound, ProtocolViolation

@@ -113,9 +113,9 @@ async def _compute(
         if work.done() and work.exception() is None:
             return work.result()
         if links.failed.done():
-            problem = links.problem
+            problem: BaseException | None = links.problem
         elif work.done():
-            problem = _problem_of(work)
+            problem = work.exception()
         elif watch.done():
             problem = Unavailable("the winner job was stopped; it can be tried again with the same shares")
         else:
@@ -130,16 +130,6 @@ async def _compute(
         for end in ends:
             end.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
-
-
-def _problem_of(work: asyncio.Future[Any]) -> LabelerError:
-    error = work.exception()
-    if isinstance(error, LabelerError):
-        return error
-    if isinstance(error, MemoryError):
-        return Unavailable("the memory of this tallier does not suffice; ask in smaller batches")
-    # Its words could quote a share.
-    return Unavailable(f"the computation broke off ({type(error).__name__}); it can be tried again")
 
 
 def _secrets(party: int) -> dict[int, bytes]:

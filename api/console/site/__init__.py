@@ -1,16 +1,44 @@
-"""The desk of a hospital: a page in the browser of the machine its agent runs on, and the server behind it.
+"""The console of a site: a page in the browser of the machine its agent runs on, its checks, and its own server.
 
 It shows what is public of what was asked, and the site's own accounting; it decides through the same functions as the
-shell. Look and colours are the dashboard's. What keeps others out: `api.console.site.server`.
+shell. Look and colours are the dashboard's.
+
+Requests it takes are from this machine, by a name of this machine, with the token, from its own page.
+
+connection   from a loopback address; the server listens on none but one
+Host         a loopback address or localhost: a page of somebody whose name was pointed at 127.0.0.1 (DNS rebinding)
+             sends its own name and is refused before anything is looked at
+Origin       of what changes something: none (no browser), or this very address
+token        256 bits, made at each start, told in the fragment of the address, which no browser sends to any server;
+             compared in constant time
+
+Decisions are made by `Site`.
 """
 
 from __future__ import annotations
 
+import hmac
+import json
+import mimetypes
+import secrets
+import threading
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import console as dashboard
+from api.problems import status_of
+from api.server import GRACE_S, Server, listen, url_of
+from labeler.errors import InvalidSetting, LabelerError
+from labeler.system.http_client import is_loopback
 
 STATIC: Final[Traversable] = files(__name__) / "static"
 """The folder of the page's own files."""
@@ -25,3 +53,221 @@ HEADERS: Final[dict[str, str]] = dashboard.HEADERS | {
     "X-Frame-Options": "DENY",
 }
 """What every answer carries: no script or style but our own files, no other host, no frame, nothing kept."""
+
+
+MAX_BODY_BYTES = 16 * 1024
+
+
+class Guard:
+    """Checks every request before the application sees it, and puts the headers on every answer.
+
+    Args:
+        token: what a request under /v1 has to show.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                known = [pair for pair in message.get("headers", ()) if pair[0].lower() not in _OURS]
+                message = {**message, "headers": [*known, *_HEADERS]}
+            await send(message)
+
+        status, sentence = self._objection(scope)
+        if status:
+            await _refuse(status, sentence, with_headers)
+            return
+        await self._app(scope, receive, with_headers)
+
+    def _objection(self, scope: Scope) -> tuple[int, str]:
+        """Why a request is not taken; (0, "") where it is."""
+        client = scope.get("client")
+        if client is None or not is_loopback(client[0]):
+            return 403, "the desk answers this machine alone"
+        host = _one(scope, b"host")
+        if host is None or not is_loopback(_hostname(host)):
+            return 421, "the desk is reached as 127.0.0.1 or localhost and by no other name"
+        if not scope["path"].startswith("/v1/"):
+            return 0, ""
+        shown = _one(scope, b"authorization")
+        if shown is None or not hmac.compare_digest(shown.encode("latin-1"), self._expected):
+            return 401, "open the desk by the whole address that `labeler agent desk` printed, with what follows the #"
+        if scope["method"] != "GET":
+            origin = _one(scope, b"origin")
+            if (b"origin" in dict(scope["headers"])) and (origin is None or urlsplit(origin).netloc != host):
+                return 403, "the desk takes decisions from its own page alone"
+            length = _one(scope, b"content-length") or ""
+            if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+                return 413, f"a decision has at most {MAX_BODY_BYTES} bytes, and says how many"
+        return 0, ""
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _one(scope: Scope, name: bytes) -> str | None:
+    """The value of a header that came exactly once."""
+    found = [value for key, value in scope["headers"] if key == name]
+    return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+async def _refuse(status: int, sentence: str, send: Send) -> None:
+    body = json.dumps({"detail": sentence}).encode()
+    headers: Iterable[tuple[bytes, bytes]] = (
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    )
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_OURS = frozenset(name for name, _ in _HEADERS)
+
+
+PAGE = "index.html"
+
+
+class Site(Protocol):
+    """What the people of a site may see and decide; each raises `LabelerError` in sentences for them."""
+
+    def overview(self) -> dict[str, Any]:
+        """Who we are, whether we answer, what waits, what was decided, what is left, what was answered."""
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Every round that was ever answered."""
+
+    def rounds_csv(self) -> str:
+        """The same as CSV."""
+
+    def approve(self, digest: str) -> None:
+        """Let the agent answer a task."""
+
+    def refuse(self, digest: str, reason: str) -> None:
+        """Refuse a task."""
+
+    def stop(self, reason: str) -> None:
+        """Answer nothing new."""
+
+    def resume(self) -> None:
+        """Answer again."""
+
+
+class Why(BaseModel):
+    """The reason of a decision."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    reason: str = Field(default="", max_length=1000)
+
+
+def create_desk(site: Site, *, token: str) -> FastAPI:
+    """Build the application.
+
+    Args:
+        token: what a request under /v1 has to show.
+    """
+    app = FastAPI(title="desk", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
+    files |= {name: (dashboard.STATIC / name).read_bytes() for name in SHARED}
+
+    @app.get("/")
+    async def page() -> Response:
+        return Response(files[PAGE], media_type="text/html")
+
+    @app.get("/files/{name}")
+    async def file(name: str) -> Response:
+        if name not in files or name == PAGE:
+            return JSONResponse({"detail": "the desk has no such file"}, status_code=404)
+        return Response(files[name], media_type=mimetypes.guess_type(name)[0] or "application/octet-stream")
+
+    @app.get("/v1/site")
+    def overview() -> dict[str, Any]:
+        return site.overview()
+
+    @app.get("/v1/rounds.json")
+    def rounds() -> list[dict[str, Any]]:
+        return site.rounds()
+
+    @app.get("/v1/rounds.csv")
+    def rounds_csv() -> Response:
+        return Response(site.rounds_csv(), media_type="text/csv; charset=utf-8")
+
+    @app.post("/v1/tasks/{digest}/approve")
+    def approve(digest: str, _: Why) -> dict[str, Any]:
+        site.approve(digest)
+        return site.overview()
+
+    @app.post("/v1/tasks/{digest}/refuse")
+    def refuse(digest: str, why: Why) -> dict[str, Any]:
+        site.refuse(digest, why.reason)
+        return site.overview()
+
+    @app.post("/v1/stop")
+    def stop(why: Why) -> dict[str, Any]:
+        site.stop(why.reason)
+        return site.overview()
+
+    @app.post("/v1/resume")
+    def resume(_: Why) -> dict[str, Any]:
+        site.resume()
+        return site.overview()
+
+    @app.exception_handler(LabelerError)
+    async def refused(_: Request, error: Exception) -> Response:
+        status = status_of(error) if isinstance(error, LabelerError) else 500
+        return JSONResponse({"detail": str(error)}, status_code=status)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, __: Exception) -> Response:
+        return JSONResponse({"detail": "a decision is JSON with at most a reason of 1000 characters"}, status_code=422)
+
+    app.add_middleware(Guard, token=token)
+    return app
+
+
+MOST_IDLE = 64
+"""Connections without a request under way; beyond them the longest idle ones are closed."""
+_WATCH_S = 0.2
+
+
+def serve_desk(
+    site: Site, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
+) -> None:
+    """Serve a site's desk to this machine.
+
+    Args:
+        host: a loopback address.
+        port: 0 takes a free one.
+        on_ready: called with the whole address, token and all, once it listens.
+
+    Raises:
+        InvalidSetting: the address is reached from other machines.
+        Unavailable: it is taken.
+    """
+    if not is_loopback(host):
+        raise InvalidSetting(
+            f"the desk is for the machine that its agent runs on, and {host!r} is reached from others: leave --host "
+            "away, and forward the port from elsewhere (ssh -L 8600:127.0.0.1:8600 HOST)"
+        )
+    token = secrets.token_urlsafe(32)
+    with listen(host, port) as listening:
+        server = Server(create_desk(site, token=token), most_idle=MOST_IDLE, proxy_headers=False)
+        running = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="desk", daemon=True)
+        running.start()
+        on_ready(f"{url_of(listening)}/#token={token}")
+        while not stop.wait(_WATCH_S) and running.is_alive():
+            pass
+        server.should_exit = True
+        running.join(GRACE_S + 5)

@@ -67,8 +67,8 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.rivals.world import Predict, World, class_sums, noisy_sum, total_sigma, unit
 from benchmarks.data import Split
-from feature_store.quantize import FEATURE_SCALE, quantize
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.rows import FEATURE_SCALE, quantize
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from labeler.rounds.effects import StudentKind
 

@@ -2,7 +2,6 @@
 
 There is no field for a ballot, a share, a count of private records, a sum without noise, or for how long
 anything took (which grows with the private records), so no page made from these types can show one.
-Every object checks itself when it is made.
 
 Labels, confidences and pictures of public images follow from released answers; the truth is the requester's own. So
 nothing here costs privacy, and a number that looks bad is shown as it is.
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
 from labeler.planning import holds_against
-from labeler.rounds.effects import ABSTAINED_LABEL, AnswerStatus
+from labeler.rounds.effects import AnswerStatus
 from labeler.task import Task
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -53,14 +52,8 @@ class AnsweredQuery:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", AnswerStatus(self.status))
-        if (self.status is AnswerStatus.ANSWERED) != (self.label >= 0) or self.label < ABSTAINED_LABEL:
-            raise InvalidSetting(f"a query that is {self.status} cannot carry label {self.label}")
-        if self.noisy_votes is not None and self.status in (AnswerStatus.REFUSED_BUDGET, AnswerStatus.FAILED_QUORUM):
-            raise InvalidSetting(f"a query that is {self.status} released nothing, so it has no noisy votes to show")
         if not all(image.startswith(PNG_SIGNATURE) for image in self.thumbnails):
             raise InvalidSetting(f"a thumbnail of query {self.query_id!r} is not a PNG file")
-        if self.group_size < 1:
-            raise InvalidSetting(f"a query stands for at least one image, found group_size {self.group_size}")
 
     @property
     def is_right(self) -> bool | None:
@@ -86,9 +79,6 @@ class StudentOutcome:
     accuracy: float | None = None
     test_images: int | None = None
 
-    def __post_init__(self) -> None:
-        _check_share("the student's accuracy", self.accuracy)
-
 
 @dataclass(frozen=True)
 class LevelPrice:
@@ -104,11 +94,6 @@ class LevelPrice:
     participant_epsilon: float | None = None
     histogram_epsilon: float | None = None
 
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
-        if self.epsilon is None and not self.reason:
-            raise InvalidSetting("a level without an epsilon needs a reason that people can read")
-
 
 @dataclass(frozen=True)
 class PriceRow:
@@ -118,10 +103,6 @@ class PriceRow:
     instance_epsilon: float | None
     agent_epsilon: float | None
     is_reported: bool = False
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.instance_epsilon)
-        _check_epsilon(self.agent_epsilon)
 
 
 @dataclass(frozen=True)
@@ -145,18 +126,6 @@ class Privacy:
     person: LevelPrice | None = None
     records_per_person: int | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 < self.delta < 1:
-            raise InvalidSetting(f"delta must lie between 0 and 1, found {self.delta}")
-        if (self.person is None) != (self.records_per_person is None):
-            raise InvalidSetting("a price for a person goes with the number of records of a person that vote")
-        if self.breakdown and sum(row.is_reported for row in self.breakdown) != 1:
-            raise InvalidSetting("exactly one row of the price breakdown must be the reported one")
-        for _, epsilon in self.spent:
-            _check_epsilon(epsilon)
-        if any(later[0] <= earlier[0] for earlier, later in zip(self.spent, self.spent[1:], strict=False)):
-            raise InvalidSetting("spent must be in order of the questions asked, each number once")
-
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -166,10 +135,6 @@ class CurvePoint:
     accuracy: float
     sd: float | None = None
     label: str = ""
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
-        _check_share("an accuracy of the curve", self.accuracy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,19 +156,6 @@ class Coverage:
     fraction: float
     public_images: int
     meaning: str
-
-    def __post_init__(self) -> None:
-        if self.points.ndim != 2 or self.points.shape[1] != 2 or len(self.points) != len(self.point_query):
-            raise InvalidSetting("a coverage map needs points of shape (n, 2) and one query number for each")
-        if self.query_points.ndim != 2 or self.query_points.shape[1] != 2:
-            raise InvalidSetting("a coverage map needs query points of shape (num_queries, 2)")
-        if not (np.isfinite(self.points).all() and np.isfinite(self.query_points).all()):
-            raise InvalidSetting("a coordinate of the coverage map is not finite")
-        if len(self.point_query) and not -1 <= self.point_query.min() <= self.point_query.max() < len(
-            self.query_points
-        ):
-            raise InvalidSetting("a point of the coverage map names a query that does not exist")
-        _check_share("the covered fraction", self.fraction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,32 +199,8 @@ class JobReport:
     )
 
     def __post_init__(self) -> None:
-        classes = self.task.num_classes
-        if not self.queries:
-            raise InvalidSetting("a report needs at least one query")
-        if any(query.label >= classes or not -1 < (query.truth or 0) < classes for query in self.queries):
-            raise InvalidSetting(f"a label or truth lies outside the {classes} classes of the task")
-        votes = [query.noisy_votes for query in self.queries if query.noisy_votes is not None]
-        if votes and self.task.release == "winner":
+        if self.task.release == "winner" and any(query.noisy_votes is not None for query in self.queries):
             raise InvalidSetting("the winner release opens no votes, so a report of it cannot show any")
-        if any(row.shape != (classes,) for row in votes):
-            raise InvalidSetting(f"the noisy votes of a query must have shape ({classes},)")
-        if votes and not np.isfinite(np.stack(votes)).all():
-            raise InvalidSetting("a noisy vote is not finite")
-        if not 0 <= self.contributors <= self.task.agents:
-            raise InvalidSetting(f"{self.contributors} contributors of {self.task.agents} agents are not possible")
-        if self.coverage is not None and len(self.coverage.query_points) != len(self.queries):
-            raise InvalidSetting("the coverage map and the report must hold the same queries")
-        if self.images is not None and not (
-            0 <= self.images.labels.min() <= self.images.labels.max() < classes and self.images.truth.max() < classes
-        ):
-            raise InvalidSetting(f"a label or truth of an image lies outside the {classes} classes of the task")
-        if (self.attributes is None) == (self.task.attributes_per_record is not None) or (
-            self.attributes is not None and self.images is not None
-        ):
-            raise InvalidSetting("a report of a task about attributes shows attributes, and any other shows classes")
-        if any("/" in name or ":" in name or "\\" in name for name, _ in self.downloads):
-            raise InvalidSetting("a download must be the bare name of a file beside the page")
 
     @cached_property
     def status_counts(self) -> dict[AnswerStatus, int]:
@@ -316,18 +244,6 @@ class JobReport:
     def class_name(self, label: int) -> str:
         """The name of a class number of this report."""
         return self.task.classes[label]
-
-
-def _check_epsilon(epsilon: float | None) -> None:
-    if epsilon is not None and not (math.isfinite(epsilon) and epsilon >= 0):
-        raise InvalidSetting(
-            f"an epsilon must be finite and not negative, found {epsilon}; use None where there is none"
-        )
-
-
-def _check_share(what: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:
-        raise InvalidSetting(f"{what} must lie between 0 and 1, found {value}")
 
 
 MOST_IMAGES: Final = 24
@@ -441,13 +357,6 @@ class ImageLabels:
     truth: NDArray[np.int16]
     thumbnails: Mapping[int, bytes] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        count = len(self.sources)
-        if not count or any(len(column) != count for column in (self.labels, self.confidences, self.asked, self.truth)):
-            raise InvalidSetting("labels of images need one label, confidence, origin and truth for each, and an image")
-        if not np.isfinite(self.confidences).all() or self.confidences.min() < 0 or self.confidences.max() > 1:
-            raise InvalidSetting("a confidence lies between 0 and 1")
-
     def __len__(self) -> int:
         return len(self.sources)
 
@@ -478,6 +387,11 @@ class ImageLabels:
         numbers = np.flatnonzero(inside)
         return numbers[np.argsort(self.confidences[numbers], kind="stable")]
 
+    def shown_of_band(self, low: float, high: float) -> list[int]:
+        """Those of a band that a page shows, evenly chosen."""
+        numbers = self.band_of(low, high)
+        return [int(number) for number in numbers[evenly(len(numbers), MAX_PER_BAND)]]
+
     def wrong(self) -> NDArray[np.int64]:
         """Numbers of the images whose label is wrong, the surest first: those tell most."""
         numbers = np.flatnonzero(self.known & ~self.right)
@@ -491,7 +405,7 @@ class ImageLabels:
     def numbers_to_show(self) -> list[int]:
         """Images that a page shows, so that a caller reads no other picture."""
         first = [*self.wrong()[:MAX_FIRST], *self.unclear()[:MAX_FIRST]]
-        rest = [number for low, high in BANDS for number in evenly_of(self.band_of(low, high), MAX_PER_BAND)]
+        rest = [number for low, high in BANDS for number in self.shown_of_band(low, high)]
         return sorted({int(number) for number in (*first, *rest)})
 
 
@@ -551,9 +465,8 @@ def confusion(images: ImageLabels, num_classes: int) -> NDArray[np.int64]:
     return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def evenly_of(numbers: NDArray[np.int64], most: int) -> list[int]:
-    """At most so many of some numbers, evenly spaced, the first and the last among them."""
-    if len(numbers) <= most:
-        return [int(number) for number in numbers]
-    places = np.unique(np.linspace(0, len(numbers) - 1, most).round().astype(np.int64))
-    return [int(number) for number in numbers[places]]
+def evenly(count: int, most: int) -> NDArray[np.int64]:
+    """At most `most` of the numbers 0 to count - 1, evenly spaced, the first and the last among them."""
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))

@@ -1,14 +1,17 @@
-"""The page report.html: one page without scripts that loads nothing, not even from the same folder.
+"""A report as files: report.html, its pictures, and report.json for programs.
+
+The page is one without scripts that loads nothing, not even from the same folder.
 
 The template holds the words and the look; this module prepares what it fills in. Jinja2 escapes every
 value, because class names and file names come from strangers, and the page's content security policy
-forbids scripts and requests in case something slips through.
+forbids scripts and requests in case something slips through. Each file appears whole or not at all, the page last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,22 +19,24 @@ from jinja2 import Environment
 from PIL import Image
 
 from feature_store.results.page_templates import page_templates
-from feature_store.results.report import thumbnails, words
+from feature_store.results.report import coverage, words
 from feature_store.results.report.model import (
     MAX_FIRST,
-    MAX_PER_BAND,
     AnsweredQuery,
     AttributeImage,
     ImageLabels,
     JobReport,
+    LevelPrice,
+    Privacy,
     bands,
     confusion,
-    evenly_of,
 )
-from feature_store.results.report.pictures import OTHER_COLOR, Picture, class_colors
+from feature_store.results.report.pictures import OTHER_COLOR, PICTURE_FILES, Picture, class_colors, draw_pictures
+from feature_store.results.report.words import all_warnings
 from labeler.budget import say_epsilon, say_estimate
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from labeler.rounds.effects import AnswerStatus
+from labeler.system.files import replace_file
 
 _MOST_CLASSES = 30
 _OPEN_TILES = 12
@@ -99,7 +104,7 @@ def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:
             "stated": words.say_percent(band.stated) if band.count else "–",
             "right": "–" if band.share_right is None else words.say_percent(band.share_right),
             "known": band.known,
-            "tiles": image_tiles(report, evenly_of(images.band_of(band.low, band.high), MAX_PER_BAND)),
+            "tiles": image_tiles(report, images.shown_of_band(band.low, band.high)),
         }
         for band in bands(images)
     ]
@@ -249,7 +254,7 @@ STATUS_WORDS = {
 
 def question_tiles(report: JobReport) -> list[dict[str, Any]]:
     """Questions that a page shows, what went wrong first."""
-    shown = thumbnails.choose(report)
+    shown = coverage.choose(report)
     tallest = max([0.0, *(float(query.noisy_votes.max()) for _, query in shown if query.noisy_votes is not None)])
     return [_question(report, number, query, tallest) for number, query in shown]
 
@@ -268,7 +273,7 @@ def attribute_tiles(report: JobReport) -> list[dict[str, Any]]:
 def _with_attributes(image: AttributeImage) -> dict[str, Any]:
     name = ", ".join(image.has) or "none of them"
     mark = "unmarked" if image.truth is None else "right" if image.truth == image.has else "wrong"
-    pictures = [] if image.thumbnail is None else [thumbnails.open_picture(image.thumbnail, image.source)]
+    pictures = [] if image.thumbnail is None else [coverage.open_picture(image.thumbnail, image.source)]
     return {
         "images": [_picture(one, f"{image.source}: {name}") for one in pictures],
         "mark": mark,
@@ -282,7 +287,7 @@ def _with_attributes(image: AttributeImage) -> dict[str, Any]:
 
 
 def _question(report: JobReport, number: int, query: AnsweredQuery, tallest: float) -> dict[str, Any]:
-    images = [thumbnails.open_picture(png, query.query_id) for png in query.thumbnails[: thumbnails.MAX_PER_QUERY]]
+    images = [coverage.open_picture(png, query.query_id) for png in query.thumbnails[: coverage.MAX_PER_QUERY]]
     answered = query.status is AnswerStatus.ANSWERED
     mark = {True: "right", False: "wrong", None: "unmarked" if answered else "none"}[query.is_right]
     name = report.class_name(query.label) if answered else "no label"
@@ -309,7 +314,7 @@ def _image(report: JobReport, number: int) -> dict[str, Any]:
     mark = "unmarked" if truth < 0 else "right" if truth == label else "wrong"
     name, sure = report.class_name(label), words.say_percent(float(images.confidences[number]))
     png = images.thumbnails.get(number)
-    pictures = [] if png is None else [thumbnails.open_picture(png, images.sources[number])]
+    pictures = [] if png is None else [coverage.open_picture(png, images.sources[number])]
     return {
         "images": [_picture(one, f"{images.sources[number]}, labelled {name}, {sure}") for one in pictures],
         "mark": mark,
@@ -324,9 +329,9 @@ def _image(report: JobReport, number: int) -> dict[str, Any]:
 
 def _picture(image: Image.Image, alt: str) -> dict[str, Any]:
     return {
-        "uri": thumbnails.data_uri(image),
+        "uri": coverage.data_uri(image),
         "alt": alt,
-        "is_tiny": thumbnails.is_tiny(image),
+        "is_tiny": coverage.is_tiny(image),
         "width": image.width,
         "height": image.height,
     }
@@ -393,3 +398,124 @@ def _pairs(counts: np.ndarray[Any, np.dtype[np.int64]], names: list[str]) -> lis
             total = int(counts[true].sum())
             found.append({"true": names[true], "label": names[label], "count": int(wrong[true, label]), "of": total})
     return found
+
+
+def write_report(report: JobReport, out: Path) -> None:
+    """Write OUT/report.html and its pictures as PNG files.
+
+    Everything is made before the first file is written. Pictures of an earlier report that this one has no
+    data for are removed, so that a folder never shows two jobs. `report.json` and `pseudo_labels.parquet`,
+    to which the page links, are the caller's to write.
+
+    Args:
+        out: the folder; made if it is missing.
+
+    Raises:
+        UnreadableImage: a thumbnail is not a readable PNG image; nothing is written.
+    """
+    pictures = draw_pictures(report)
+    page = render_page(report, pictures)
+    out.mkdir(parents=True, exist_ok=True)
+    for picture in pictures.values():
+        replace_file(out / picture.file_name, picture.png)
+    current = {picture.file_name for picture in pictures.values()}
+    for name in PICTURE_FILES:
+        if name not in current:
+            (out / name).unlink(missing_ok=True)
+    replace_file(out / "report.html", page.encode())
+
+
+def report_json(report: JobReport) -> dict[str, Any]:
+    """The report as a dict that `json.dumps` takes; accuracy keys stand only where truth is known."""
+    counts, task = report.status_counts, report.task
+    labels: dict[str, Any] = {
+        "asked": len(report.queries),
+        "answered": counts[AnswerStatus.ANSWERED],
+        "abstained": counts[AnswerStatus.ABSTAINED],
+        "refused_budget": counts[AnswerStatus.REFUSED_BUDGET],
+        "failed_quorum": counts[AnswerStatus.FAILED_QUORUM],
+    }
+    if report.label_accuracy is not None:
+        labels["accuracy"] = report.label_accuracy
+    images: dict[str, Any] = {}
+    if report.attributes is not None:
+        images = report.attributes.to_json()
+    if report.images is not None:
+        images = {"labelled": len(report.images), "median_confidence": round(report.images.median_confidence, 6)}
+        if report.images.accuracy is not None:
+            images |= {
+                "accuracy": report.images.accuracy,
+                "checked": int(report.images.known.sum()),
+                "calibration": [
+                    {"from": band.low, "to": band.high, "labels": band.count, "stated": band.stated}
+                    | {"checked": band.known, "right": band.right}
+                    for band in bands(report.images)
+                ],
+            }
+    student: dict[str, Any] = {}
+    if report.student is not None:
+        student = {"kind": report.student.kind, "public_images": report.student.public_images}
+        if report.student.accuracy is not None:
+            student |= {"accuracy": report.student.accuracy, "test_images": report.student.test_images}
+    document: dict[str, Any] = {
+        "task": task.model_dump(mode="json") | {"digest": task.digest},
+        "labels": labels,
+        "images": images,
+        "student": student,
+        "privacy": {
+            "delta": report.privacy.delta,
+            "instance": _level(report.privacy.instance),
+            "agent": _level(report.privacy.agent),
+            **_person(report.privacy),
+            "colluding_agents": task.colluding_agents,
+            "holds_against": report.holds_against,
+            **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
+            "breakdown": [
+                {
+                    "name": row.name,
+                    "instance_epsilon": row.instance_epsilon,
+                    "agent_epsilon": row.agent_epsilon,
+                    "reported": row.is_reported,
+                }
+                for row in report.privacy.breakdown
+            ],
+            "seeded": report.is_seeded,
+        },
+        "agents": {
+            "number": task.agents,
+            "contributed": report.contributors,
+            "quorum": task.quorum,
+            "colluding": task.colluding_agents,
+            "max_dropouts": task.max_dropouts,
+        },
+        "public_images": report.public_images,
+        "versions": dict(report.versions),
+        "warnings": list(all_warnings(report)),
+    }
+    if report.coverage is not None:
+        document["coverage"] = report.coverage.fraction
+    if report.curve:
+        document["curve"] = [
+            {"epsilon": point.epsilon, "accuracy": point.accuracy, "sd": point.sd} for point in report.curve
+        ]
+    for key, value in (("job_id", report.job_id), ("created_at", report.created_at), ("backbone", report.backbone)):
+        if value:
+            document[key] = value
+    return document
+
+
+def _person(privacy: Privacy) -> dict[str, Any]:
+    if privacy.person is None:
+        return {}
+    return {"person": _level(privacy.person) | {"records_per_person": privacy.records_per_person}}
+
+
+def _level(price: LevelPrice) -> dict[str, Any]:
+    level: dict[str, Any] = {
+        "epsilon": price.epsilon,
+        "participant_epsilon": price.participant_epsilon,
+        "method": price.method,
+    }
+    if price.reason:
+        level["reason"] = price.reason
+    return level

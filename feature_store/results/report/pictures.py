@@ -3,9 +3,6 @@
 They read well on light and on dark pages. A figure is drawn once, in the light colors. In its SVG those exact colours
 become CSS variables with a dark twin, so that the picture changes with the page. Figures are made without pyplot,
 which keeps state between calls.
-
-The contact sheet of sixty small pictures is pasted, not plotted: axes would sample every one of them anew and lay out
-every word, which takes longer than labeling a few hundred images.
 """
 
 from __future__ import annotations
@@ -25,20 +22,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 from feature_store.results.report.model import JobReport, PriceRow, bands
-from feature_store.results.report.thumbnails import choose, is_tiny, open_picture
 from feature_store.results.report.words import count, say_number, say_percent
 from labeler.budget import say_epsilon, say_estimate
-from labeler.rounds.effects import AnswerStatus
 
 INK, MUTED, LINE, SURFACE = "#1c2431", "#5a6676", "#d8dde3", "#fefefe"
 ACCENT, RIGHT, WRONG = "#0a66c3", "#00775d", "#b4461b"
@@ -195,7 +189,7 @@ def class_colors(labels: Iterable[int], num_classes: int) -> dict[int, str]:
 
 
 PICTURE_FILES = (
-    "accuracy_vs_epsilon.png", "budget.png", "price.png", "coverage.png", "vote_margins.png", "answers.png",
+    "accuracy_vs_epsilon.png", "budget.png", "price.png", "coverage.png", "vote_margins.png",
     "calibration.png",
 )  # fmt: skip
 """Every file this module may make; a report removes those an earlier one left behind."""
@@ -214,7 +208,6 @@ def draw_pictures(report: JobReport) -> dict[str, Picture]:
         return {drawn.file_name.removesuffix(".png"): drawn for drawn in (budget(report), price(report)) if drawn}
     drawn = (
         accuracy(report), calibration(report), budget(report), price(report), coverage(report), vote_margins(report),
-        answers(report),
     )  # fmt: skip
     return {picture.file_name.removesuffix(".png"): picture for picture in drawn if picture is not None}
 
@@ -466,47 +459,3 @@ def _label(axes: Axes, *, x: str = "", y: str = "") -> None:
 
 def _legend(axes: Axes) -> None:
     axes.figure.legend(loc="outside lower center", frameon=False, labelcolor=INK, fontsize=10, ncols=1)
-
-
-_MOST_TILES = 60
-_COLUMNS = 10
-_MARGIN, _TILE, _GAP, _LINE = 16, 138, 12, 192
-"""Pixels: around the sheet, a picture's longest side, between pictures, and from the top of one line to the next."""
-
-_POINTS = 8.0
-
-
-def answers(report: JobReport) -> Picture | None:
-    """The sheet; None where no question has a picture."""
-    tiles = [query for _, query in choose(report) if query.thumbnails]
-    if not tiles:
-        return None
-    tiles = [tiles[place] for place in np.unique(np.linspace(0, len(tiles) - 1, _MOST_TILES).round().astype(int))]
-    columns = min(_COLUMNS, len(tiles))
-    width = 2 * _MARGIN + columns * (_TILE + _GAP) - _GAP
-    sheet = Image.new("RGB", (width, _MARGIN + math.ceil(len(tiles) / columns) * _LINE), SURFACE)
-    draw = ImageDraw.Draw(sheet)
-    font = ImageFont.truetype(findfont(FontProperties(family=FONT, weight="bold")), _POINTS * PNG_DPI / 72)
-    for place, query in enumerate(tiles):
-        line, column = divmod(place, columns)
-        left, top = _MARGIN + column * (_TILE + _GAP), _MARGIN + line * _LINE
-        picture = open_picture(query.thumbnails[0], query.query_id)
-        how = Image.Resampling.NEAREST if is_tiny(picture) else Image.Resampling.BICUBIC
-        size = tuple(max(1, round(_TILE * side / max(picture.size))) for side in picture.size)
-        tile = picture.convert("RGB").resize((size[0], size[1]), how)
-        sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
-        text, color = _caption(report, query.label, query.status, query.is_right)
-        draw.text((left + _TILE / 2, top + _TILE + 6), text, fill=color, font=font, anchor="ma")
-    file = io.BytesIO()
-    sheet.save(file, "PNG")
-    alt = f"{count(len(tiles), 'public image')} asked about, each with its released label."
-    return Picture("answers.png", alt, file.getvalue())
-
-
-def _caption(report: JobReport, label: int, status: AnswerStatus, is_right: bool | None) -> tuple[str, str]:
-    if status is not AnswerStatus.ANSWERED:
-        return "no label", MUTED
-    name = legible(report.class_name(label), most=12)
-    if is_right is None:
-        return name, INK
-    return (f"✓ {name}", RIGHT) if is_right else (f"✗ {name}", WRONG)

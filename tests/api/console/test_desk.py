@@ -16,8 +16,7 @@ import httpx2
 import pytest
 
 from api import console as dashboard
-from api.console.site import SHARED, STATIC
-from api.console.site.server import is_loopback, serve_desk
+from api.console.site import SHARED, STATIC, is_loopback, serve_desk
 from labeler.errors import InvalidSetting, NotFound, Unavailable
 
 FOLDER = Path(str(STATIC))

@@ -15,8 +15,7 @@ from api.coordinator.budgets import (
     check_delta,
     open_accounts,
 )
-from api.problems import PROBLEMS, TYPE_PREFIX, problem_of, status_of
-from labeler import errors
+from api.problems import PROBLEMS, problem_of
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.budget import UNBOUNDED_NANO, NothingLeft, budget_for, epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound
@@ -133,30 +132,6 @@ def test_every_error_has_a_status_and_a_title_of_its_own() -> None:
     titles = [title for _, title in PROBLEMS.values()]
     assert len(set(titles)) == len(titles)
     assert all(400 <= status < 600 for status, _ in PROBLEMS.values())
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (errors.BudgetExceeded("x"), 409),
-        (errors.PolicyRefusal("x"), 403),
-        (errors.NotFound("x"), 404),
-        (errors.NotReady("x"), 409),
-        (errors.IdempotencyMismatch("x"), 422),
-        (errors.InvalidTask("x"), 422),
-        (errors.TooLarge("x"), 413),
-        (errors.RateLimited("x"), 429),
-        (errors.Unavailable("x"), 503),
-        (errors.NotAuthenticated("x"), 401),
-        (errors.NotEnrolled("x"), 403),
-        (errors.Replayed("x"), 409),
-    ],
-)
-def test_a_problem_tells_type_status_and_sentence(error: LabelerError, status: int) -> None:
-    problem = problem_of(error)
-    assert problem["status"] == status_of(error) == status
-    assert problem["type"] == TYPE_PREFIX + error.problem_type
-    assert problem["detail"] == "x"
 
 
 def test_a_refusal_for_budget_tells_account_level_and_epsilons() -> None:

@@ -7,27 +7,25 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from api.coordinator.conductor import Conductor, PreparedQuestions
-from api.coordinator.preparation import Preparation
+from api.coordinator.conductor import Conductor
 from api.coordinator.views import job_view
 from api.schema import JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.intake import Delivery, incoming
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import WrongDigest
 from labeler.ledger.jobs import RoundRecord
 from labeler.ledger.sequences import Sequences
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
-from labeler.messages.rounds import Ask, OpenRound
+from labeler.messages.bodies import Ask, OpenRound
 from labeler.rounds.coordinator import REKEYED
-from labeler.rounds.effects import Patience, Said
+from labeler.rounds.effects import Patience, ProposalReply
 from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 from tests.job_steps import take_step
@@ -105,7 +103,7 @@ class Desk:
         """Every agent says yes to a job."""
         until_s = (self.house.clock() + timedelta(days=30)).timestamp()
         for agent in AGENTS:
-            self.house.jobs.willingness.report(job.job_id, agent, Said("willing", until_s=until_s))
+            self.house.jobs.willingness.report(job.job_id, agent, ProposalReply("willing", until_s=until_s))
 
     def problem(self, job: JobView) -> str:
         """Why a job has ended."""
@@ -298,20 +296,3 @@ def test_nobody_is_asked_and_nothing_is_charged_while_a_tallier_is_missing(desk:
     desk.conductor().advance(job.job_id)
     assert desk.round(job).state == "waiting"
     assert desk.house.jobs.get(job.job_id).state == "collecting"
-
-
-def test_questions_are_remembered_for_a_moment_however_small_they_are(tmp_path: Path, server: RedisServer) -> None:
-    mailbox = RedisMailbox(server.url)
-    preparation = Preparation(tmp_path, mailbox, is_wanted=lambda _: True, on_end=lambda _: None)
-    questions = PreparedQuestions(tmp_path, preparation, ask_again_s=1.0)
-    names = [f"job-{number}" for number in range(100)]
-    for name in names:
-        folder = tmp_path / "jobs" / name
-        folder.mkdir(parents=True)
-        (folder / "questions.safetensors").write_bytes(save({"features": np.full((1, 4), 7, dtype=np.int16)}))
-        assert questions.read(name).tolist() == [[7] * 4]
-    assert list(questions._known) == names[-len(questions._known) :]
-    assert len(questions._known) == 64
-    assert questions._known_bytes == 64 * 8
-    assert questions.read(names[0]).tolist() == [[7] * 4]
-    mailbox.close()

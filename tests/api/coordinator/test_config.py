@@ -10,8 +10,8 @@ import pytest
 from api.coordinator.config import (
     CapsTable,
     CoordinatorConfig,
-    KeepingTable,
     LimitsTable,
+    RetentionTable,
     TimingTable,
     read_config,
 )
@@ -25,7 +25,7 @@ TABLES = {
     "`[federation]`": CapsTable,
     "`[limits]`": LimitsTable,
     "`[timing]`": TimingTable,
-    "`[keeping]`": KeepingTable,
+    "`[retention]`": RetentionTable,
 }
 GOOD = """
 redis_url = "redis://:secret@127.0.0.1:6379/0"

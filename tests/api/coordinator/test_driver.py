@@ -18,7 +18,7 @@ from api.coordinator.conductor import Conductor
 from api.coordinator.ownership import Reader
 from api.coordinator.views import read_view
 from api.schema import JobRequest, JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.coordinator import CoordinatorDriver
 from labeler.driver.intake import Delivery, Errand, incoming, with_heads
 from labeler.driver.mail_memory import MemoryMailbox
@@ -31,8 +31,7 @@ from labeler.ledger.parties import PartyStore
 from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskShares
 from labeler.messages import COORDINATOR, Kind, Message, read_frames
-from labeler.messages.rounds import AnswerSent, Willing
-from labeler.messages.shares import aggregate_to_bytes, holdings_to_bytes
+from labeler.messages.bodies import AnswerSent, Willing, aggregate_to_bytes, holdings_to_bytes
 from labeler.rounds.coordinator import LONGEST_PAUSE_S
 from labeler.rounds.effects import Patience
 from labeler.system.keys import PartyKeys
@@ -128,7 +127,7 @@ class Site:
         return self.house.jobs.get(job.job_id).state
 
     def waiting(self, party: str) -> int:
-        return self.mailbox.pending(party)
+        return self.mailbox.all_pending([party])[party]
 
     def mail(self, party: str) -> list[Message]:
         """What waits for a party."""

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from api.coordinator.evidence import signed_evidence
+from api.coordinator.budgets import signed_evidence
 from api.schema import JobView
-from feature_store.results.evidence_file import SignedEvidence, read_signed
+from feature_store.results.evidence import SignedEvidence, read_signed
 from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation
 from labeler.evidence.derive import derive, differences
 from labeler.evidence.document import Facts
@@ -19,7 +19,7 @@ from labeler.ledger.database import open_database
 from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
 from labeler.ledger.jobs import ForgottenJobs
 from labeler.ledger.tasks import TaskRecord
-from labeler.rounds.effects import Said
+from labeler.rounds.effects import ProposalReply
 from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 from tests.job_steps import take_step
@@ -53,7 +53,7 @@ def ask(house: House, record: TaskRecord, view: JobView, *, asked: tuple[str, ..
         [(one.number, f"{one.number:064x}", _digest(view, one.number)) for one in view.rounds],
     )
     for agent in set(record.participants) - set(asked):
-        store.willingness.report(view.job_id, agent, Said("declined", "policy-refusal", "k is at most 3 here"))
+        store.willingness.report(view.job_id, agent, ProposalReply("declined", "policy-refusal", "k is at most 3 here"))
     house.begin(view.job_id, asked=asked)
     for one in view.rounds:
         take_step(store, "set_asked", view.job_id, one.number)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.coordinator.facts import MAX_CLASS_CHARACTERS, Facts, check_facts, facts_of
+from api.coordinator.roster import MAX_CLASS_CHARACTERS, Facts, check_facts, facts_of
 from labeler.errors import ProtocolViolation
 from labeler.task import MOST_CLASSES
 
@@ -44,8 +44,6 @@ def test_facts_that_do_not_hold_are_refused_without_being_repeated(facts: dict[s
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("facts", BAD, ids=range(len(BAD)))
-def test_facts_that_were_kept_before_they_were_checked_count_as_not_said(facts: dict[str, Any]) -> None:
-    assert facts_of(facts | {"version": 7}) == Facts()
-    other = {"classes": ["cat"]} if "classes" not in facts else {"backbone_fingerprint": "a"}
-    assert facts_of(facts | other) != Facts()
+def test_what_was_told_is_kept_with_the_version_of_the_program() -> None:
+    kept = facts_of(GOOD | {"version": "0.1.0"})
+    assert kept == Facts("sha256:a", ("cat", "a dog"), 1280, version="0.1.0")

@@ -1,16 +1,18 @@
-"""Two coordinators: the second is refused before it touches anything of the first."""
+"""The home of a coordinator: one at a time, keys that parties know, and what a crash left half-received."""
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.coordinator.config import CoordinatorConfig
-from api.coordinator.home import LOCK_FILE, owning_home
 from api.coordinator.service import Coordinator
+from api.coordinator.stores import LOCK_FILE, owning_home
 from labeler.errors import InvalidSetting, JournalInUse
+from labeler.system.keys import PartyKeys
 from tests.api.conftest import config_fields
 
 
@@ -82,3 +84,60 @@ def test_the_lock_is_the_owners_alone_and_a_missing_home_is_told(tmp_path: Path)
             pass
     with pytest.raises(InvalidSetting, match="cannot be used"), owning_home(tmp_path / "nowhere"):
         pass
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> CoordinatorConfig:
+    return config(tmp_path / "home", "journal.db")
+
+
+def test_keys_are_made_once_and_kept(plain: CoordinatorConfig) -> None:
+    for _ in range(2):
+        Coordinator.open(plain).stop()
+        made = PartyKeys.load(plain.home / "keys.json").public
+    assert PartyKeys.load(plain.home / "keys.json").public == made
+
+
+def test_a_coordinator_that_parties_know_never_makes_itself_other_keys(plain: CoordinatorConfig) -> None:
+    first = Coordinator.open(plain)
+    first.stores.parties.enrol("hospital-a", "agent", secrets.token_hex(32), secrets.token_hex(32))
+    first.stop()
+    path = plain.home / "keys.json"
+    path.rename(plain.home / "elsewhere.json")
+    for _ in range(2):  # not at the second try either
+        with pytest.raises(InvalidSetting, match=r"keys\.json is missing .* from a backup.*every site pin them"):
+            Coordinator.open(plain)
+        assert not path.exists()
+    (plain.home / "elsewhere.json").rename(path)
+    Coordinator.open(plain).stop()
+
+
+def test_a_party_that_was_revoked_has_known_the_coordinator_too(plain: CoordinatorConfig) -> None:
+    first = Coordinator.open(plain)
+    first.stores.parties.enrol("hospital-a", "agent", secrets.token_hex(32), secrets.token_hex(32))
+    first.stores.parties.revoke("hospital-a")
+    first.stop()
+    (plain.home / "keys.json").unlink()
+    with pytest.raises(InvalidSetting, match="parties are enrolled"):
+        Coordinator.open(plain)
+
+
+def test_what_a_crash_left_half_received_is_gone_at_the_next_start(plain: CoordinatorConfig) -> None:
+    left = plain.home / "incoming" / "cut-off"
+    left.mkdir(parents=True)
+    (left / ".upload-1.parquet").write_bytes(b"half of an image")
+    Coordinator.open(plain).stop()
+    assert not (plain.home / "incoming").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_home_in_which_no_upload_could_be_kept_is_refused_at_the_start(plain: CoordinatorConfig, kind: str) -> None:
+    path, elsewhere = plain.home / "incoming", plain.home.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "photograph.png").write_bytes(b"somebody's")
+    path.write_bytes(b"") if kind == "file" else path.symlink_to(elsewhere)
+    with pytest.raises(InvalidSetting, match="'incoming' in the coordinator's home 'home' is not a folder"):
+        Coordinator.open(plain)
+    assert (elsewhere / "photograph.png").exists()
+    path.unlink()
+    Coordinator.open(plain).stop()

@@ -11,20 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
-from api.coordinator import image_labels
-from api.coordinator.config import KeepingTable
-from api.coordinator.image_labels import ImageLabeller, is_labelled
-from api.coordinator.keeping import Keeper
-from feature_store.quantize import quantize
-from feature_store.results.choosing import QuestionRequest, write_questions
-from feature_store.results.image_labelling import LabellingOrder
+from api.coordinator import retention
+from api.coordinator.config import RetentionTable
+from api.coordinator.retention import ImageLabeler, Keeper, is_labelled
 from feature_store.results.image_labels import IMAGE_SCHEMA, stamp_of
+from feature_store.results.job_process import LabelingOrder, QuestionRequest, write_questions
 from feature_store.results.models import read_model
-from feature_store.results.naming import QuestionNames
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
 from feature_store.results.questions import IMAGE_FAILURE, IMAGE_LABELS, QUESTIONS, STUDENT, read_stored_questions
+from feature_store.rows import quantize
 from feature_store.students import NoisyAnswers
-from feature_store.students.labelling import label_images
+from feature_store.students.labeling import label_images
 from labeler.errors import BadData, Gone, NotReady, Unavailable
 from labeler.ledger.jobs import ForgottenJobs, JobRecord
 from labeler.planning import price
@@ -73,8 +70,8 @@ class Job:
         stamp = JobStamp(job_id, "pixels", self.record.updated_at, guarantee(price(self.task)), False)
         self.table: pa.Table = label_table(self.task, stamp, names, [AnsweredRound(0, CLUSTERS, 1, self.release)])
 
-    def order(self) -> LabellingOrder:
-        return LabellingOrder(
+    def order(self) -> LabelingOrder:
+        return LabelingOrder(
             folder=str(self.folder),
             job_id=self.record.job_id,
             task_digest=self.task.digest,
@@ -100,12 +97,12 @@ class Desk:
 
     def __init__(self, house: House, *jobs: Job, questions_s: float = 600.0) -> None:
         known = {job.record.job_id: job for job in jobs}
-        self.labeller = ImageLabeller(house.config.home, order_of=lambda job: known[job.job_id].order())
+        self.labeller = ImageLabeler(house.config.home, order_of=lambda job: known[job.job_id].order())
         self.keeper = Keeper(
             house.config.home,
             house.jobs,
             ForgottenJobs(house.database, clock=house.clock),
-            KeepingTable(questions_s=questions_s),
+            RetentionTable(questions_s=questions_s),
             table_of=lambda job_id: known[job_id].table,
             labeller=self.labeller,
             clock=house.clock,
@@ -115,7 +112,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def _whoever_asks_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What labels is a process that has to start, and cores are shared with other tests."""
-    monkeypatch.setattr(image_labels, "WAIT_S", 240.0)
+    monkeypatch.setattr(retention, "WAIT_S", 240.0)
 
 
 @pytest.fixture
@@ -201,18 +198,18 @@ def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeyp
     desk.labeller.want(bad.record)
     desk.labeller.want(good.record)
     assert desk.labeller.wait(good.record) == good.folder / IMAGE_LABELS
-    assert (bad.folder / IMAGE_FAILURE).exists()
     with pytest.raises(BadData, match="more memory or time"):
         desk.labeller.wait(bad.record)
+    assert (bad.folder / IMAGE_FAILURE).exists()
     desk.labeller.stop()
 
 
 @pytest.mark.long
 def test_whoever_asks_too_early_is_told_to_come_again(desk: Desk, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_labels, "WAIT_S", 0.0)
+    monkeypatch.setattr(retention, "WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="ask again in a moment"):
         desk.keeper.image_labels(job.record.job_id)
-    monkeypatch.setattr(image_labels, "WAIT_S", 60.0)
+    monkeypatch.setattr(retention, "WAIT_S", 60.0)
     assert len(desk.keeper.image_labels(job.record.job_id)) == IMAGES
 
 
@@ -222,12 +219,3 @@ def test_where_features_went_with_an_earlier_version_the_questions_are_still_the
     with pytest.raises(Gone, match="of=questions"):
         desk.keeper.image_labels(job.record.job_id)
     assert desk.keeper.labels(job.record.job_id).num_rows == CLUSTERS
-
-
-def test_requesters_take_turns(house: House) -> None:
-    records = [Job(house, start=start).record for start in (0, 30, 60)]
-    waiting = [
-        image_labels._Wanted(record.__class__(**{**vars(record), "created_by": who}), 1)
-        for record, who in zip(records, ("a", "a", "b"), strict=True)
-    ]
-    assert [one.job.created_by for one in image_labels._in_turns(waiting)] == ["a", "b", "a"]

@@ -20,8 +20,7 @@ from labeler.batching import BATCH_QUERIES
 from labeler.errors import BadData, NotReady
 from labeler.ledger.tasks import TaskRecord
 from labeler.planning import METHOD, price
-from labeler.release import Release
-from labeler.rounds.releases import release_from_bytes, release_to_bytes
+from labeler.release import Release, release_from_bytes, release_to_bytes
 from tests.api.conftest import FINGERPRINT, House
 from tests.job_steps import take_step
 

@@ -16,11 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from api.coordinator import parquet_process
-from api.coordinator import parquet_rows as parquet_rows_module
+from api.coordinator import parquet_reader
 from api.coordinator.config import LimitsTable
-from api.coordinator.parquet_process import parquet_rows
-from api.coordinator.parquet_rows import FeatureRows, ImageRows, RowLimits, read_rows
+from api.coordinator.parquet_reader import FeatureRows, ImageRows, RowLimits, parquet_rows, read_rows
 from labeler.errors import BadData, TooLarge, Unavailable
 
 ROOT = Path(__file__).parents[3]
@@ -114,7 +112,7 @@ print(json.dumps([*said, grown, peak(resource.RUSAGE_CHILDREN)]))
     kind, sentence, grown, reader = json.loads(result.stdout)
     assert kind in ("BadData", "TooLarge"), sentence
     assert grown < 64 * MEBIBYTE
-    assert 16 * MEBIBYTE < reader < parquet_process.ROOM_BYTES + 256 * MEBIBYTE
+    assert 16 * MEBIBYTE < reader < parquet_reader.ROOM_BYTES + 256 * MEBIBYTE
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
@@ -148,13 +146,13 @@ def test_an_image_or_a_row_group_that_is_too_large_is_refused(monkeypatch: pytes
     large = pa.table({"image": [np.random.default_rng(1).bytes(MEBIBYTE + 1)]})
     with pytest.raises(TooLarge, match="an image in the Parquet file has 1048577 bytes"):
         list(parquet_rows(written(large), LIMITS, name="x"))
-    monkeypatch.setattr(parquet_rows_module, "MAX_GROUP_BYTES", MEBIBYTE)
+    monkeypatch.setattr(parquet_reader, "MAX_GROUP_BYTES", MEBIBYTE)
     with pytest.raises(TooLarge, match="row_group_size=100"):
         list(read_rows(written(large), RowLimits(10, 2**30, 2**30, 10), name="x"))
 
 
 def test_one_file_is_read_at_a_time_and_a_reader_that_is_left_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_process, "WAIT_S", 0.05)
+    monkeypatch.setattr(parquet_reader, "WAIT_S", 0.05)
     table = pa.table({"image": [b"x"] * 100})
     first = parquet_rows(written(table), LIMITS, name="x")
     next(first)
@@ -170,7 +168,7 @@ def test_a_reader_loads_no_library_that_rows_of_numbers_do_not_need(tmp_path: Pa
     path.write_bytes(written(pa.table({"feature": [[1.0, 2.0], [3.0, 4.0]]})).read())
     code = """
 import io, json, sys
-from api.coordinator.parquet_process import _main
+from api.coordinator.parquet_reader import _main
 with open(sys.argv[1], "rb") as file:
     _main(json.dumps([json.loads(sys.argv[2]), "x"]), file, out := io.BytesIO())
 print(json.dumps([sys.modules.get("pandas") is None, b"features" in out.getvalue()]))
@@ -207,6 +205,6 @@ def test_a_reader_that_dies_or_lies_is_bad_data(monkeypatch: pytest.MonkeyPatch,
         assert answers
         return subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE)
 
-    monkeypatch.setattr(parquet_process, "start_process", start)
+    monkeypatch.setattr(parquet_reader, "start_process", start)
     with pytest.raises(BadData, match="more memory or time"):
         list(parquet_rows(io.BytesIO(b"file"), LIMITS, name="x"))

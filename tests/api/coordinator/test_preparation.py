@@ -12,15 +12,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from api.coordinator import preparation
+from api.coordinator import conductor
+from api.coordinator.conductor import Preparation
 from api.coordinator.ownership import Reader
-from api.coordinator.preparation import Preparation, _Chooser
 from api.coordinator.uploads import upload_of_features
+from api.fair_pool import FairPool
 from api.schema import JobView
-from feature_store.embed_board import EMBED_QUEUE, EmbedBoard, lane_of
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.results.choosing import QuestionRequest
+from feature_store.results.questions import EmbedBoard, lane_of
+from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.ledger.jobs import JobRecord
 from labeler.rounds.effects import AskedStrategy
@@ -52,7 +52,6 @@ def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Prepa
         made.append(
             Preparation(
                 house.config.home,
-                mailbox,
                 is_wanted=lambda job_id: house.jobs.get(job_id).state == "queued",
                 on_end=on_end,
                 backbone_of=lambda _: "pixels:4",
@@ -102,38 +101,30 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
     assert np.array_equal(found["assignment"], expected.assignment)
     with safe_open(questions(house, job), "np") as file:
         assert file.metadata() == {"fingerprint": "f" * 16, "backbone": "pixels"}
-    assert mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0) is None
+    assert EmbedBoard(house.config.home).all_jobs() == []
 
 
-def test_many_vectors_are_left_to_the_thread_that_took_them_until_it_has_tried(
+def test_many_vectors_are_chosen_from_by_the_thread_that_took_them_else_by_a_process(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver may find a job in the journal before its submission has chosen; a process for it costs a second."""
-    monkeypatch.setattr(preparation, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
     wanted: list[str] = []
 
-    def want(_: _Chooser, *of: object) -> None:
-        wanted.append(str(of[1]))
+    def submit_piece(_: FairPool, owner: str, piece: object, *, key: str) -> None:
+        wanted.append(key)
 
-    monkeypatch.setattr(_Chooser, "want", want)
+    monkeypatch.setattr(FairPool, "submit", submit_piece)
     made = prepare()
-    job = ask(made, house, submit(house))
+    job = house.jobs.get(submit(house).job_id)
     made.begin(job, house.tasks.get(job.task_digest).task)
     assert questions(house, job).exists()
-    assert not wanted
-    gone = ask(made, house, submit(house))
-    assert not wanted
-    ask(made, house, submit(house, strategy="clustered", count=5))
-    assert len(wanted) == 1
-    made.ask(gone, house.tasks.get(gone.task_digest).task)
-    assert wanted[1:] == [gone.job_id]
     with monkeypatch.context() as full:
-        full.setattr(preparation, "write_questions", _no_room)
-        tried = submit(house)
-        record = house.jobs.get(tried.job_id)
-        made.begin(record, house.tasks.get(record.task_digest).task)
-    ask(made, house, tried)
-    assert wanted[2:] == [tried.job_id]
+        full.setattr(conductor, "write_questions", _no_room)
+        tried = house.jobs.get(submit(house).job_id)
+        made.begin(tried, house.tasks.get(tried.task_digest).task)
+    made.ask(tried, house.tasks.get(tried.task_digest).task)
+    clustered = ask(made, house, submit(house, strategy="clustered", count=5))
+    assert wanted == [tried.job_id, clustered.job_id]
 
 
 def _no_room(*_: object) -> None:
@@ -158,15 +149,15 @@ def test_choosing_that_takes_too_much_fails_the_job_with_what_to_do(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound is the system's, on the computing time of a real process that would work for much longer."""
-    monkeypatch.setattr(preparation, "_MODULE", "tests.api.coordinator.endless")
+    monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.endless")
     told = threading.Event()
     job = ask(prepare(lambda _: told.set()), house, submit(house, strategy="clustered", count=5))
     assert told.wait(60)
     assert "more memory or time than one job is given" in (questions(house, job).parent / "failed.json").read_text()
 
 
-def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_forgot(
-    house: House, mailbox: RedisMailbox, prepare: Callable[..., Preparation]
+def test_images_are_asked_for_on_the_board_once_until_they_are_withdrawn(
+    house: House, prepare: Callable[..., Preparation]
 ) -> None:
     view = submit(house)
     job = house.jobs.get(view.job_id)
@@ -176,58 +167,16 @@ def test_images_are_asked_for_on_the_board_and_in_the_queue_again_after_redis_fo
     for _ in range(2):
         made.ask(images, task)
         assert board.jobs(lane_of("tok-1")) == [job.job_id]
-        work = mailbox.claim(EMBED_QUEUE, "test", lease_s=1, wait_s=0)
-        assert work is not None
-        assert work.work_id == lane_of("tok-1")
-        mailbox._redis.flushall()
+        with board.turn() as turn:
+            assert turn == (lane_of("tok-1"), 1)
     made.withdraw(job.job_id)
     assert board.all_jobs() == []
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["the first has begun", "all lie there at once"])
-def test_choosers_take_turns_among_requesters_and_stop_for_jobs_that_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
-) -> None:
-    """Three jobs of one and one of another, one process: the other is second, and a job that ended is not begun."""
-    monkeypatch.setattr(preparation, "PROCESSES", 1)
-    order: list[str] = []
-    gate, taken = threading.Event(), threading.Event()
-    ended = {"a-2"}
-    done = threading.Semaphore(0)
-
-    class Noting(_Chooser):
-        def _choose(self, job_id: str, *_: object) -> None:
-            taken.set()
-            gate.wait(30)
-            if self._is_wanted(job_id):
-                order.append(job_id)
-
-    chooser = Noting(tmp_path, is_wanted=lambda job_id: job_id not in ended, on_end=lambda _: done.release())
-    request = QuestionRequest(strategy="clustered", count=2, seed=0, fingerprint="f", source="features")
-    if begun:
-        chooser.want("a", "a-0", request, 0)
-        assert taken.wait(30)
-        others = ["a-1", "a-2"]
-    else:
-        chooser._bell.acquire()  # nobody takes one before all are there
-        others = ["a-0", "a-1", "a-2"]
-    for job_id in others:
-        chooser.want("a", job_id, request, 0)
-    chooser.want("b", "b-0", request, 0)
-    if not begun:
-        chooser._bell.release()
-    chooser.want("a", "a-1", request, 0)  # asked again: no second place in the line
-    gate.set()
-    for _ in range(4):
-        assert done.acquire(timeout=30)
-    chooser.stop()
-    assert order == ["a-0", "b-0", "a-1"]
 
 
 def test_a_process_that_chooses_is_ended_when_its_job_is(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "_MODULE", "tests.api.coordinator.sleeping")
+    monkeypatch.setattr(conductor, "_MODULE", "tests.api.coordinator.sleeping")
     told = threading.Event()
     view = submit(house, strategy="clustered", count=5)
     job = ask(prepare(lambda _: told.set()), house, view)

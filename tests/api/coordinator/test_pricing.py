@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from api.coordinator import pricing
 from api.coordinator.config import MAX_CAP_EPSILON
 from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
 from api.schema import EstimateView
@@ -78,16 +77,6 @@ def test_a_whole_agent_has_a_price_where_ballots_are_drawn_onto_a_ball(house: Ho
     view = price_view(ball, 100)
     assert view.agent_epsilon == price(ball).agent.epsilon
     assert view.agent_charge_nano is not None
-
-
-def test_a_price_that_was_asked_before_is_not_computed_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = house.task(max_queries=10_000).task
-    first = price_view(task, 9_999)
-    monkeypatch.setattr(pricing, "price", None)
-    monkeypatch.setattr(pricing, "total_charges", None)
-    assert price_view(task, 9_999) == first
-    with pytest.raises(TypeError, match="not callable"):
-        price_view(task, 9_998)
 
 
 def test_a_level_without_a_bound_has_no_number_and_says_why(house: House) -> None:

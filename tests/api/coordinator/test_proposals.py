@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from api.coordinator import pricing, submission
-from api.coordinator.pricing import charges_of
 from api.coordinator.views import read_view
 from api.schema import JobView
 from labeler import batching, planning
 from labeler.accounting.events import IntegerSum
-from labeler.batching import round_charges
 from labeler.driver.intake import said_of
-from labeler.driver.mail_redis import RedisMailbox
 from labeler.driver.reading import parties_of
 from labeler.errors import AwaitingApproval, InvalidSetting, NotReady, PrivacyRefusal
 from labeler.ledger.chain import Head
 from labeler.ledger.database import Connection, Database
-from labeler.messages.rounds import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
-from labeler.rounds.effects import Patience, Said
-from labeler.rounds.job_state import JobRun, RoundRun, stand
+from labeler.messages.bodies import Ask, Declined, Proposal, Refusal, Willing, Withdrawn
+from labeler.rounds.effects import JobRun, Patience, ProposalReply, RoundRun, stand
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, Desk, desk, server  # noqa: F401  # fixtures
 from tests.job_steps import take_step
@@ -74,7 +69,6 @@ def test_agents_are_asked_whether_they_will_before_there_are_questions(
     task = speaking.house.task()
     job = speaking.house.submit(task, 2)
     conductor = speaking.conductor()
-    monkeypatch.setattr(RedisMailbox, "add_work", lambda *_: None)  # no embedder here
     conductor.advance(job.job_id)
     (message,) = speaking.mail("east")
     proposal = Proposal.decode(message.body)
@@ -240,7 +234,7 @@ def test_a_yes_that_has_ended_is_none(speaking: Desk) -> None:
         patience=Patience(0.0, 0.0),
         state="queued",
         rounds=(RoundRun(0, 0, 2),),
-        answers=dict.fromkeys(AGENTS, Said("willing", until_s=now.timestamp())),
+        answers=dict.fromkeys(AGENTS, ProposalReply("willing", until_s=now.timestamp())),
         parties=parties_of(speaking.house.parties.list()),
     )
     assert stand(run, wall_s=now.timestamp()).willing == list(AGENTS)
@@ -296,7 +290,6 @@ def test_a_job_that_was_refused_after_it_was_taken_is_shown_to_who_sends_it_agai
     job = speaking.house.submit(speaking.house.task(), 2, key="k")
     say(speaking, job, north=NO)
     conductor = speaking.conductor()
-    monkeypatch.setattr(RedisMailbox, "add_work", lambda *_: None)  # no embedder here
     conductor.advance(job.job_id)
     task = speaking.house.tasks.get(job.task_id)
     again = speaking.house.submit(task, 2, key="k")
@@ -316,21 +309,6 @@ def test_whom_a_job_asks_is_fixed_once_and_a_job_that_ended_is_not_divided(house
     with pytest.raises(NotReady, match="has ended meanwhile"):
         house.begin(ended.job_id)
     assert house.ledger.state(f"{ended.job_id}/0") is None
-
-
-def test_a_job_of_an_earlier_version_keeps_its_reservations(house: House) -> None:
-    """Its rounds were reserved one by one when it was submitted, for everybody."""
-    job = house.submit(house.task(), 2)
-    record = house.tasks.get(job.task_id)
-    charges = charges_of(record.participants, round_charges(record.task, 2))
-    house.ledger.reserve("job-old/0", charges)
-    with house.database.write() as connection:
-        old = house.jobs.get(job.job_id, connection=connection)
-        rounds = house.jobs.rounds(job.job_id, connection=connection)
-        house.stores.settlement.divide(
-            replace(old, job_id="job-old"), rounds, record, ("east",), amounts=[], connection=connection
-        )
-    assert house.ledger.state("job-old/0") == "reserved"
 
 
 def test_what_was_asked_without_being_divided_is_paid_for(house: House) -> None:

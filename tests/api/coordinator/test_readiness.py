@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from api.coordinator.health import agents_live, embedder_there, readiness, talliers_live
+from api.coordinator.roster import agents_live, embedder_there, readiness, talliers_live
 from labeler.errors import NotReady, Unavailable
 from tests.api.conftest import House
 

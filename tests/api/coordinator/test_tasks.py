@@ -130,13 +130,6 @@ def test_a_reverse_knn_task_whose_one_round_fits_no_message_is_refused_with_how_
         house.task(backbone_fingerprint=FINGERPRINT, **fields)
 
 
-def test_facts_that_were_kept_before_they_were_checked_break_no_task(house: House) -> None:
-    house.parties.contact("north", house.clock(), {"classes": 5, "backbone_fingerprint": ["x"]}, Head(1, "a" * 64))
-    assert house.task(classes=CLASSES, backbone_fingerprint=FINGERPRINT).participants == ("east", "north", "west")
-    with pytest.raises(InvalidTask, match="north"):
-        house.task()
-
-
 def test_one_participant_may_know_its_noise_unless_the_request_says_otherwise(house: House) -> None:
     assert house.task().task.colluding_agents == 1
     assert house.task(agents=["east"]).task.colluding_agents == 0

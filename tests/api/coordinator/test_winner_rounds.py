@@ -12,14 +12,13 @@ from safetensors.numpy import save
 
 from api.coordinator.views import read_view
 from api.schema import JobView
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.ledger.chain import Head
 from labeler.ledger.rounds import AggregateStore
-from labeler.messages.rounds import Settled
-from labeler.messages.shares import winner_to_bytes
-from labeler.rounds.releases import release_from_bytes
+from labeler.messages.bodies import Settled, winner_to_bytes
+from labeler.release import release_from_bytes
 from labeler.sharing import Winner
 from tests.api.conftest import House
 from tests.api.coordinator.test_conductor import AGENTS, TALLIERS, Desk
@@ -143,7 +142,7 @@ def test_what_a_tallier_says_can_never_be_computed_ends_the_job_with_its_sentenc
 def test_rounds_that_are_due_together_are_asked_for_together_as_many_as_have_a_turn(
     desk: Desk, job: JobView, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("labeler.rounds.winner_line.AT_ONCE", at_once)
+    monkeypatch.setattr("labeler.rounds.queues.AT_ONCE", at_once)
     conductor = desk.conductor()
     conductor.advance(job.job_id)
     second = desk.house.submit(desk.house.tasks.get(desk.house.jobs.get(job.job_id).task_digest), QUERIES, start=5)

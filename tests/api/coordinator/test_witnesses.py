@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from api.coordinator.witnesses import Witnesses
+from api.coordinator.mailroom import Witnesses
 from labeler.errors import JournalBehind
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Kind, Message
-from labeler.messages.envelope import Mail, Poll
+from labeler.messages.bodies import Mail, Poll
 from labeler.system.keys import PartyKeys
 from tests.api.conftest import House
 
@@ -39,7 +39,7 @@ class Court:
             journal_hash="",
             coordinator_seq=head.seq,
             coordinator_hash=head.hash,
-            version="0",
+            program="0",
             facts={},
         )
         self.witnesses.compare(party, poll, proof)

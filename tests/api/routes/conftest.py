@@ -19,7 +19,7 @@ from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import listen, serve_at
-from labeler.rounds.effects import Said
+from labeler.rounds.effects import ProposalReply
 from labeler.system.http_client import certificates_for
 from labeler.system.keys import PartyKeys
 from workers.up.redis_server import RedisServer
@@ -52,7 +52,7 @@ class Service:
         """Every agent has said yes to a job."""
         store = self.coordinator.stores.jobs.willingness
         for agent in AGENTS:
-            store.report(job_id, agent, Said("willing", until_s=time.time() + 3600))
+            store.report(job_id, agent, ProposalReply("willing", until_s=time.time() + 3600))
         self.coordinator.conductor.wake(job_id)
 
     def holder(self, role: Role) -> str:

@@ -17,9 +17,8 @@ from api import examples
 from api.access import ACCESS, Need, reaches
 from api.app import create_app
 from api.limits import RateLimits, TooManyRequests
-from api.logs import LogFormatter
+from api.logs import CountRepeats, LogFormatter
 from labeler.errors import InvalidSetting, Unavailable
-from labeler.repeated import CountRepeats
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 FILLED = {

@@ -18,9 +18,9 @@ from python_multipart.multipart import parse_options_header
 
 from api import examples
 from api.client import Client, ServiceBusy, ServiceProblem
-from api.client_upload import _ROWS_LOOKED_AT, FormBody, Part, parquet_of
+from api.client_http import _ROWS_LOOKED_AT, FormBody, Part, parquet_of
 from api.schema import JobView, LabelsRequest
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, LabelerError, TryAgain
 from workers.notebook.local import Service
 

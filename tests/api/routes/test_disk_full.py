@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from api.coordinator import home
+from api.coordinator import stores
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
 DISK_BYTES = 24 * 2**20
@@ -70,7 +70,7 @@ def storage(service: Service) -> tuple[int, bool, str]:
 def test_on_a_full_disk_uploads_are_refused_with_507_and_go_through_once_there_is_room(
     disk: Path, config_of: ConfigOf, serve_in: ServeIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "TOLD_AGAIN_S", 0.0)
+    monkeypatch.setattr(stores, "TOLD_AGAIN_S", 0.0)
     with serve_in(config_of(disk / "home")) as service, service.http("requester") as http:
         task = service.task()
         assert storage(service)[1]
@@ -144,11 +144,11 @@ def test_what_was_found_is_told_again_for_a_moment_so_that_asking_often_is_no_wo
     now = [0.0]
     journal = service.coordinator.stores.database
     before = journal.probe()
-    probe = home.RoomProbe(tmp_path, journal, now=lambda: now[0])
+    probe = stores.RoomProbe(tmp_path, journal, now=lambda: now[0])
     for _ in range(50):
         probe.check()
     assert journal.probe() == before + 2
-    now[0] = home.TOLD_AGAIN_S
+    now[0] = stores.TOLD_AGAIN_S
     probe.check()
     assert journal.probe() == before + 4
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from api.client import Client
 from api.client_http import ServiceProblem
 from api.coordinator.ownership import Reader
 from api.schema import JobRequest
-from feature_store.results.evidence_file import read_signed
+from feature_store.results.evidence import read_signed
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import DIMENSION, FINGERPRINT, Service
 

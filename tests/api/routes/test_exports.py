@@ -42,20 +42,6 @@ def make_table(count: int, *, names: list[str] | None = None) -> pa.Table:
     return pa.table(rows, schema=SCHEMA.with_metadata({"classes": '["x"]', "privacy": "{}"}))
 
 
-def test_json_lines_are_spelt_as_one_object_after_the_other_would_be() -> None:
-    table = make_table(COUNT)
-    odd = [None, "", 'a "quoted" \\ name\n', "\u00fc\u2028\U0001f600", "same", "same"]
-    names = pa.array([odd[number % len(odd)] for number in range(table.num_rows)], pa.string())
-    floats = pa.array([(-0.0, 0.0, 1e300, 0.1, float("nan"))[number % 5] for number in range(table.num_rows)])
-    lists = pa.array([None if number % 3 else [1.5, -2.0] for number in range(table.num_rows)])
-    table = table.append_column("odd", names).append_column("floats", floats).append_column("lists", lists)
-    lines = b"".join(json_lines(table)).decode().split("\n")
-    assert lines.pop() == ""
-    for line, row in zip(lines, table.to_pylist(), strict=True):
-        plain = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
-        assert line == json.dumps(plain, ensure_ascii=False)
-
-
 def test_json_lines_hold_every_row_and_column() -> None:
     rows = [json.loads(line) for line in b"".join(json_lines(make_table(COUNT))).splitlines()]
     assert len(rows) == COUNT

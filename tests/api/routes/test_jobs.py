@@ -17,7 +17,7 @@ from PIL import Image
 
 from api.client import Client, ServiceProblem
 from api.schema import EstimateRequest, Selection
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 

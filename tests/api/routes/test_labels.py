@@ -19,12 +19,11 @@ from safetensors.numpy import save_file
 
 from api.client import Client
 from api.schema import JobView, LabelsRequest, TaskView
-from feature_store.quantize import quantize
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
-from labeler.release import Release
-from labeler.rounds.releases import release_to_bytes
+from feature_store.rows import quantize
+from labeler.release import Release, release_to_bytes
 from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone, eventually
 from tests.job_steps import take_step
 

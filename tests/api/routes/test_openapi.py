@@ -11,7 +11,7 @@ import pytest
 
 from api import examples, schema
 from api.access import ACCESS
-from api.refusals import MEDIA_TYPE
+from api.problems import MEDIA_TYPE
 from api.routes import operations as operations_module
 from tests.api.routes.conftest import Service
 

@@ -37,7 +37,7 @@ from api.server import listen, serve_at
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import Unavailable
 from labeler.messages import COORDINATOR, frame, read_frames
-from labeler.messages.envelope import Poll
+from labeler.messages.bodies import Poll
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
 
@@ -53,7 +53,7 @@ def poll_message(keys: PartyKeys, sender: str, *, sequence: int, wait_s: float =
         journal_hash="a" * 64,
         coordinator_seq=0,
         coordinator_hash="",
-        version=version,
+        program=version,
         facts={},
     )
     message = keys.message("poll", sender=sender, recipient=COORDINATOR, sequence=sequence, body=poll.encode())

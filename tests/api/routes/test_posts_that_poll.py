@@ -12,8 +12,7 @@ import httpx2
 from labeler.driver.mail import Letter
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.envelope import Mail, Poll
-from labeler.messages.rounds import Willing
+from labeler.messages.bodies import Mail, Poll, Willing
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone
 from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
@@ -29,7 +28,7 @@ def polling(keys: PartyKeys, number: int, *, who: str = AGENT, **changes: Any) -
         "journal_hash": "",
         "coordinator_seq": 0,
         "coordinator_hash": "",
-        "version": "labeler/0.5",
+        "program": "labeler/0.5",
         "facts": {},
     }
     body = Poll(**fields | changes).encode()
@@ -96,7 +95,9 @@ def test_where_a_message_is_refused_so_is_the_post_and_no_mail_is_handed_out_or_
     assert post(own, message).status_code == 202
     refused = post(own, message, polling(own.keys[AGENT], 3, after=after))
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:replayed")
-    assert own.coordinator.mailroom._mailbox.pending(AGENT) == 1, "the mail that the refused poll says is done with"
+    assert own.coordinator.mailroom._mailbox.all_pending([AGENT]) == {AGENT: 1}, (
+        "the mail that the refused poll says is done with"
+    )
     # Its number is not used up either.
     assert kinds(post(own, polling(own.keys[AGENT], 3), path="/v1/messages:poll")) == ["poll", "proposal"]
 

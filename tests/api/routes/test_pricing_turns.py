@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.coordinator.long_prices import TOTAL, LongPrices, PricesWait
+from api.coordinator.estimates import TOTAL, Prices, PricesWait
 from api.limits import TooManyRequests
 from labeler.ledger.chain import Head
 from tests.api.routes.conftest import CLASSES, FINGERPRINT, TALLIERS, ConfigOf, ServeIn, Service
@@ -112,7 +112,7 @@ def test_six_prices_of_many_winners_keep_nobody_waiting(
             known = {"task_id": service.task().task_id}
             assert http.post("/v1/jobs:estimate", json=known).status_code == 200
             attacks = [pool.submit(attack, number) for number in range(SIX)]
-            while service.coordinator.long_prices._slots._held.total() < SIX - 1:
+            while service.coordinator.prices._slots._held.total() < SIX - 1:
                 time.sleep(0.01)
             for number in range(LOOKS):
                 new = COUNTS | {"sigma_votes": 20 + number / 100}
@@ -135,10 +135,10 @@ def test_a_price_that_is_not_computed_in_time_is_refused_in_words_and_found_by_t
         have_winners(service)
         made = http.post("/v1/tasks", json=winners(sigma_votes=31.0))
         assert made.status_code == 201
-        line = service.coordinator.long_prices
+        line = service.coordinator.prices
         monkeypatch.setattr(line, "_wait_s", 0.2)
         with ThreadPoolExecutor(1) as pool:
-            held = pool.submit(line.run, "another", may_end.wait)
+            held = pool.submit(line.run_long, "another", may_end.wait)
             vectors = {
                 "task_id": made.json()["task_id"],
                 "features": np.eye(8).tolist() * 5,
@@ -161,14 +161,14 @@ def test_a_price_that_is_not_computed_in_time_is_refused_in_words_and_found_by_t
 
 
 def test_more_long_prices_than_may_wait_are_refused_at_once() -> None:
-    line, may_end = LongPrices(), threading.Event()
+    line, may_end = Prices(), threading.Event()
     with ThreadPoolExecutor(TOTAL) as pool:
-        waiting = [pool.submit(line.run, f"token {number}", may_end.wait) for number in range(TOTAL)]
+        waiting = [pool.submit(line.run_long, f"token {number}", may_end.wait) for number in range(TOTAL)]
         while line._slots._held.total() < TOTAL:
             time.sleep(0.01)
         with pytest.raises(TooManyRequests, match="15 long prices are under way"):
-            line.run("one more", may_end.wait)
+            line.run_long("one more", may_end.wait)
         may_end.set()
         assert all(one.result() for one in waiting)
-    assert line.run("one more", may_end.wait)
+    assert line.run_long("one more", may_end.wait)
     line.stop()

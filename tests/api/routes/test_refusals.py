@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api import refusals
+from api import problems
 from api.logs import LogFormatter, describe
 from api.problems import PROBLEMS, TYPE_PREFIX
 from api.request_context import RequestContext
@@ -25,7 +25,7 @@ class _NoMetrics:
 def app() -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.delta = 1e-5
-    refusals.install(app)
+    problems.install(app)
     app.add_middleware(RequestContext, metrics=_NoMetrics())
     return app
 
@@ -77,7 +77,7 @@ def test_an_unexpected_error_gives_an_incident_id_and_logs_places_without_values
         response = http.get("/fail")
     assert response.status_code == 500
     problem = response.json()
-    assert problem["type"] == refusals.INTERNAL
+    assert problem["type"] == problems.INTERNAL
     assert len(problem["incident"]) == 16
     assert "vote" not in response.text
     assert "KeyError" not in response.text
@@ -126,7 +126,7 @@ def test_a_request_that_does_not_fit_names_its_fields_and_not_their_values(servi
         response = http.post("/v1/tasks", json=wrong)
     assert response.status_code == 422
     problem = response.json()
-    assert problem["type"] == refusals.INVALID_REQUEST
+    assert problem["type"] == problems.INVALID_REQUEST
     assert {field["field"] for field in problem["fields"]} == {"body.k", "body.delta", "body.colour"}
     assert "secret" not in response.text
 

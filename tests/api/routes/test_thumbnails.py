@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from api.client import Client, ServiceProblem
-from api.coordinator.thumbnails import SIDE
+from api.coordinator.labels import SIDE
 from api.schema import MAX_THUMBNAILS, JobView
 from tests.api.routes.conftest import FINGERPRINT, Service
 
@@ -111,7 +111,7 @@ def test_vectors_have_no_pictures_and_deleted_images_have_none_any_more(service:
 
 
 def test_what_takes_too_long_is_not_shown(service: Service, job: JobView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.coordinator.thumbnails.TAKES_S", 0.0)
+    monkeypatch.setattr("api.coordinator.labels.TAKES_S", 0.0)
     with Client(service.url, service.tokens["requester"]) as client:
         assert client.thumbnails(job.job_id, ["red.png"]) == {"red.png": None}
     assert decoders() == []

@@ -7,7 +7,7 @@ from typing import Any
 
 from api.schema import JobView
 from labeler.messages import COORDINATOR, Kind, Message, frame
-from labeler.messages.rounds import Declined, Refusal, Willing
+from labeler.messages.bodies import Declined, Refusal, Willing
 from tests.api.routes.conftest import AGENTS, FINGERPRINT, Service
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -23,6 +23,7 @@ from scipy.stats import chi2
 
 from benchmarks import BenchRow
 from benchmarks.data import DataSet, Split, cache_folder
+from benchmarks.learning.linear_users import train_linear, train_users
 from benchmarks.papers import dp_helmet
 from benchmarks.papers.dp_helmet import (
     blind_average,
@@ -38,7 +39,6 @@ from labeler.methods.blind_average import HUBER_WIDTH, LinearTerms
 from labeler.noise import VectorSum
 from labeler.randomness import AesCtrSource, seeded_source
 from labeler.task import Level
-from workers.learning.linear import train_linear, train_users
 from workers.progress import silent
 
 

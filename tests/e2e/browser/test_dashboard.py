@@ -20,7 +20,7 @@ from playwright.sync_api import Locator, Page, expect
 from safetensors import safe_open
 
 from api.client import Client
-from api.coordinator.thumbnails import SIDE
+from api.coordinator.labels import SIDE
 from api.schema import JobView, Selection, TaskRequest
 from labeler.errors import LabelerError
 from tests.forked_command import ForkedCommand, run_forked

@@ -9,8 +9,8 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser
 
-from feature_store.results.evidence_page import render_page as evidence_page
-from feature_store.results.report.publish import write_report
+from feature_store.results.evidence import render_page as evidence_page
+from feature_store.results.report.page import write_report
 from labeler.evidence.derive import derive, software
 from tests.e2e.browser.conftest import OpenPage
 from tests.feature_store.results.report.conftest import ReportMaker

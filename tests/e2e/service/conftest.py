@@ -114,7 +114,7 @@ def harmed(federations: SharedFederations, tmp_path_factory: pytest.TempPathFact
 def digit_features() -> np.ndarray:
     """Features of real digits as the `pixels:8` backbone makes them, int16, shape (1797, 64)."""
     from feature_store.backbones import load_backbone
-    from feature_store.quantize import quantize
+    from feature_store.rows import quantize
 
     backbone = load_backbone("pixels:8")
     from PIL import Image

@@ -16,9 +16,7 @@ import pytest
 
 from api.schema import KeysRequest, PartyRequest
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Kind, Message, frame, read_frames
-from labeler.messages.envelope import Poll
-from labeler.messages.rounds import AnswerSent, Ask, Proposal, Willing
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import AnswerSent, Ask, Poll, Proposal, Willing, share_to_bytes
 from labeler.randomness import keyed_source, seeded_source
 from labeler.sharing import ShareVector, split
 from labeler.system.keys import PartyKeys
@@ -60,7 +58,7 @@ class Attacker:
             journal_hash="a" * 64,
             coordinator_seq=0,
             coordinator_hash="",
-            version="labeler/0.5",
+            program="labeler/0.5",
             facts=self.facts,
         ).encode()
         asking = self.message("poll", body, task_digest="", round_digest="")

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from api.client import Client, ServiceProblem
 from api.schema import TaskRequest
-from feature_store.embed_board import MAX_JOB_PIXELS, EmbedBoard
+from feature_store.results.questions import MAX_JOB_PIXELS, EmbedBoard
 from tests.e2e.service.conftest import Service, wait_until
 
 SIDE = 7900

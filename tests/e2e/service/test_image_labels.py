@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from api.schema import Selection, TaskRequest
 from feature_store.query_selection import select_queries
-from feature_store.results.answered import answers_of
-from feature_store.results.exports.plain import folder_name
+from feature_store.results.exports import folder_name
 from feature_store.results.image_labels import IMAGE_SCHEMA
-from feature_store.students.labelling import label_images
+from feature_store.results.pseudo_labels import answers_of
+from feature_store.students.labeling import label_images
 from tests.e2e.service.conftest import Service
 from workers.commands.catalogue import app
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from PIL import Image
 
-from api.client_upload import FormBody, Part
+from api.client_http import FormBody, Part
 from tests.e2e.service.conftest import Service, wait_until
 from tests.e2e.service.harm import QUERIES, new_task, paid_at_instance_level, paused, posted, submit
 from tests.e2e.service.test_readme_service import block, run, spent

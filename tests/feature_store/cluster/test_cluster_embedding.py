@@ -104,14 +104,14 @@ def _kill_workers(parent: int) -> set[int]:
 @pytest.mark.long
 def test_workers_that_are_killed_in_the_middle_change_nothing_in_the_bytes(two_workers: Driver, tmp_path: Path) -> None:
     folder, recipe = images_at(tmp_path / "images"), Recipe("efficientnet-lite0", device="cpu")
-    embed(folder, tmp_path / "alone", recipe, part_size=64)
+    embed(folder, tmp_path / "alone", recipe)
     killed: set[int] = set()
 
     def kill_once(done: int, total: int) -> None:
         if not killed and done < total // 2:
             killed.update(_kill_workers(os.getpid()))
 
-    embed(folder, tmp_path / "together", recipe, driver=two_workers, progress=kill_once, part_size=64)
+    embed(folder, tmp_path / "together", recipe, driver=two_workers, progress=kill_once)
     assert killed
     assert bytes_of(tmp_path / "alone") == bytes_of(tmp_path / "together")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.search import ClusterIndex, rows_of
 from feature_store.index import Neighbors, nearest_by_definition
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
@@ -31,13 +31,11 @@ CLASSES = ("healthy", "ill")
 ROWS, DIMENSION = 3000, 128
 
 
-def shard_at(path: Path, *, part_records: int | None = 1000, seed: int = 1) -> Shard:
+def shard_at(path: Path, *, seed: int = 1) -> Shard:
     """Records among which many are tied: every one is there four times."""
     rng = np.random.default_rng(seed)
     features = np.repeat(rng.normal(size=(ROWS // 4, DIMENSION)), 4, axis=0)
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False, part_records=part_records
-    ) as writer:
+    with ShardWriter(path, classes=CLASSES, fingerprint="f", dimension=DIMENSION, public=False) as writer:
         writer.append(features, np.arange(ROWS) % 2, [f"name-of-{row}.png" for row in range(ROWS)])
         writer.finish()
     return Shard.open(path)
@@ -60,9 +58,8 @@ def by_definition(shard: Shard, queries: NDArray[np.int16], k: int) -> Neighbors
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part_records", [None, 400, 1500])
-def test_parts_find_what_the_definition_says(two_workers: Driver, tmp_path: Path, part_records: int | None) -> None:
-    shard = shard_at(tmp_path / "shard", part_records=part_records)
+def test_parts_find_what_the_definition_says(two_workers: Driver, tmp_path: Path) -> None:
+    shard = shard_at(tmp_path / "shard")
     index = ClusterIndex(shard.features, shard.record_ids, memory_limit_bytes=4 << 20, driver=two_workers)
     assert len(set(index.ready())) == two_workers.cluster.cpus == 2
     queries = queries_of(shard)
@@ -149,7 +146,7 @@ def test_an_agent_charges_nothing_while_a_part_cannot_be_searched(shared: Driver
     shard = shard_at(tmp_path / "shard")
     task, batch = task_for(shard), QueryBatch(queries_of(shard))
     agent, ledger = agent_for(shard, "ray")
-    lost = shard.path / "features-00001.int16"
+    lost = shard.path / "features.npy"
     lost.rename(tmp_path / "kept")
     with pytest.raises(Unavailable, match="not every part"):
         agent.answer(task, batch)
@@ -193,14 +190,13 @@ def _no_other() -> None:
     raise Unavailable("no cluster")
 
 
-@pytest.mark.parametrize("part_records", [None, 256])
-def test_another_process_maps_the_very_rows(tmp_path: Path, part_records: int | None) -> None:
-    shard = shard_at(tmp_path / "shard", part_records=part_records)
+def test_another_process_maps_the_very_rows(tmp_path: Path) -> None:
+    shard = shard_at(tmp_path / "shard")
     for part in (slice(0, ROWS), slice(200, 300), slice(256, 512), slice(255, 1025), slice(ROWS - 1, ROWS)):
         for array in (shard.features, shard.record_ids):
             found = rows_of(array[part])
             assert found.array is None
-            assert found.files
+            assert found.file
             np.testing.assert_array_equal(found.open(), array[part])
     in_memory = rows_of(np.asarray(shard.features)[::2])
     assert in_memory.array is not None

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from feature_store.index.engine import DeviceFault
-from feature_store.index.exact_index import ExactIndex
+from feature_store.index.exact_index import DeviceFault, ExactIndex
 from tests.feature_store.index.fake_devices import fakes_have_names
 
 

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build
-from feature_store.index.engine import Block, DeviceFault, Engine, NumpyBlock, NumpyEngine
 from feature_store.index.engine_torch import TorchEngine
-from feature_store.index.rows import GatheredRows
+from feature_store.index.exact_index import Block, DeviceFault, Engine, NumpyBlock, NumpyEngine
+from feature_store.rows import GatheredRows
 
 
 @dataclass(eq=False)

@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feature_store.index import Neighbors, build, build_index, device_probe, engine_torch, nearest_by_definition
-from feature_store.index.device_probe import probe
-from feature_store.index.engine import NumpyBlock, NumpyEngine
+from feature_store.index import Neighbors, build, build_index, engine_torch, nearest_by_definition
+from feature_store.index.build import probe
 from feature_store.index.engine_torch import Product, TorchBlock, TorchEngine, exact_sums, product_of, single_product
-from feature_store.index.exact_index import ExactIndex, check_memory_limit
-from feature_store.index.rows import GatheredRows
+from feature_store.index.exact_index import ExactIndex, NumpyBlock, NumpyEngine, check_memory_limit
+from feature_store.rows import GatheredRows
 from labeler.errors import InvalidSetting, UnsafeIndex
-from tests.feature_store.index.fake_devices import FAKES, FakeDevice
+from tests.feature_store.index.fake_devices import FakeDevice
 
 RNG = np.random.default_rng(20261122)
 FEATURES = RNG.integers(-3, 4, (3000, 8)).astype(np.int16)
@@ -107,12 +106,6 @@ def test_a_device_that_fails_is_left_and_the_processor_gives_the_same_answer(
 
 def _broken(_: Tensor, __: Tensor) -> Tensor:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_a_device_without_the_room_it_promised_is_left() -> None:
-    index = ExactIndex(FEATURES, IDS, FakeDevice(room=100, promised=4000))
-    assert isinstance(index.engine, NumpyEngine)
-    assert_equal(index.search(QUERIES, 5), 5)
 
 
 @pytest.mark.parametrize("limit", [None, 560_000, 5_000_000])
@@ -232,11 +225,6 @@ def test_sums_that_are_rounded_to_half_precision_are_found_out_by_the_probe() ->
     assert probe(TorchEngine(product=reduced)) is not None
 
 
-@pytest.mark.parametrize("name", FAKES)
-def test_the_fakes_pass_the_probe_without_falling_back(name: str) -> None:
-    assert probe(FAKES[name]()) is None
-
-
 def test_switches_of_precision_are_off_for_a_product_and_what_they_were_afterwards() -> None:
     matmul, processor = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     switches = [
@@ -274,15 +262,15 @@ def test_on_cuda_the_product_is_that_of_half_precision_with_float32_sums() -> No
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A machine that looks as if it had a device; whoever asks for it starts a child."""
-    monkeypatch.setattr(device_probe, "has_driver", lambda: True)
     monkeypatch.setattr(build, "has_driver", lambda: True)
-    device_probe.forget()
+    monkeypatch.setattr(build, "has_driver", lambda: True)
+    build.forget()
     yield monkeypatch
-    device_probe.forget()
+    build.forget()
 
 
 def child(patch: pytest.MonkeyPatch, code: str) -> None:
-    patch.setattr(device_probe, "_COMMAND", [sys.executable, "-c", code])
+    patch.setattr(build, "_COMMAND", [sys.executable, "-c", code])
 
 
 @pytest.mark.parametrize(
@@ -299,7 +287,7 @@ def test_whatever_a_device_does_to_the_child_is_a_sentence(
     code: str, sentence: str, driver: pytest.MonkeyPatch
 ) -> None:
     child(driver, code)
-    driver.setattr(device_probe, "TIME_LIMIT_S", 1 if "sleep" in code else 60)
+    driver.setattr(build, "TIME_LIMIT_S", 1 if "sleep" in code else 60)
     with pytest.raises(InvalidSetting, match=sentence) as refused:
         build_index(FEATURES, IDS, engine="torch-gpu")
     assert "use engine numpy or auto" in str(refused.value)
@@ -318,12 +306,12 @@ def test_auto_uses_the_processor_where_the_device_does_not_work_and_says_why_onc
 
 
 def test_without_a_driver_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_probe.forget()
-    monkeypatch.setattr(device_probe, "has_driver", lambda: False)
+    build.forget()
+    monkeypatch.setattr(build, "has_driver", lambda: False)
     monkeypatch.setattr(subprocess, "run", None)
     with pytest.raises(InvalidSetting, match="this machine has no NVIDIA driver"):
         build_index(FEATURES, IDS, engine="torch-gpu")
-    device_probe.forget()
+    build.forget()
 
 
 @pytest.mark.long
@@ -331,7 +319,7 @@ def test_the_child_says_what_it_found_on_one_line(driver: pytest.MonkeyPatch) ->
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(InvalidSetting, match="sees no CUDA device"):
-        device_probe.contact()
+        build.contact()
 
 
 def test_auto_takes_all_devices_for_a_large_bound_and_none_for_a_small_one(driver: pytest.MonkeyPatch) -> None:
@@ -379,7 +367,7 @@ def test_a_real_device_is_exact_and_is_not_left_for_the_processor() -> None:
 
 @pytest.mark.gpu
 def test_half_precision_products_are_exact_on_every_real_device() -> None:
-    met = device_probe.contact()
+    met = build.contact()
     assert met.devices == torch.cuda.device_count()
     assert met.is_half_exact
 

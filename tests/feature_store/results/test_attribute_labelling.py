@@ -14,12 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.exports import EXPORTS
-from feature_store.quantize import quantize
-from feature_store.results.choosing import QuestionRequest, write_questions
-from feature_store.results.image_labelling import LabellingOrder, label_job
+from feature_store.results.job_process import LabelingOrder, QuestionRequest, label_job, write_questions
 from feature_store.results.models import read_model
-from feature_store.results.naming import QuestionNames
-from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table
+from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, QuestionNames, label_table
+from feature_store.rows import quantize
 from labeler.errors import BadData
 from labeler.planning import price
 from labeler.privacy_card import guarantee, privacy_card
@@ -39,7 +37,7 @@ def _task() -> Task:
     )  # fmt: skip
 
 
-def _job(folder: Path, contributors: tuple[int, int]) -> tuple[LabellingOrder, np.ndarray]:
+def _job(folder: Path, contributors: tuple[int, int]) -> tuple[LabelingOrder, np.ndarray]:
     """Two rounds of a job, opened of so many agents each, whose neighbours all say the truth."""
     rng = np.random.default_rng(3)
     points = rng.normal(size=(IMAGES, 8))
@@ -59,7 +57,7 @@ def _job(folder: Path, contributors: tuple[int, int]) -> tuple[LabellingOrder, n
     stamp = JobStamp("job-1", "pixels", datetime(2030, 1, 1, tzinfo=UTC), guarantee(price(task)), is_seeded=False)
     table = label_table(task, stamp, QuestionNames.of(np.arange(IMAGES), names, kind="query"), rounds)
     pq.write_table(table, folder / "labels.parquet")
-    return LabellingOrder(
+    return LabelingOrder(
         folder=str(folder),
         job_id="job-1",
         task_digest=task.digest,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.results.naming import QuestionNames, query_rows
+from feature_store.results.pseudo_labels import query_rows
 
 
 def test_of_equally_similar_images_the_first_names_its_cluster() -> None:
@@ -16,14 +16,6 @@ def test_of_equally_similar_images_the_first_names_its_cluster() -> None:
     centres = np.array([[2048, 0], [0, 2048]], np.int16)
     found = query_rows(np.array([-1, -1]), np.array([1, 0, 0, 0, 1]), centres=centres, images=images)
     assert found.tolist() == [1, 0]
-
-
-def test_an_answer_about_an_image_is_named_after_that_image() -> None:
-    rows = np.array([4, 1])
-    assert query_rows(rows, np.array([1, 1]), centres=np.zeros((2, 1), np.int16), images=None) is rows
-    names = QuestionNames.of(rows, "abcde", kind="query")
-    assert names == QuestionNames(("query-000000", "query-000001"), ("e", "b"))
-    assert QuestionNames.of(rows, "abcde", kind=None).query_ids == ("e", "b")
 
 
 def test_where_the_images_are_gone_the_first_of_a_cluster_names_it() -> None:

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard_writer import ShardWriter
-from feature_store.students.forecast import propose_radius
+from feature_store.students.labeling import propose_radius
 from labeler.errors import InvalidSetting
 from labeler.randomness import seeded_source
 from workers.commands.catalogue import app

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feature_store.quantize import quantize
-from feature_store.students.forecast import expect_on
+from feature_store.rows import quantize
+from feature_store.students.labeling import expect_on
 from labeler.errors import InvalidSetting
 from labeler.task import Task, parse_task
 

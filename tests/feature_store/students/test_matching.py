@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from feature_store.students.matching import _free, _log_sums, _permanents, _scaled, match
+from feature_store.students.members import _free, _log_sums, _permanents, _scaled, match
 
 
 def _brute(odds: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
+from feature_store.rows import quantize
 from feature_store.students import Learners, NoisyAnswers, fit_student
+from feature_store.students.answers import half_whitened
 from feature_store.students.members import votes_of_classes
-from feature_store.students.projection import half_whitened
 from feature_store.students.student import LEAST, SHARES
 
 CLASSES = 6

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from feature_store.students import NoisyAnswers
-from feature_store.students.labelling import label_images, temperatures
+from feature_store.students.labeling import label_images, temperatures
 
 DIGITS = load_digits()
 

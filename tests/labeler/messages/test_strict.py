@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from labeler.errors import ProtocolViolation
-from labeler.messages.envelope import Body
+from labeler.messages.bodies import Body
 from labeler.untrusted import Digest, DigestIfAny, Flag, PartyId, UnixTime, strict, whole
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import PolicyRefusal
-from labeler.messages.rounds import Ask, Refusal, TallierKey
+from labeler.messages.bodies import Ask, Refusal, TallierKey
 from labeler.rounds import agent as machine
 from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT, AgentRound, RoundEffect, RoundEvent, resume, step
 from labeler.tally import QueryBatch

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import PolicyRefusal
-from labeler.messages.rounds import Proposal, Refusal, TallierKey
+from labeler.messages.bodies import Proposal, Refusal, TallierKey
 from labeler.rounds import agent_proposal as machine
 from labeler.rounds.agent import Refused
 from labeler.rounds.agent_proposal import AgentProposal, resume, step

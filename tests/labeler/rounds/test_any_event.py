@@ -19,7 +19,7 @@ import pytest
 from labeler.errors import BadData, QuorumNotReached
 from labeler.rounds import effects as fx
 from labeler.rounds.coordinator import resume, step
-from labeler.rounds.job_state import JobRun
+from labeler.rounds.effects import JobRun
 from tests.labeler.rounds.test_coordinator import AGENTS, DEADLINE_S, TALLIERS, Table, parties, release
 
 ANYBODY = (*AGENTS, *TALLIERS, "stranger", "")
@@ -42,7 +42,9 @@ def any_event(run: JobRun, draw: random.Random) -> fx.Event:
     digest = draw.choice([*(one.round_digest for one in run.rounds), "", "9" * 64])
     of = (digest, run.task.digest if draw.random() < 0.95 else "7" * 64)
     who, number, tallier = draw.choice(ANYBODY), draw.choice(NUMBERS), draw.choice(TALLIERS)
-    said = fx.Said(draw.choice(("willing", "later", "declined")), "x", "no", draw.choice((None, DEADLINE_S, 0.0, 1e18)))
+    said = fx.ProposalReply(
+        draw.choice(("willing", "later", "declined")), "x", "no", draw.choice((None, DEADLINE_S, 0.0, 1e18))
+    )
     changed = {
         one: draw.choice((None, fx.Party(one, TALLIERS.index(one) if one in TALLIERS else None, "9" * 64, "c" * 64)))
         for one in draw.sample((*AGENTS, *TALLIERS), draw.randrange(3))
@@ -60,9 +62,9 @@ def any_event(run: JobRun, draw: random.Random) -> fx.Event:
         lambda: fx.Admitted(),
         lambda: fx.QuestionsPrepared(tuple(damaged)),
         lambda: fx.BodiesMade(number),
-        lambda: fx.Answered(who, of[1], said),
-        lambda: fx.Answered(draw.choice(AGENTS), run.task.digest, fx.Said("willing", until_s=DEADLINE_S)),
-        lambda: fx.Answered(draw.choice(AGENTS), run.task.digest, fx.Said("willing", until_s=DEADLINE_S)),
+        lambda: fx.ReplyCame(who, of[1], said),
+        lambda: fx.ReplyCame(draw.choice(AGENTS), run.task.digest, fx.ProposalReply("willing", until_s=DEADLINE_S)),
+        lambda: fx.ReplyCame(draw.choice(AGENTS), run.task.digest, fx.ProposalReply("willing", until_s=DEADLINE_S)),
         lambda: fx.ShareCame(*of, who, draw.choice(ANYBODY)),
         lambda: fx.AgentDone(*of, who),
         lambda: fx.HoldingsCame(*of, who, {one: draw.choice("56") * 32 for one in draw.sample(ANYBODY, 3)}),
@@ -114,7 +116,7 @@ def test_any_event_in_any_state_raises_nothing_and_changes_nothing_in_place(rele
             stores = [one for one in effects if isinstance(one, fx.Store)]
             if run.state not in fx.UNFINISHED:
                 assert after.state == run.state, f"{event} undoes an end"
-                assert all(isinstance(one, fx.StoreSaid) for one in stores), f"{stores} after the end"
+                assert all(isinstance(one, fx.StoreReply) for one in stores), f"{stores} after the end"
             for one in effects:
                 assert not (isinstance(one, fx.Post) and one.number in posted), "charged twice"
                 assert not (isinstance(one, fx.StoreRelease) and one.number not in posted), "opened without a charge"

@@ -21,7 +21,7 @@ from labeler.errors import (
 from labeler.release import Release
 from labeler.rounds import effects as fx
 from labeler.rounds.coordinator import LONGEST_PAUSE_S, REKEYED, resume, step
-from labeler.rounds.job_state import JobRun, RoundRun
+from labeler.rounds.effects import JobRun, RoundRun
 from labeler.task import Task
 
 AGENTS = ("east", "north", "west")
@@ -100,7 +100,7 @@ class Table:
         return found
 
     def computed(self, effect: fx.Effect) -> list[fx.Event]:
-        if isinstance(effect, fx.Enter):
+        if isinstance(effect, fx.RequestSlot):
             return [fx.Admitted()]
         if isinstance(effect, fx.Prepare) and self.is_prepared:
             batches = [(number, f"{number:064d}", f"{number + 50:064d}") for number in self.run.untied]
@@ -111,7 +111,7 @@ class Table:
         if isinstance(effect, fx.AskForTurn) and self.is_turn:
             self.is_turn = False
             return [fx.TurnGranted(effect.round_digest)]
-        if isinstance(effect, fx.PutTogether):
+        if isinstance(effect, fx.Unshard):
             opens = self.opens or release(self.run.rounds[effect.number].contributors)
             return [fx.Failed(opens) if isinstance(opens, LabelerError) else fx.Opened(effect.number, opens)]
         return []
@@ -121,12 +121,12 @@ class Table:
         self.wall_s += after_s
         return self.tell(fx.Tick(mail or {}))
 
-    def say(self, **said: str | fx.Said) -> list[fx.Effect]:
+    def say(self, **said: str | fx.ProposalReply) -> list[fx.Effect]:
         found = []
         for agent, word in said.items():
-            answer = fx.Said("willing", until_s=DEADLINE_S) if word == "yes" else word
-            assert isinstance(answer, fx.Said)
-            found += self.tell(fx.Answered(agent, self.run.task.digest, answer))
+            answer = fx.ProposalReply("willing", until_s=DEADLINE_S) if word == "yes" else word
+            assert isinstance(answer, fx.ProposalReply)
+            found += self.tell(fx.ReplyCame(agent, self.run.task.digest, answer))
         return found
 
     def message(self, kind: type[Any], *more: Any, number: int = 0) -> list[fx.Effect]:
@@ -190,9 +190,9 @@ def test_a_job_goes_its_way_in_the_order_that_keeps_the_promise() -> None:
     first = table.tick()
     assert of(first, fx.SendProposals) == [fx.SendProposals(AGENTS)]
     table.say(east="yes", north="yes")
-    assert not of(table.effects, fx.Divide)
+    assert not of(table.effects, fx.ReserveRounds)
     asked = table.say(west="yes")
-    assert names(asked) == ["StoreSaid", "Divide", "Begin"]
+    assert names(asked) == ["StoreReply", "ReserveRounds", "Begin"]
     assert of(asked, fx.OpenAt, fx.SendAsks) == [fx.SendAsks(0, AGENTS)]
     shared = table.message(fx.ShareCame, "east", "t0")
     assert of(shared, fx.OpenAt, fx.Relay) == [fx.OpenAt(0, TALLIERS), fx.Relay()], "once there is something to hold"
@@ -200,7 +200,7 @@ def test_a_job_goes_its_way_in_the_order_that_keeps_the_promise() -> None:
     held = table.hold(*AGENTS)
     assert names(held) == ["StoreHoldings", "StoreHoldings", "StoreHoldings", "FixContributors", "Post"]
     assert of(held, fx.AskForSums) == [fx.AskForSums(0, TALLIERS)]
-    assert not of(table.sum("t0", "t1"), fx.PutTogether)
+    assert not of(table.sum("t0", "t1"), fx.Unshard)
     opened = table.sum("t2")
     assert names(opened) == ["StoreSum", "StoreRelease"]
     assert of(opened, fx.TellSettled) == [fx.TellSettled((0,))]
@@ -240,7 +240,7 @@ def test_rounds_are_asked_one_after_the_other() -> None:
 def test_a_job_that_loses_its_quorum_before_anybody_is_asked_is_refused() -> None:
     table = Table()
     table.tick()
-    no = fx.Said("declined", "policy-refusal", "not this one\x1b[2J")
+    no = fx.ProposalReply("declined", "policy-refusal", "not this one\x1b[2J")
     assert not of(table.say(north=no), fx.End), "those who are about to answer are still heard"
     found = table.say(east="yes", west="yes")
     assert ended(found).state == "refused"
@@ -252,7 +252,7 @@ def test_a_job_that_loses_its_quorum_before_anybody_is_asked_is_refused() -> Non
 def test_a_lost_quorum_is_not_waited_for_longer_than_the_patience() -> None:
     table = Table()
     table.tick()
-    table.say(north=fx.Said("declined", "policy-refusal", "no"))
+    table.say(north=fx.ProposalReply("declined", "policy-refusal", "no"))
     assert not of(table.tick(after_s=PATIENCE_S - 0.1), fx.End)
     assert ended(table.tick(after_s=0.2)).state == "refused"
 
@@ -261,9 +261,9 @@ def test_who_declined_is_not_asked_where_a_quorum_remains_and_who_is_silent_is_w
     table = Table(max_dropouts=1)
     table.tick()
     found = table.say(east="yes", west="yes")
-    assert not of(found, fx.Divide)
+    assert not of(found, fx.ReserveRounds)
     found = table.tick(after_s=PATIENCE_S)
-    assert of(found, fx.Divide) == [fx.Divide(("east", "west"))]
+    assert of(found, fx.ReserveRounds) == [fx.ReserveRounds(("east", "west"))]
     assert set(table.run.rounds[0].participants) == {"east", "west"}
     late = table.say(north="yes")
     assert of(late, fx.SendWithdrawn) == [fx.SendWithdrawn(("north",))]
@@ -272,7 +272,7 @@ def test_who_declined_is_not_asked_where_a_quorum_remains_and_who_is_silent_is_w
 def test_an_agent_that_was_not_asked_is_not_summed_even_where_every_tallier_says_that_it_holds_its_share() -> None:
     table = Table(max_dropouts=1)
     table.tick()
-    table.say(east="yes", west="yes", north=fx.Said("declined", "policy-refusal", "no"))
+    table.say(east="yes", west="yes", north=fx.ProposalReply("declined", "policy-refusal", "no"))
     found = table.hold(*AGENTS)
     assert of(found, fx.FixContributors) == [fx.FixContributors(0, ("east", "west"))]
 
@@ -280,7 +280,7 @@ def test_an_agent_that_was_not_asked_is_not_summed_even_where_every_tallier_says
 def test_a_job_that_waits_for_a_person_expires_at_no_charge() -> None:
     table = Table()
     table.tick()
-    table.say(east="yes", west="yes", north=fx.Said("later", "awaiting-approval", "a person has to approve"))
+    table.say(east="yes", west="yes", north=fx.ProposalReply("later", "awaiting-approval", "a person has to approve"))
     assert of(table.tick(after_s=AGAIN_S), fx.SendProposals) == [fx.SendProposals(("north",))]
     found = table.tick(after_s=DEADLINE_S)
     assert ended(found).state == "expired"
@@ -360,7 +360,7 @@ def test_an_agent_that_is_away_since_before_its_round_began_is_given_up_and_aske
 def test_who_was_not_asked_has_no_part_in_a_round_and_what_it_sends_keeps_no_charge(kind: type[Any]) -> None:
     table = Table(max_dropouts=1)
     table.tick()
-    table.say(east="yes", west="yes", north=fx.Said("declined", "policy-refusal", "no"))
+    table.say(east="yes", west="yes", north=fx.ProposalReply("declined", "policy-refusal", "no"))
     table.tick(after_s=PATIENCE_S)
     assert table.run.rounds[0].participants.keys() == {"east", "west"}
     before = table.run
@@ -424,7 +424,7 @@ def test_messages_never_repeat_a_question_only_ticks_do() -> None:
 
 def test_after_a_restart_what_is_owed_is_asked_for_once_more() -> None:
     for prepared, owed in (
-        (Table(), fx.Enter),
+        (Table(), fx.RequestSlot),
         (Table().asked(), fx.SendAsks),
         (Table().posted(), fx.AskForSums),
     ):
@@ -448,8 +448,8 @@ def test_after_a_restart_what_is_owed_is_asked_for_once_more() -> None:
         (fx.ShareCame("ROUND", "TASK", "east", "north"), ProtocolViolation),
         (fx.ShareCame("ROUND", "TASK", "east", "nobody"), ProtocolViolation),
         (fx.ShareCame("ROUND", "TASK", "stranger", "t0"), WrongDigest),
-        (fx.Answered("stranger", "TASK", fx.Said("willing", until_s=1e9)), WrongDigest),
-        (fx.Answered("east", "9" * 64, fx.Said("willing", until_s=1e9)), WrongDigest),
+        (fx.ReplyCame("stranger", "TASK", fx.ProposalReply("willing", until_s=1e9)), WrongDigest),
+        (fx.ReplyCame("east", "9" * 64, fx.ProposalReply("willing", until_s=1e9)), WrongDigest),
         (fx.SumCame("ROUND", "TASK", "t0", "histogram", ("ROUND", 0), b"x"), NotReady),
         (fx.SumCame("ROUND", "TASK", "t0", "histogram", ("9" * 64, 0), b"x"), WrongDigest),
         (fx.SumCame("ROUND", "TASK", "t0", "histogram", ("ROUND", 1), b"x"), WrongDigest),
@@ -499,7 +499,7 @@ def test_nothing_is_taken_for_a_round_that_is_over() -> None:
     table.sum(*TALLIERS)
     assert isinstance(refusal(table.message(fx.HoldingsCame, "t0", {})), WrongDigest)
     assert isinstance(refusal(table.message(fx.AgentDone, "east")), WrongDigest)
-    late = table.say(east=fx.Said("willing", until_s=2e9))
+    late = table.say(east=fx.ProposalReply("willing", until_s=2e9))
     assert of(late, fx.SendWithdrawn)
 
 
@@ -630,7 +630,7 @@ def test_rows_of_a_model_are_made_once_agents_have_said_whether_they_will() -> N
     early, late = Table(), Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})
     assert of(early.tick(), fx.Prepare)
     assert not of(late.tick(), fx.Prepare)
-    refused = late.say(**dict.fromkeys(AGENTS, fx.Said("declined", "too-few-rows", "too few rows")))
+    refused = late.say(**dict.fromkeys(AGENTS, fx.ProposalReply("declined", "too-few-rows", "too few rows")))
     assert not of(refused, fx.Prepare)
     assert ended(refused).state == "refused"
     willing = Table(method="blind-average", k=1, training={"min_records": 10, "regularisation": 1.0})

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from labeler.errors import BadData, ProtocolViolation
 from labeler.rounds import effects as fx
 from labeler.rounds.coordinator import resume, step
-from labeler.rounds.job_state import JobRun
+from labeler.rounds.effects import JobRun
 from tests.labeler.rounds.test_coordinator import AGENTS, DEADLINE_S, TALLIERS, Table, parties, release
 
 PARTIES = (*AGENTS, *TALLIERS)
@@ -37,7 +37,7 @@ class Journal:
     def commit(self, stores: list[fx.Effect]) -> None:
         before, self.commits = self.run, self.commits + 1
         for one in stores:
-            assert before.state not in ENDS or isinstance(one, fx.StoreSaid), f"{one} after the end"
+            assert before.state not in ENDS or isinstance(one, fx.StoreReply), f"{one} after the end"
             self._keep(one)
 
     def _change(self, number: int, **fields: Any) -> None:
@@ -52,9 +52,9 @@ class Journal:
                 for number, batch, digest in store.batches:
                     assert not run.rounds[number].round_digest
                     self._change(number, batch_digest=batch, round_digest=digest)
-            case fx.StoreSaid():
+            case fx.StoreReply():
                 self.run = replace(run, answers={**run.answers, store.agent_id: store.said})
-            case fx.Divide():
+            case fx.ReserveRounds():
                 assert run.asked is None
                 assert len(store.agents) >= run.task.quorum
                 self.run = replace(run, asked=store.agents, state="collecting")
@@ -164,7 +164,7 @@ class Coordinator(RuleBasedStateMachine):
             self.drive(None)
 
     def computed(self, run: JobRun, effect: fx.Effect) -> list[fx.Event | None]:
-        if isinstance(effect, fx.Enter):
+        if isinstance(effect, fx.RequestSlot):
             return [fx.Admitted()]
         if isinstance(effect, fx.Prepare):
             batches = [(one.number, f"{one.number:064d}", f"{one.number + 50:064d}") for one in run.rounds]
@@ -173,7 +173,7 @@ class Coordinator(RuleBasedStateMachine):
             return [fx.BodiesMade(effect.number)]
         if isinstance(effect, fx.AskForTurn):
             return [fx.TurnGranted(effect.round_digest)]
-        if isinstance(effect, fx.PutTogether):
+        if isinstance(effect, fx.Unshard):
             return [fx.Opened(effect.number, release(run.rounds[effect.number].contributors))]
         return []
 
@@ -205,14 +205,16 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule(dies=dying, agent=agents, answer=st.sampled_from(("willing", "willing", "willing", "later", "declined")))
     def answer(self, dies: str, agent: str, answer: Any) -> None:
-        said = fx.Said(answer, until_s=DEADLINE_S) if answer == "willing" else fx.Said(answer, "x", "no")
-        self.drive(fx.Answered(agent, self.run.task.digest, said), dies)
+        said = (
+            fx.ProposalReply(answer, until_s=DEADLINE_S) if answer == "willing" else fx.ProposalReply(answer, "x", "no")
+        )
+        self.drive(fx.ReplyCame(agent, self.run.task.digest, said), dies)
 
     @rule()
     def everybody_is_willing(self) -> None:
         self.drive(fx.Tick())
         for agent in AGENTS:
-            self.drive(fx.Answered(agent, self.run.task.digest, fx.Said("willing", until_s=DEADLINE_S)))
+            self.drive(fx.ReplyCame(agent, self.run.task.digest, fx.ProposalReply("willing", until_s=DEADLINE_S)))
 
     @rule(dies=dying, agent=st.sampled_from((*AGENTS, "stranger")), tallier=talliers, number=st.integers(0, 1))
     def share(self, dies: str, agent: str, tallier: str, number: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeler.messages.rounds import OpenRound, SumRequest
+from labeler.messages.bodies import OpenRound, SumRequest
 from labeler.rounds import tallier as machine
 from labeler.rounds.tallier import Came, Site, TallierEffect, TallierEvent, TallierRound, resume, step
 from labeler.tally import Round

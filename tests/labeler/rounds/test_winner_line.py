@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from labeler.rounds import winner_line
-from labeler.rounds.winner_line import Line, ask_for_turn, leave_line, turn_failed
+from labeler.rounds import queues
+from labeler.rounds.queues import WinnerQueue, ask_for_turn, leave_line, turn_failed
 
 LIMIT_S, AGAIN_S = 100.0, 2.0
 
@@ -15,7 +15,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.line = Line()
+        self.line = WinnerQueue()
 
     def ask(self, round_digest: str, *, answers: int = 0, limit_s: float = LIMIT_S) -> bool:
         self.line, is_granted = ask_for_turn(
@@ -35,14 +35,14 @@ class Waiting:
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     """One round at a time, where the order shows best."""
-    monkeypatch.setattr(winner_line, "AT_ONCE", 1)
+    monkeypatch.setattr(queues, "AT_ONCE", 1)
     return Waiting()
 
 
 def test_rounds_that_are_due_together_are_asked_for_together_up_to_a_bound() -> None:
     line = Waiting()
-    names = [f"{number}" for number in range(winner_line.AT_ONCE + 2)]
-    assert [line.ask(name) for name in names] == [True] * winner_line.AT_ONCE + [False] * 2
+    names = [f"{number}" for number in range(queues.AT_ONCE + 2)]
+    assert [line.ask(name) for name in names] == [True] * queues.AT_ONCE + [False] * 2
     # Asked for once; each that ends makes room for one, and none for those that had their turn already.
     assert not any(line.ask(name) for name in names)
     assert line.ended({names[0], names[3]}) == tuple(names[-2:])
@@ -53,7 +53,7 @@ def test_rounds_that_are_due_together_are_asked_for_together_up_to_a_bound() -> 
 def test_a_round_that_fails_among_others_makes_room_and_leaves_their_turns_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(winner_line, "AT_ONCE", 2)
+    monkeypatch.setattr(queues, "AT_ONCE", 2)
     line = Waiting()
     assert [line.ask(name) for name in "abc"] == [True, True, False]
     assert line.failed("a") == "c"

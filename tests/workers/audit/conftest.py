@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from labeler.task import Task, parse_task
 from workers.audit.adversaries import Surroundings
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import labeler.contribution
 import labeler.methods.knn
 import labeler.methods.reverse_knn
+import labeler.release
 from labeler.auditing import promised_mu
 from labeler.errors import InvalidSetting
 from labeler.methods import METHODS
@@ -69,7 +69,7 @@ def test_every_adversary_attacks_a_whole_agent(adversary: str, around: Callable[
 def test_a_ball_that_is_forgotten_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labeler.contribution, "project", lambda ballots, radius, scale: ballots * scale)  # noqa: ARG005
+    monkeypatch.setattr(labeler.release, "project", lambda ballots, radius, scale: ballots * scale)  # noqa: ARG005
     task = AGENTS["reverse-knn on a ball"]
     assert findings(task, tmp_path / "audit", runs=runs, confidence=confidence, level="agent").is_above
 
@@ -121,7 +121,7 @@ def test_attributes_beyond_those_that_may_vote_are_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the check of what leaves an agent forgotten as well: it refuses them."""
-    monkeypatch.setattr(labeler.contribution, "check_ballots", lambda *_: None)
+    monkeypatch.setattr(labeler.release, "check_ballots", lambda *_: None)
     cast = labeler.methods.knn.attribute_ballots
     monkeypatch.setattr(labeler.methods.knn, "attribute_ballots", lambda labels, most: cast(labels, most=9 * most))
     task = audited_task(classes=tuple("abcdefghij"), attributes_per_record=1, sigma_votes=4.0)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import labeler.contribution
 import labeler.records
+import labeler.release
 import workers.agent.agent
 from labeler.auditing import AuditFacts, AuditFindings, findings_of, promised_mu
 from labeler.errors import BadData
@@ -125,14 +125,14 @@ def test_colluders_vote_so_that_noise_they_know_moves_no_winner(
 def test_noise_that_is_halved_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 2)
     assert findings(TASKS["knn"], tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 
 @pytest.mark.long
 def test_noise_that_is_halved_is_found_in_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A winner tells less of each vote, so its promise is refuted later and with less confidence."""
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 2)
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 2)
     assert findings(WINNER, tmp_path / "audit", runs=320, confidence=0.9).is_above
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import labeler.contribution
 import labeler.noise
+import labeler.release
 import workers.learning.linear
 from labeler.auditing import promised_mu
 from labeler.noise import noise_share
@@ -112,7 +112,7 @@ def test_noise_of_weights_that_is_too_little_is_found(
 ) -> None:
     """A third in few runs, half in many: whatever the seed, 99 of 100 audits find it."""
     less = 3 if runs == 60 else 2
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // less)
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // less)
     assert findings(SUMS, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 

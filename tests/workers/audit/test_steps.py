@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import labeler.contribution
+import labeler.release
 from labeler.errors import InvalidSetting
 from labeler.linear_model import model_before
 from labeler.noise import noise_share
@@ -47,7 +47,7 @@ def test_a_canary_that_is_always_drawn_moves_a_clip_in_every_step(around: Callab
 
 def test_noise_of_steps_that_is_a_third_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the seed, 99 of 100 audits find it."""
-    monkeypatch.setattr(labeler.contribution, "noise_share", lambda *args: noise_share(*args) // 3)
+    monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 3)
     assert findings(steps_task(1.0), tmp_path / "audit", runs=60, confidence=0.95).is_above
 
 

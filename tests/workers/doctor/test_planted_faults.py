@@ -46,7 +46,7 @@ def hangs(file):
 
 def misses_one():
     """An engine that loses the nearest record of some batches: the check at an index's load sees others."""
-    from feature_store.index.engine import NumpyBlock
+    from feature_store.index.exact_index import NumpyBlock
 
     right = NumpyBlock.scores
 
@@ -62,7 +62,7 @@ def misses_one():
 
 def rounds():
     """An engine whose products keep 22 bits."""
-    from feature_store.index.engine import NumpyBlock
+    from feature_store.index.exact_index import NumpyBlock
 
     right = NumpyBlock.scores
     NumpyBlock.scores = lambda self, queries, tile: np.round(right(self, queries, tile) / 4) * 4
@@ -83,7 +83,7 @@ def rounds_on_a_device():
 
 
 def keeps_what_it_takes():
-    from feature_store.index.engine import NumpyEngine
+    from feature_store.index.exact_index import NumpyEngine
 
     right, kept = NumpyEngine.load, []
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import axis_rows
 from feature_store.results.models import LINEAR, model_file, read_model
+from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.linear_model import LinearModel, released_model
 from labeler.methods.blind_average import FINE, LinearTerms, MeanTerms, linear_terms, model_terms, weight_sum

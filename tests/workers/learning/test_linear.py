@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.learning.linear_users import NO_RECORD, linear_scores, train_linear, train_users
 from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting
 from labeler.methods.blind_average import HUBER_WIDTH, Learner, LinearTerms
 from labeler.records import Rows
-from workers.learning.linear import NO_RECORD, linear_scores, train_linear, train_rows, train_users
+from workers.learning.linear import train_rows
 
 SVM = LinearTerms("svm", 5, regularisation=1.2, clip_norm=1.0, radius=1.0, iterations=60, min_records=20)
 SOFTMAX = LinearTerms("softmax", 5, regularisation=0.3, clip_norm=1.0, radius=0.5, iterations=60, min_records=20)

@@ -14,7 +14,7 @@ from feature_store.index import build
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.methods.blind_average import LinearTerms
 from labeler.records import Rows
-from workers.learning import descent, on_device
+from workers.learning import descent
 from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 
@@ -43,14 +43,14 @@ def records(count: int = 300) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """torch on the processor in the place of a device; notes what was trained there."""
     devices: list[str] = []
-    real = on_device.descend_on
+    real = descent.descend_on
 
     def descend_on(device: str, *given: object, **more: object) -> object:
         devices.append(device)
         return real(device, *given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(descent, "training_device", lambda engine, **_: "cpu" if engine == "device" else None)
-    monkeypatch.setattr(on_device, "descend_on", descend_on)
+    monkeypatch.setattr(descent, "descend_on", descend_on)
     return devices
 
 
@@ -100,19 +100,19 @@ def test_what_does_not_fit_goes_over_at_every_step(terms: LinearTerms, monkeypat
 
     def blocks() -> Iterator[descent.Block]:
         reads.append(1)
-        yield np.ones((1, 9, 3)), (np.ones((1, 9, 5), dtype=bool), np.ones((1, 9, 1), dtype=bool))
+        yield np.ones((1, 9, 3)), np.ones((1, 9, 5), dtype=bool)
 
     def never_kept(blocks: descent.Blocks, device: object) -> object:
-        return lambda: [on_device._moved(one, device) for one in blocks()]
+        return lambda: [(descent._moved(rows, device), descent._moved(truth, device)) for rows, truth in blocks()]
 
-    monkeypatch.setattr(on_device, "_there", never_kept)
-    from workers.learning.linear import _SLOPES
+    monkeypatch.setattr(descent, "_there", never_kept)
+    from workers.learning.linear import SLOPES
 
     given = {"counts": 20.0, "shape": (1, 3, 5), "ball_axes": (1, 2)}
-    streamed = on_device.descend_on("cpu", terms.descent, blocks, _SLOPES[terms.learner], **given)  # type: ignore[arg-type]
+    streamed = descent.descend_on("cpu", terms.descent, blocks, SLOPES[terms.learner], **given)  # type: ignore[arg-type]
     assert len(reads) == terms.iterations
     monkeypatch.undo()
-    kept = on_device.descend_on("cpu", terms.descent, blocks, _SLOPES[terms.learner], **given)  # type: ignore[arg-type]
+    kept = descent.descend_on("cpu", terms.descent, blocks, SLOPES[terms.learner], **given)  # type: ignore[arg-type]
     assert len(reads) == terms.iterations + 1
     assert np.array_equal(kept, streamed)
 

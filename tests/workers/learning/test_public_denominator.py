@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
+from benchmarks.learning.linear_users import NO_RECORD, train_linear, train_users
 from labeler.descent import MOST_RECORDS, Descent
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.methods.aux_distill import LocalHeadTerms, head_terms
@@ -22,7 +23,6 @@ from labeler.methods.blind_average import Learner, LinearTerms, linear_terms, we
 from labeler.planning import price
 from labeler.privacy_card import card_in_words, privacy_card
 from labeler.task import Task, parse_task
-from workers.learning.linear import NO_RECORD, train_linear, train_users
 from workers.learning.private_heads import fit_heads, plain_map
 
 Array = NDArray[np.float64]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.coordinator.labels import read_names
-from feature_store.results.choosing import QuestionRequest, write_questions
+from feature_store.results.job_process import QuestionRequest, write_questions
 from feature_store.results.questions import QUESTIONS, UPLOAD, read_stored_questions
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter

@@ -84,6 +84,12 @@ def test_jobs_with_the_same_votes_publish_the_same_bytes_however_many_records_th
     monkeypatch.setattr(Shard, "version", property(lambda self: "public" if self.is_public else "private"))
     monkeypatch.setattr(workers.run.publishing, "datetime", _Noon)
     small, large = _published(tmp_path / "small", far=0), _published(tmp_path / "large", far=far)
-    assert {"report.json", "report.html", "pseudo_labels.parquet", "privacy_card.md", "student.npz"} <= small.keys()
+    assert {
+        "report.json",
+        "report.html",
+        "pseudo_labels.parquet",
+        "privacy_card.md",
+        "student.safetensors",
+    } <= small.keys()
     assert small.keys() == large.keys()
     assert [name for name in small if small[name] != large[name]] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feature_store import backbones
-from feature_store.backbone_names import is_plain_name
+from feature_store.backbones.spec import is_plain_name
 from feature_store.results.models import StoredModel
 from labeler.errors import InvalidSetting
 from workers.run.student import predict_images

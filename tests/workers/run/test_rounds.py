@@ -18,8 +18,7 @@ from labeler.errors import BadData, InvalidTask, ProtocolViolation, Unavailable
 from labeler.ledger.database import open_database
 from labeler.ledger.jobs import JobStore
 from labeler.ledger.rounds import AggregateStore
-from labeler.release import Release
-from labeler.rounds.releases import release_to_bytes
+from labeler.release import Release, release_to_bytes
 from labeler.system.faults import listening
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task

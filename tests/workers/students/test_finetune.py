@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData
 from workers.students.finetune import FineTunedStudent, FineTuning, attach_head, fine_tune
 
 
@@ -50,15 +50,6 @@ def test_a_network_learns_soft_labels(rng: np.random.Generator) -> None:
     assert (student.predict(fresh) == fresh_truth).mean() > 0.9
     assert len(losses) == 9
     assert losses[-1] < losses[0]
-
-
-def test_images_of_weight_zero_teach_nothing(rng: np.random.Generator) -> None:
-    images, truth = bars(rng)
-    wrong = np.arange(120) % 2 == 0
-    labels = soft(np.where(wrong, (truth + 1) % 3, truth))
-    student = fine_tune(small_backbone(), images, labels, settings=QUICK, weights=1.0 - wrong)
-    fresh, fresh_truth = bars(rng)
-    assert (student.predict(fresh) == fresh_truth).mean() > 0.9
 
 
 def test_same_seed_same_network(rng: np.random.Generator) -> None:
@@ -110,23 +101,6 @@ def test_a_frozen_backbone_stays_as_it_is(rng: np.random.Generator) -> None:
 def test_labels_that_are_no_distributions_are_refused(labels: NDArray[np.float64], rng: np.random.Generator) -> None:
     with pytest.raises(BadData):
         fine_tune(small_backbone(), bars(rng, 10)[0], labels)
-
-
-def test_bad_weights_are_refused(rng: np.random.Generator) -> None:
-    images, truth = bars(rng, 10)
-    with pytest.raises(BadData, match="weights"):
-        fine_tune(small_backbone(), images, soft(truth), weights=np.zeros(10))
-
-
-@pytest.mark.parametrize("settings", [{"epochs": 0}, {"learning_rate": float("nan")}, {"weight_decay": -1.0}])
-def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(InvalidSetting):
-        FineTuning(**settings)  # type: ignore[arg-type]
-
-
-def test_a_backbone_that_returns_maps_is_refused(rng: np.random.Generator) -> None:
-    with pytest.raises(BadData, match="features"):
-        attach_head(torch.nn.Conv2d(1, 2, 3), bars(rng, 2)[0], num_classes=3, seed=0)
 
 
 def test_a_network_is_tuned_on_bytes_of_which_no_more_than_a_batch_becomes_float32(

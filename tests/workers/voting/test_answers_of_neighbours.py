@@ -25,25 +25,24 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import labeler.noise
-from feature_store.index.engine import NumpyEngine
-from feature_store.index.exact_index import rows_at_once
-from feature_store.quantize import quantize
+from feature_store.index.exact_index import NumpyEngine, rows_at_once
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
-from labeler.contribution import input_shares
 from labeler.errors import LabelerError
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
 from labeler.ledger.database import open_database
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.promises import PromiseStore
-from labeler.messages.shares import share_to_bytes
+from labeler.messages.bodies import share_to_bytes
 from labeler.methods import METHODS
 from labeler.methods.knn import attribute_ballots
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.release import input_shares
 from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
@@ -390,7 +389,7 @@ def test_an_ensemble_that_has_not_converged_votes_with_what_it_has(
     task = task_of(**SETTINGS["ensemble"])
     shard = shard_of(tmp_path / "one", *records_of("any", 21))
     converged = outcome(shard, task)
-    monkeypatch.setattr("workers.learning.heads.STEPS", 1)
+    monkeypatch.setattr("workers.learning.linear.STEPS", 1)
     assert outcome(shard, task) == converged
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feature_store.index import build
-from feature_store.index.engine import Engine
+from feature_store.index.exact_index import Engine
 from feature_store.shard import Shard
 from labeler.budget import Account
 from labeler.errors import BudgetExceeded, InvalidSetting

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feature_store.manifest import MANIFEST_NAME, Manifest
 from feature_store.query_selection import model_rows
-from feature_store.shard import Shard
+from feature_store.shard import MANIFEST_NAME, Manifest, Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.budget import Account
 from labeler.errors import InvalidSetting, PrivacyRefusal

@@ -16,13 +16,13 @@ from feature_store.query_selection import axis_rows, model_rows
 from labeler.errors import PrivacyRefusal
 from labeler.methods import METHODS
 from labeler.methods.ensemble import most_records
-from labeler.methods.terms import RunnerContext
+from labeler.methods.sensitivity import RunnerContext
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
-from workers.learning.heads import train_head
 from workers.learning.learner import Trainer
+from workers.learning.linear import train_head
 from workers.voting import NeighborIndexes
 
 MIB = 2**20
@@ -49,7 +49,7 @@ def peak_of(step: Callable[[], object]) -> float:
 def test_a_head_of_two_hundred_classes_needs_as_much_for_any_number_of_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.learning.heads.STEPS", 1)
+    monkeypatch.setattr("workers.learning.linear.STEPS", 1)
     train_head(records(400, 8, 200).trainable(None), num_classes=200)  # what is loaded for it is no part of it
     small, large = (
         peak_of(lambda own=own: train_head(own.trainable(most_records(dimension=8, num_classes=200)), num_classes=200))

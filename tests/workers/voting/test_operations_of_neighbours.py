@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.index import build, build_index, engine_int16
-from feature_store.quantize import quantize
+from feature_store.rows import quantize
 from feature_store.shard import Shard
 from feature_store.shard_writer import ShardWriter
 from labeler.ledger.lifetimes import Spent
@@ -254,15 +254,15 @@ def test_queries_that_tie_take_no_operation_more(engine: str) -> None:
 
 def test_a_planted_branch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one expression, of one method, for one class that is missing."""
-    from workers.learning import heads
+    from workers.learning import linear
 
-    whole = heads._fit
+    whole = linear._fit
 
     def planted(records: Any, *, num_classes: int) -> Any:
         weights, is_present = whole(records, num_classes=num_classes)
         return weights * 2 if is_present.sum() > 1 else weights, is_present
 
-    monkeypatch.setattr(heads, "_fit", planted)
+    monkeypatch.setattr(linear, "_fit", planted)
     monkeypatch.setattr("tests.operations._TRACED", (*_traced(), __file__))
     with pytest.raises(AssertionError, match="behind"):
         compare(tmp_path, _one_class_more(21), task_of(**SETTINGS["ensemble"]))

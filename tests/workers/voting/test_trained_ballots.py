@@ -10,23 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feature_store.quantize import quantize
 from feature_store.query_selection import model_rows
+from feature_store.rows import quantize
 from labeler.accounting.events import IntegerSum
 from labeler.budget import Account
-from labeler.contribution import check_ballots
 from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms, weight_sum
 from labeler.methods.sensitivity import model_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
+from labeler.release import check_ballots
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
 from tests.workers.answer import answer as answer_of
 from workers.agent.agent import InMemoryLedger
-from workers.learning.heads import LARGEST_WEIGHT, predict, train_head
+from workers.learning.linear import LARGEST_WEIGHT, predict, train_head
 
 DIMENSION, CLASSES = 6, 3
 BATCH = QueryBatch(quantize(np.random.default_rng(9).normal(size=(40, DIMENSION))))
@@ -163,7 +163,7 @@ def test_a_retry_sends_the_same_bytes_from_the_kept_model(
     asked, batch = asked_of(method, shard)
     first = agent_for(shard, models).answer(asked, batch)
     for place in (
-        "workers.learning.heads.train_head",
+        "workers.learning.linear.train_head",
         "workers.learning.linear.train_rows",
         "workers.learning.private_heads.fit_rows",
     ):
@@ -204,7 +204,7 @@ def test_a_model_of_another_dimension_is_refused_before_it_is_charged(make_shard
 
 
 def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
-    from workers.learning.linear import train_linear
+    from benchmarks.learning.linear_users import train_linear
 
     asked, records = task("blind-average"), records_of(4, 30)
     terms = linear_terms(asked)

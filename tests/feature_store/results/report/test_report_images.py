@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_store.results.report.model import BANDS, MAX_FIRST, MAX_PER_BAND, Band, ImageLabels, bands, evenly_of
-from feature_store.results.report.publish import report_json
-from labeler.errors import InvalidSetting
-from tests.feature_store.results.report.conftest import image_labels
+from feature_store.results.report.model import BANDS, Band, ImageLabels, bands
+from feature_store.results.report.page import report_json
 
 
 def of(confidences: list[float], *, truth: int = 0) -> ImageLabels:
@@ -33,28 +29,12 @@ def test_every_image_lies_in_one_band(confidences: list[float]) -> None:
     assert sorted(number for low, high in BANDS for number in images.band_of(low, high)) == list(range(len(images)))
 
 
-def test_what_is_shown_is_bounded_and_holds_the_wrong_ones_first() -> None:
-    images = image_labels(3, count=5000)
-    shown = images.numbers_to_show()
-    assert len(shown) <= 2 * MAX_FIRST + MAX_PER_BAND * len(BANDS)
-    assert set(images.wrong()[:MAX_FIRST]) <= set(shown)
-    assert evenly_of(np.arange(100), 5) == [0, 25, 50, 74, 99]
-
-
 def test_a_share_has_the_reach_of_chance() -> None:
     band = Band(0.9, 1.0, 100, 0.95, 100, 90)
     low, high = band.interval()
     # Wilson's interval of 90 of 100 at 95 %: 0.826 to 0.945 (Wilson 1927; Agresti, Coull 1998).
     assert (low, high) == (pytest.approx(0.8256, abs=1e-3), pytest.approx(0.9448, abs=1e-3))
     assert Band(0.9, 1.0, 5, 0.95, 0, 0).share_right is None
-
-
-def test_labels_that_do_not_fit_together_are_refused() -> None:
-    images = image_labels(3)
-    with pytest.raises(InvalidSetting, match="one label"):
-        replace(images, labels=images.labels[:-1])
-    with pytest.raises(InvalidSetting, match="between 0 and 1"):
-        replace(images, confidences=images.confidences + 1)
 
 
 def test_numbers_for_programs_hold_the_calibration(make_report) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,330 @@
+"""A reader of Parquet files that strangers made: images or vectors, a few rows at a time, in a process of its own.
+
+The file's own account of its rows and sizes is checked first. That account binds nobody: a page may unpack to more
+than its column states, and a few bytes of run lengths stand for lists of any length, which no size in the file counts.
+So this runs in a process whose memory and time are bounded by the system, and loads little.
+
+    coordinator   starts the reader with the file as its input  ----->  limits itself, reads a few rows at a time
+                  checks each length, then takes the rows       <-----  head (JSON), then the bytes of the rows
+
+Whatever the file does to the library, fill its memory or crash it, happens over there: the coordinator holds a few rows
+at most, and says that the file cannot be read. One file is read at a time, so that many are no way around the bound.
+On systems other than Linux the memory of the reader is not bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
+from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
+
+if TYPE_CHECKING:  # the reader does without all that a configuration needs
+    from api.coordinator.config import LimitsTable
+
+MAX_RATIO = 200
+"""No photograph unpacks to more times its packed size; what is smaller than a mebibyte may."""
+
+MAX_GROUP_BYTES = 512 * 2**20
+"""Of one row group, unpacked: a reader may have to hold all of it."""
+
+IMAGE_ROWS = 8
+FEATURE_ROWS = 256
+"""So many are passed on at once."""
+
+MAX_NAME_CHARACTERS = 1000
+"""Of a name that is passed on; more than any name may have, so that a long one is refused where names are."""
+
+SMALL_BYTES = 2**20
+_DAMAGE = (
+    struct.error, pa.ArrowException, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError, OverflowError,
+)  # fmt: skip
+"""What the reader raises on damaged files, found by damaging many."""
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """What `[limits]` of the configuration say about one file."""
+
+    max_images: int
+    max_upload_bytes: int
+    max_image_bytes: int
+    max_feature_dimension: int
+
+
+@dataclass(frozen=True, repr=False)
+class ImageRows:
+    """Some image files: name and bytes."""
+
+    images: list[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureRows:
+    """Some feature vectors, shape (n, dimension), with their names."""
+
+    names: list[str]
+    features: NDArray[np.floating | np.int16]
+
+
+Rows = ImageRows | FeatureRows
+
+
+def read_rows(
+    file: BinaryIO, limits: RowLimits, *, name: str, before_rows: Callable[[int], None] = lambda _: None
+) -> Iterator[Rows]:
+    """The rows of a Parquet file, a few at a time.
+
+    Args:
+        file: with a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
+            one length); and, if wanted, a column `name` or `id`.
+        name: of the file, which rows without a name are called after.
+        before_rows: called with the size of the largest row group, as stated, before any row is read.
+
+    Raises:
+        BadData: no Parquet, damaged, or without such a column.
+        TooLarge: too many rows, or too many bytes.
+        InvalidSetting: no rows, or rows without a name.
+    """
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    try:
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=2**16) as parquet:
+            before_rows(_check_sizes(parquet.metadata, limits, size=size))
+            schema = parquet.schema_arrow
+            column = _column(schema)
+            named = next((one for one in ("name", "id") if one in schema.names), None)
+            columns = [column] if named is None else [column, named]
+            step = IMAGE_ROWS if column == "image" else FEATURE_ROWS
+            row = 0
+            for batch in parquet.iter_batches(batch_size=step, columns=columns, use_threads=False):
+                numbered = [f"{name}#{number}" for number in range(row, row + len(batch))]
+                names = numbered if named is None else _texts(batch.column(named), named)
+                row += len(batch)
+                cells = batch.column(column)
+                if column == "image":
+                    yield ImageRows([(label, _bytes(cell, limits)) for label, cell in zip(names, cells, strict=True)])
+                else:
+                    yield FeatureRows(names, _vectors(cells, limits))
+    except (LabelerError, MemoryError):
+        raise
+    except _DAMAGE as error:
+        raise BadData(f"the Parquet file cannot be read: damaged, or no Parquet ({type(error).__name__})") from None
+
+
+def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:
+    """The size of the largest row group as the file states it."""
+    if metadata.num_rows > limits.max_images:
+        raise TooLarge(f"the file has {metadata.num_rows} rows; one job takes at most {limits.max_images} images")
+    if not metadata.num_rows:
+        raise InvalidSetting("the Parquet file has no rows")
+    # Sizes of single columns are not looked at: reading those of a damaged file can end the process inside the library.
+    sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+    if sum(sizes) > limits.max_upload_bytes:
+        raise TooLarge(f"the file unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
+    if sum(sizes) > max(SMALL_BYTES, MAX_RATIO * size):
+        raise BadData(f"the file unpacks to more than {MAX_RATIO} times its size, as decompression bombs do")
+    largest = max(sizes, default=0)
+    if largest > MAX_GROUP_BYTES:
+        raise TooLarge(
+            f"a row group of the file has {largest} bytes, at most {MAX_GROUP_BYTES} are read at once; write it with "
+            "fewer rows in a group (row_group_size=100)"
+        )
+    return int(largest)
+
+
+def _column(schema: pa.Schema) -> str:
+    for name, accepts in (("image", _holds_bytes), ("feature", _holds_numbers)):
+        if name in schema.names and accepts(schema.field(name).type):
+            return name
+    shown = ", ".join(f"{field.name[:40]} ({str(field.type)[:40]})" for field in list(schema)[:10])
+    raise BadData(
+        "the Parquet file needs a column image of bytes (or a struct with a field bytes), or a column feature with "
+        f"lists of floats or of int16; found {shown or 'no column'}"
+    )
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(is_list and (types.is_floating(kind.value_type) or types.is_int16(kind.value_type)))
+
+
+def _bytes(cell: pa.Scalar, limits: RowLimits) -> bytes:
+    value = cell.as_py()
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    data: bytes = value or b""
+    if len(data) > limits.max_image_bytes:
+        raise TooLarge(
+            f"an image in the Parquet file has {len(data)} bytes, more than the {limits.max_image_bytes} one may have"
+        )
+    return data
+
+
+def _texts(cells: pa.Array, column: str) -> list[str]:
+    if cells.null_count:
+        raise InvalidSetting(f"column {column} has rows without a name; every image or vector needs one")
+    return [str(value)[:MAX_NAME_CHARACTERS] for value in cells.to_pylist()]
+
+
+def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int16]:
+    entries = cells.flatten()
+    lengths = set(cells.value_lengths().to_pylist()) if not pa.types.is_fixed_size_list(cells.type) else set()
+    if cells.null_count or entries.null_count or len(lengths) > 1:
+        raise BadData("column feature needs one list of numbers per row, all of one length and without gaps")
+    flat = entries.to_numpy(zero_copy_only=False)
+    matrix: NDArray[np.floating | np.int16] = flat.reshape(len(cells), -1)
+    if matrix.shape[1] > limits.max_feature_dimension:
+        raise TooLarge(f"feature vectors have {matrix.shape[1]} entries, more than {limits.max_feature_dimension}")
+    return matrix
+
+
+ROOM_BYTES = 512 * 2**20
+"""What the reader may use besides the rows it holds: the libraries, and what the file says about itself."""
+
+CPU_S = 120
+WAIT_S = 30.0
+"""How long an upload waits for another one that is being read."""
+
+SILENCE_S = 150.0
+"""How long a reader may say nothing; more than `CPU_S`, so that this meets only one that hangs."""
+
+_MAX_HEAD_BYTES = 2**24  # the longest names of `FEATURE_ROWS`, each letter spelt as six
+_DTYPES = ("<i2", "<f2", "<f4", "<f8")
+_REFUSALS: dict[str, type[LabelerError]] = {one.problem_type: one for one in (BadData, TooLarge, InvalidSetting)}
+_GONE = "the Parquet file cannot be read: it is damaged, or needs more memory or time than a reader is given"
+
+
+_turn = threading.BoundedSemaphore(1)
+MODULE = "api.coordinator.parquet_reader"
+
+
+def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[Rows]:
+    """The rows of a Parquet file, a few at a time; see `api.coordinator.parquet_reader.read_rows`.
+
+    Raises:
+        BadData, TooLarge, InvalidSetting: as there; or reading it took too much memory or time.
+        Unavailable: another file is being read for too long.
+    """
+    rows = RowLimits(limits.max_images, limits.max_upload_bytes, limits.max_image_bytes, limits.max_feature_dimension)
+    if not _turn.acquire(timeout=WAIT_S):
+        raise Unavailable("another Parquet file is being read; send this one again in a moment")
+    try:
+        with tempfile.TemporaryFile() as copy:
+            yield from _from_reader(_on_disk(file, copy), rows, name)
+    finally:
+        _turn.release()
+
+
+def _on_disk(file: BinaryIO, copy: IO[bytes]) -> IO[bytes]:
+    """A file the reader can have as its input: the one given, or a copy of what is only in memory."""
+    with suppress(OSError, AttributeError):
+        file.flush()
+        file.fileno()
+        return file
+    file.seek(0)
+    shutil.copyfileobj(file, copy)
+    copy.flush()
+    return copy
+
+
+def _from_reader(file: IO[bytes], limits: RowLimits, name: str) -> Iterator[Rows]:
+    process = start_process(MODULE, json.dumps([asdict(limits), name]), stdin=file, answers=True)
+    try:
+        yield from _taken(Frames(process.stdout, most_head_bytes=_MAX_HEAD_BYTES, silence_s=SILENCE_S), limits)
+    except UnsoundProcess:
+        raise BadData(_GONE) from None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _taken(frames: Frames, limits: RowLimits) -> Iterator[Rows]:
+    while True:
+        match frames.head():
+            case {"kind": "end"}:
+                return
+            case {"kind": "refused", "problem": problem, "sentence": sentence}:
+                raise _REFUSALS.get(str(problem), BadData)(str(sentence)[:2000])
+            case {"kind": "images", "names": names, "sizes": [*sizes]} if len(sizes) == len(
+                _checked_texts(names, IMAGE_ROWS)
+            ) and all(type(size) is int and 0 <= size <= limits.max_image_bytes for size in sizes):
+                yield ImageRows([(name, frames.exactly(size)) for name, size in zip(names, sizes, strict=True)])
+            case {"kind": "features", "names": names, "dimension": int(dimension), "dtype": str(kind)} if (
+                kind in _DTYPES and 0 <= dimension <= limits.max_feature_dimension
+            ):
+                dtype = np.dtype(kind)
+                _checked_texts(names, FEATURE_ROWS)
+                data = frames.exactly(len(names) * dimension * dtype.itemsize)
+                yield FeatureRows(names, np.frombuffer(data, dtype=dtype).reshape(len(names), dimension))
+            case _:
+                raise UnsoundProcess
+
+
+def _checked_texts(value: object, most: int) -> list[str]:
+    if not isinstance(value, list) or len(value) > most or not all(isinstance(one, str) for one in value):
+        raise UnsoundProcess
+    return value
+
+
+# The reader's side.
+
+
+def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
+    settings, name = json.loads(arguments)
+    limits = RowLimits(**settings)
+    _bound(limits, 0)
+    # Arrow would load it (0.3 s) to learn that a column of numbers holds nothing of it.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    try:
+        for rows in read_rows(file, limits, name=name, before_rows=lambda largest: _bound(limits, largest)):
+            if isinstance(rows, ImageRows):
+                sizes = [len(data) for _, data in rows.images]
+                head = {"kind": "images", "names": [label for label, _ in rows.images], "sizes": sizes}
+                write_frame(out, head, *(data for _, data in rows.images))
+            else:
+                matrix = rows.features.astype(rows.features.dtype.newbyteorder("<"), copy=False)
+                head = {
+                    "kind": "features",
+                    "names": rows.names,
+                    "dimension": matrix.shape[1],
+                    "dtype": matrix.dtype.str,
+                }
+                write_frame(out, head, matrix.tobytes())
+        write_frame(out, {"kind": "end"})
+    except LabelerError as error:
+        write_frame(out, {"kind": "refused", "problem": error.problem_type, "sentence": str(error)})
+    except MemoryError:
+        write_frame(out, {"kind": "refused", "problem": BadData.problem_type, "sentence": _GONE})
+
+
+def _bound(limits: RowLimits, largest_group: int) -> None:
+    """Room for some images twice over, and for a row group packed, unpacked, and as rows."""
+    bound_process(ROOM_BYTES + 2 * IMAGE_ROWS * limits.max_image_bytes + 3 * largest_group, CPU_S)
+
+
+if __name__ == "__main__":
+    with open(0, "rb", closefd=False) as given, open(1, "wb", closefd=False) as answer:
+        _main(sys.argv[1], given, answer)

@@ -1,0 +1,478 @@
+"""What a job leaves when it has ended, and for how long; see the table in docs/coordinator.md.
+
+    ended without labels        its folder goes at once, and whoever works for it stops
+    completed                   its answers are put into one file and the labels of all its images are made; upload,
+                                features and questions go after `questions_s`
+    older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
+    or forgotten on request     (labeler.ledger.jobs); charges, digests and releases stay for ever
+
+It is level-triggered: every sweep looks at what is there, so a crash between two steps costs nothing. Folders of no
+job, which a crash in the middle of taking one leaves, go after an hour.
+
+The labels of every image are made when somebody asks for them, before any other, or when the features are about to go.
+A process learns from released answers and public features (feature_store.results.job_process), is bounded in
+memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
+share a process, one after the other, and wait for no large one. A job during which a process ends is tried once more in
+a new one; where that ends too, a failure is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from api.coordinator.conductor import feature_bytes
+from api.coordinator.config import RetentionTable
+from api.fair_pool import FairPool
+from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
+from feature_store.results.questions import (
+    IMAGE_FAILURE,
+    IMAGE_LABELS,
+    LABELS,
+    QUESTIONS,
+    STUDENT,
+    EmbedBoard,
+    read_failure,
+    read_parquet,
+    write_failure,
+)
+from labeler.errors import BadData, Gone, LabelerError, StorageFull, Unavailable
+from labeler.ledger.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
+from labeler.system.clock import Clock
+from labeler.system.files import making_room, replacing
+from labeler.system.process_pool import start_process
+
+log = logging.getLogger("labeler.coordinator")
+
+SWEEP_S = 5.0
+ORPHAN_S = 3600.0
+"""How old a folder without a job must be: an upload is moved into its folder before its job is written."""
+
+KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT})
+"""What stays of a completed job when its upload, features and questions go."""
+
+LARGE_ROWS = 4096
+"""With more rows than this a table of labels takes longer than a sync: it is kept for whoever wants it next."""
+
+_AT_ONCE = 200
+_Made = TypeVar("_Made")
+
+
+class Keeper:
+    """See the module. One per service; `run` is its thread.
+
+    Args:
+        table_of: the table of questions and answers of a completed job, from its questions and releases.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        jobs: JobStore,
+        forgotten: ForgottenJobs,
+        retention: RetentionTable,
+        *,
+        table_of: Callable[[str], pa.Table],
+        labeller: ImageLabeler,
+        clock: Clock,
+    ) -> None:
+        self._folder = home / "jobs"
+        self._board = EmbedBoard(home)
+        self._jobs = jobs
+        self._forgotten = forgotten
+        self._retention = retention
+        self._table_of = table_of
+        self._labeller = labeller
+        self._clock = clock
+        self._bell = threading.Event()
+        # One at a time: a label file must not appear in a folder that is being removed.
+        self._pen = threading.Lock()
+        self._settled: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._rests: dict[str, datetime] = {}
+        """Jobs of which nothing is to be done before a moment, so that a sweep looks at those alone that have news."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Sweep every few seconds, and when woken, until told to stop."""
+        said = ""
+        while not stop.is_set():
+            try:
+                self.sweep()
+                said = ""
+            except LabelerError as error:
+                if error.problem_type != said:
+                    log.warning("what ended jobs left is kept for now", extra={"problem": error.problem_type})
+                said = error.problem_type
+            except Exception:
+                log.exception("what ended jobs left could not be swept")
+            self._bell.wait(SWEEP_S)
+            self._bell.clear()
+
+    def wake(self) -> None:
+        """Sweep soon."""
+        self._bell.set()
+
+    def forget(self, job_id: str) -> None:
+        """Forget an ended job now; again: no change.
+
+        Raises:
+            NotFound: there is no such job.
+            NotReady: it has not ended.
+        """
+        self._forgotten.forget(job_id, "asked")
+        with self._pen:
+            self._remove(job_id)
+
+    def check(self, job_id: str) -> None:
+        """Refuse to show what is gone.
+
+        Raises:
+            Gone: the job was forgotten.
+        """
+        at = self._forgotten.at([job_id]).get(job_id)
+        if at is not None:
+            raise Gone(
+                f"what job {job_id} asked and got was deleted on {at:%Y-%m-%d %H:%M} UTC, on request or because its "
+                "time was over; its charge and the digests of its batches stay in the ledger. Ask again in a new job"
+            )
+
+    def labels(self, job_id: str) -> pa.Table:
+        """Questions and answers of a completed job: from their file, once there is one.
+
+        Raises:
+            Gone: the job was forgotten.
+            LabelerError: as `table_of`.
+        """
+        self.check(job_id)
+        with suppress(FileNotFoundError):
+            return read_parquet(self._folder / job_id / LABELS)
+        try:
+            return self._table_of(job_id)
+        except LabelerError:
+            # The file may have appeared, and the questions gone, while we looked.
+            with suppress(FileNotFoundError):
+                return read_parquet(self._folder / job_id / LABELS)
+            raise
+
+    def labels_file(self, job_id: str) -> BinaryIO | None:
+        """`labels` as the file that is kept, open; that of a large job is made now. None where there is none.
+
+        Raises:
+            Gone: the job was forgotten.
+            LabelerError: as `table_of`.
+        """
+        self.check(job_id)
+        path = self._folder / job_id / LABELS
+        with suppress(FileNotFoundError):
+            return path.open("rb")
+        job = self._jobs.get(job_id)
+        if job.state == "completed" and job.images > LARGE_ROWS:
+            with suppress(StorageFull, FileNotFoundError):
+                self._write_labels(job)
+                return path.open("rb")
+        return None
+
+    def image_labels(self, job_id: str) -> pa.Table:
+        """The label of every image of a completed job; made now where they were not.
+
+        Raises:
+            Gone: the job was forgotten, or its features went before its images were labelled.
+            NotReady: it is not completed.
+            Unavailable: it takes longer than a request waits.
+            LabelerError: there are none; nothing was answered, for example.
+        """
+        return self._read_made(job_id, IMAGE_LABELS, pq.read_table)
+
+    def student(self, job_id: str) -> bytes:
+        """The student that labelled the images of a completed job; see `image_labels` for what it raises."""
+        return self._read_made(job_id, STUDENT, Path.read_bytes)
+
+    def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
+        self.check(job_id)
+        folder = self._folder / job_id
+        with suppress(FileNotFoundError):
+            if (folder / IMAGE_LABELS).exists():  # written last
+                return read(folder / name)
+        self.labels(job_id)  # whether it is completed, and readable
+        job = self._jobs.get(job_id)
+        if not is_labelled(folder):
+            if not (folder / QUESTIONS).exists():
+                raise Gone(
+                    f"the features of job {job_id} were deleted before its images were labelled; its questions and "
+                    "answers are there (of=questions)"
+                )
+            self._write_labels(job)
+        self._labeller.wait(job)
+        return read(folder / name)
+
+    def sweep(self) -> None:
+        """Look once at everything that is kept."""
+        self._stop_work()
+        for names in _chunks(self._unsettled()):
+            records = self._jobs.many(names)
+            gone = self._forgotten.at(names)
+            for name in names:
+                self._keep(name, records.get(name), is_forgotten=name in gone)
+        before = self._clock() - timedelta(seconds=self._retention.labels_s)
+        for job_id in self._forgotten.due(before, limit=_AT_ONCE):
+            self._forgotten.forget(job_id, "age")
+            with self._pen:
+                self._remove(job_id)
+
+    def _stop_work(self) -> None:
+        for names in _chunks(iter(self._board.all_jobs())):
+            records = self._jobs.many(names)
+            for name in names:
+                if name not in records or records[name].state != "queued":
+                    self._board.withdraw(name)
+
+    def _unsettled(self) -> Iterator[str]:
+        now = self._clock()
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self._folder):
+                if entry.name not in self._settled and not now < self._rests.get(entry.name, now):
+                    yield entry.name
+
+    def _keep(self, name: str, job: JobRecord | None, *, is_forgotten: bool) -> None:
+        if job is None:
+            if self._age_s(name) >= ORPHAN_S:
+                log.warning("a folder without a job is removed", extra={"folder": name[:100]})
+                with self._pen:
+                    self._remove(name)
+            return
+        if job.state not in FINISHED:
+            return
+        if is_forgotten or job.state != "completed":
+            with self._pen:
+                self._remove(name)
+            return
+        self._compact(job)
+
+    def _compact(self, job: JobRecord) -> None:
+        """Put the labels of a completed job into one file, and later remove what they were made of."""
+        folder = self._folder / job.job_id
+        try:
+            if not self._write_labels(job):
+                return
+        except StorageFull:
+            raise
+        except LabelerError as error:
+            # One job that cannot be read must not keep the others; its folder stays for whoever looks into it.
+            if job.job_id not in self._unreadable:
+                log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
+            self._unreadable.add(job.job_id)
+            return
+        following = job.updated_at + timedelta(seconds=self._retention.questions_s)
+        if self._clock() < following:
+            self._rests[job.job_id] = following
+            return
+        if (folder / QUESTIONS).exists() and not is_labelled(folder):
+            with suppress(BadData):
+                self._labeller.want(job)
+                return
+        with self._pen:
+            for entry in list(os.scandir(folder)) if folder.exists() else []:
+                if entry.name not in KEPT:
+                    _delete(Path(entry.path))
+        self._settled.add(job.job_id)
+
+    def _write_labels(self, job: JobRecord) -> bool:
+        """Put questions and answers into their file, unless it is there; False where the job was forgotten meanwhile.
+
+        Raises:
+            LabelerError: as `table_of`; StorageFull.
+        """
+        path = self._folder / job.job_id / LABELS
+        if path.exists():
+            return True
+        table = self._table_of(job.job_id)
+        with self._pen:
+            if self._forgotten.at([job.job_id]):
+                return False
+            with making_room("the labels of a job"), replacing(path, mode=0o600) as temporary:
+                pq.write_table(table, temporary)
+        return True
+
+    def _remove(self, name: str) -> None:
+        _delete(self._folder / name)
+        self._settled.discard(name)
+        self._rests.pop(name, None)
+
+    def _age_s(self, name: str) -> float:
+        with suppress(FileNotFoundError):
+            return self._clock().timestamp() - (self._folder / name).stat().st_mtime
+        return 0.0
+
+
+def _delete(path: Path) -> None:
+    """Remove a file or a folder; what is left over, because somebody wrote into it, goes at the next sweep."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _chunks(names: Iterator[str]) -> Iterator[list[str]]:
+    while chunk := list(islice(names, _AT_ONCE)):
+        yield chunk
+
+
+SMALL_BYTES = 8 * 2**20
+"""Features up to this many bytes make a job a small one."""
+
+WAIT_S = 10.0
+"""How long a request waits; then it is told to come again."""
+
+_MODULE = "feature_store.results.job_process"
+_LOOK_S = 0.25
+_TOO_MUCH = (
+    "labelling every image takes more memory or time than one job is given; download the questions (of=questions), and "
+    "train a student on them with `labeler student`"
+)
+
+
+def is_labelled(folder: Path) -> bool:
+    """Whether a job has labels of its images, or never will."""
+    return (folder / IMAGE_LABELS).exists() or (folder / IMAGE_FAILURE).exists()
+
+
+class ImageLabeler:
+    """Has the images of completed jobs labeled, by one process for small jobs and one for large ones.
+
+    Requesters take turns (api.fair_pool); its threads and processes begin with the first job.
+
+    Args:
+        order_of: what is to be made of a job.
+    """
+
+    def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabelingOrder]) -> None:
+        self._home = home
+        self._order_of = order_of
+        self._stopping = threading.Event()
+        self._workers = {is_small: (FairPool("labeling", threads=1), _Process()) for is_small in (True, False)}
+
+    def want(self, job: JobRecord, *, first: bool = False) -> Future[None] | None:
+        """See that a completed job is labeled, whose questions and answers are in its folder.
+
+        Args:
+            job: of which it is not known whether it is.
+            first: before those that nobody waits for.
+
+        Returns:
+            Its labeling; None where there is nothing to do.
+
+        Raises:
+            BadData: what was sent with it cannot be read.
+        """
+        folder = self._home / "jobs" / job.job_id
+        if is_labelled(folder):
+            return None
+        size = feature_bytes(folder, job)
+        pool, process = self._workers[size <= SMALL_BYTES]
+        return pool.submit(job.created_by, partial(self._label, job, size, process), key=job.job_id, first=first)
+
+    def wait(self, job: JobRecord) -> Path:
+        """The file of a job's image labels, once it is there.
+
+        Raises:
+            Unavailable: it takes longer than a request waits.
+            LabelerError: there are none, and why.
+        """
+        folder = self._home / "jobs" / job.job_id
+        labeling = self.want(job, first=True)
+        if labeling is not None:
+            with suppress(TimeoutError, CancelledError):
+                labeling.result(WAIT_S)
+        with suppress(FileNotFoundError):
+            if (folder / IMAGE_FAILURE).stat().st_size:
+                raise read_failure(folder / IMAGE_FAILURE)
+        if (folder / IMAGE_LABELS).exists():
+            return folder / IMAGE_LABELS
+        raise Unavailable(f"the images of job {job.job_id} are being labelled; ask again in a moment")
+
+    def stop(self) -> None:
+        """End every process that labels; what is missing is made when it is next asked for."""
+        self._stopping.set()
+        for pool, process in self._workers.values():
+            pool.stop()
+            process.end()
+
+    def _label(self, job: JobRecord, size: int, process: _Process) -> None:
+        try:
+            self._have_labeled(job, size, process)
+        except Exception:
+            # A defect that one job meets must not stop the others.
+            log.exception("the images of a job could not be labelled", extra={"job_id": job.job_id})
+
+    def _have_labeled(self, job: JobRecord, size: int, process: _Process) -> None:
+        folder = self._home / "jobs" / job.job_id
+        if is_labelled(folder):
+            return
+        try:
+            order = self._order_of(job).model_dump(mode="json")
+        except LabelerError as error:
+            write_failure(folder, error, name=IMAGE_FAILURE)
+            return
+        line = json.dumps({"order": order, "feature_bytes": size, "images": job.images}).encode()
+        for _ in range(2):
+            # The process may have had its day: it ends when it has waited long, or has spent what it was given.
+            code = process.carry_out(line, is_over=self._stopping.is_set)
+            if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
+                return
+            if code == DISK_IS_FULL:
+                log.warning("labels of images wait for room on the disk", extra={"job_id": job.job_id})
+                return
+        log.warning("the images of a job cannot be labelled", extra={"job_id": job.job_id})
+        with suppress(OSError):
+            write_failure(folder, BadData(_TOO_MUCH), name=IMAGE_FAILURE)
+
+
+class _Process:
+    """A process that labels one job after the other; begun by an order, where none is there."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def carry_out(self, order: bytes, *, is_over: Callable[[], bool]) -> int | None:
+        """Send an order and wait for its exit code; None where the process has ended, or it is over."""
+        if self._process is None:
+            self._process = start_process(_MODULE, stdin=subprocess.PIPE, answers=True)
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None and answers is not None  # noqa: S101, PT018  # pipes were asked for
+        try:
+            orders.write(order + b"\n")
+            orders.flush()
+            poll = select.poll()
+            poll.register(answers, select.POLLIN)
+            while not poll.poll(1000 * _LOOK_S):
+                if is_over():
+                    return None
+            return int(answers.readline())
+        except (BrokenPipeError, ValueError):
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+        self._process = None

@@ -1,0 +1,485 @@
+"""Labeled images as other tools want them: a Hugging Face data set, Croissant, Label Studio, folders by class, CSV.
+
+Every export takes the labels of all public images (feature_store.results.image_labels), says in its own way what they
+reveal at most, and is read back in the tests by the tool it is for. An interrupted one leaves no file under its name.
+
+Croissant (mlcommons.org/croissant, 1.0) tells tools where the columns are, how many bytes each file has and what its
+SHA-256 is. `datasets.load_dataset(folder)` reads the Hugging Face folder without any further word.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feature_store.results.image_labels import FILE_HEADINGS, LABEL, ImageStamp, are_attributes, stamp_of
+from labeler.errors import BadData, InvalidSetting
+from labeler.system.files import replace_file, replacing, sync_folder
+
+ExportFormat = Literal["hf", "croissant", "label-studio", "image-folder", "csv"]
+EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
+FOLDER_FORMATS: Final[frozenset[str]] = frozenset({"hf", "croissant", "image-folder"})
+"""What these write is a folder; of the others a file."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be written.
+
+    Attributes:
+        table: labels of every image.
+        out: the folder or file to write.
+        images: the folder that was embedded, whose names the table has; needed where pictures are linked or carried.
+        image_root: put before each name where a tool fetches images itself (Label Studio).
+        copy: copy pictures into class folders instead of linking them.
+    """
+
+    table: pa.Table
+    out: Path
+    images: Path | None = None
+    image_root: str = ""
+    copy: bool = False
+
+
+def export_images(format: ExportFormat, wanted: Wanted) -> Path:
+    """Write labels in a format.
+
+    Returns:
+        What was written: a folder, or a file.
+
+    Raises:
+        InvalidSetting: no such format, the folder of images is needed, or the place is taken.
+        BadData: an image is not there, or the table is no table of image labels.
+    """
+    if format not in _WRITERS:
+        raise InvalidSetting(f"unknown format {format!r}; choose one of {', '.join(EXPORT_FORMATS)}")
+    return _WRITERS[format](wanted)
+
+
+LABEL_STUDIO_CHOICES = "label"
+LABEL_STUDIO_IMAGE = "image"
+"""Tags of the Label Studio project: <Image name="image" value="$image"/> and <Choices name="label" toName="image">."""
+
+
+def write_csv(wanted: Wanted) -> Path:
+    """`file_name,label,confidence,origin`: beside the images as metadata.csv, `datasets` and AutoML tools read it.
+
+    Of attributes `file` and a column of 1 and 0 for each, as `labeler embed --attributes` reads them.
+    """
+    check_new(wanted.out)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if are_attributes(wanted.table):
+        columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
+        writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
+        has = [wanted.table[name].to_pylist() for name in columns]
+        for source, *row in zip(wanted.table["source"].to_pylist(), *has, strict=True):
+            writer.writerow([source, *(int(one) for one in row)])
+        replace_file(wanted.out, text.getvalue().encode())
+        return wanted.out
+    stamp_of(wanted.table)
+    writer.writerow(["file_name", "label", "confidence", "origin"])
+    for row in wanted.table.to_pylist():
+        writer.writerow([row["source"], row["label_name"], f"{row['confidence']:.4f}", row["origin"]])
+    replace_file(wanted.out, text.getvalue().encode())
+    return wanted.out
+
+
+def write_label_studio(wanted: Wanted) -> Path:
+    """A JSON array of tasks; each label is a prediction with its score, so that a person can accept or correct it.
+
+    Tasks come least certain first: Label Studio shows them in this order.
+    """
+    stamp = stamp_of(wanted.table)
+    check_new(wanted.out)
+    rows = sorted(wanted.table.to_pylist(), key=lambda row: row["confidence"])
+    tasks = [_task(row, wanted.image_root, stamp.job_id) for row in rows]
+    replace_file(wanted.out, json.dumps(tasks, ensure_ascii=False, indent=1).encode())
+    return wanted.out
+
+
+def write_image_folder(wanted: Wanted) -> Path:
+    """One folder for each class with a link (or a copy) of each of its images, as torchvision's ImageFolder reads it.
+
+    Names keep the folders they were in, with "-" for "/"; where two meet, the later gets a number.
+    """
+    stamp = stamp_of(wanted.table)
+    check_new(wanted.out)
+    found = pictures(wanted.images, wanted.table["source"].to_pylist())
+    for name in stamp.classes:
+        (wanted.out / folder_name(name)).mkdir(parents=True, exist_ok=True)
+    for path, name, label in zip(
+        found, wanted.table["source"].to_pylist(), wanted.table["label_name"].to_pylist(), strict=True
+    ):
+        target = _free(wanted.out / folder_name(label) / "-".join(PurePosixPath(name).parts))
+        if wanted.copy:
+            shutil.copyfile(path, target)
+        else:
+            target.symlink_to(os.path.relpath(path.resolve(), target.parent.resolve()))
+    sync_folder(wanted.out)
+    return wanted.out
+
+
+def folder_name(name: str) -> str:
+    """A class name as the name of a folder: no separators, never the folder above."""
+    plain = name.replace("/", "_").replace("\\", "_").replace("\0", "_")
+    return plain if plain.strip(". ") else f"class {plain!r}"
+
+
+def _free(path: Path) -> Path:
+    number, wanted = 1, path
+    while path.is_symlink() or path.exists():
+        number += 1
+        path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
+    return path
+
+
+def _task(row: dict[str, Any], image_root: str, job_id: str) -> dict[str, Any]:
+    choice = {
+        "from_name": LABEL_STUDIO_CHOICES,
+        "to_name": LABEL_STUDIO_IMAGE,
+        "type": "choices",
+        "value": {"choices": [row["label_name"]]},
+        "score": round(row["confidence"], 4),
+    }
+    prediction = {
+        "model_version": f"private-labeler {job_id}",
+        "score": round(row["confidence"], 4),
+        "result": [choice],
+    }
+    root = image_root if not image_root or image_root.endswith(("/", "=")) else image_root + "/"
+    data = {"image": root + row["source"], "origin": row["origin"], "task_digest": row["task_digest"]}
+    return {"data": data, "predictions": [prediction]}
+
+
+def picture(root: Path, name: str) -> Path:
+    """The file of an image.
+
+    Raises:
+        BadData: it is not there, or lies outside of the folder.
+    """
+    path = root / name
+    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
+        raise BadData(f"there is no image {name!r} in {root}; name the folder that was embedded")
+    return path
+
+
+def pictures(root: Path | None, names: Iterable[str]) -> list[Path]:
+    """All of them, looked for before anything is written.
+
+    Raises:
+        InvalidSetting: no folder was named.
+        BadData: one is not there.
+    """
+    if root is None:
+        raise InvalidSetting("name the folder of images that was embedded (`images`), since the pictures go along")
+    return [picture(root, name) for name in names]
+
+
+def check_new(out: Path) -> None:
+    """Refuse to write over something.
+
+    Raises:
+        InvalidSetting: it is there, and not an empty folder.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InvalidSetting(f"{out} is there already; name a new place")
+
+
+LABELS_FILE = "labels.parquet"
+CROISSANT_FILE = "croissant.json"
+
+_CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "prov": "http://www.w3.org/ns/prov#",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "equivalentProperty": "cr:equivalentProperty",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileProperty": "cr:fileProperty",
+    "fileObject": "cr:fileObject",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}
+_COLUMNS = (
+    ("source", "sc:Text", "Name of the image, as it was sent."),
+    ("label", "sc:Integer", "Number of the class, from 0."),
+    ("label_name", "sc:Text", "Name of the class."),
+    ("confidence", "sc:Float", "Calibrated probability that the label is right."),
+    ("origin", "sc:Text", "asked: a question itself; inferred: the label follows from other answers."),
+)
+
+
+def write_croissant(wanted: Wanted) -> Path:
+    """Write `labels.parquet` and `croissant.json` into a folder; the description last."""
+    stamp = stamp_of(wanted.table)
+    check_new(wanted.out)
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    labels = wanted.out / LABELS_FILE
+    with replacing(labels) as temporary, temporary.open("wb") as file:
+        pq.write_table(wanted.table, file)
+    digest = hashlib.sha256(labels.read_bytes()).hexdigest()
+    document = describe(stamp, count=len(wanted.table), sha256=digest, size=labels.stat().st_size)
+    replace_file(wanted.out / CROISSANT_FILE, json.dumps(document, ensure_ascii=False, indent=1).encode())
+    return wanted.out
+
+
+def describe(stamp: ImageStamp, *, count: int, sha256: str, size: int) -> dict[str, Any]:
+    """The Croissant document of a table of labels.
+
+    Args:
+        stamp: of the job.
+        count: rows.
+        sha256, size: of the Parquet file.
+    """
+    return {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.1",
+        "name": f"labels-{stamp.job_id}",
+        "description": f"Labels of {count} public images, given by private images that stay with their owners. "
+        f"Classes: {', '.join(stamp.classes)}.",
+        "version": "1.0.0",
+        "datePublished": stamp.created_at[:10],
+        "url": f"urn:labeler:job:{stamp.job_id}",
+        "citeAs": f"private-labeler, job {stamp.job_id}, task {stamp.task_digest}",
+        "rai:personalSensitiveInformation": _guarantee_in_words(stamp),
+        "prov:wasGeneratedBy": {
+            "@type": "prov:Activity",
+            "@id": f"urn:labeler:job:{stamp.job_id}#labelling",
+            "prov:label": "Private labelling: noised votes of several owners' records, then a student",
+            "prov:endedAtTime": stamp.created_at,
+            "prov:used": {"@type": "prov:Entity", "@id": f"urn:labeler:task:{stamp.task_digest}"},
+            "sc:additionalProperty": [
+                {"@type": "sc:PropertyValue", "name": name, "value": value} for name, value in _properties(stamp)
+            ],
+        },
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": "labels",
+                "name": LABELS_FILE,
+                "contentUrl": LABELS_FILE,
+                "contentSize": f"{size} B",
+                "encodingFormat": "application/x-parquet",
+                "sha256": sha256,
+            }
+        ],
+        "recordSet": [
+            {
+                "@type": "cr:RecordSet",
+                "@id": "images",
+                "name": "images",
+                "description": "One row for each public image.",
+                "field": [
+                    {
+                        "@type": "cr:Field",
+                        "@id": f"images/{name}",
+                        "name": name,
+                        "description": words,
+                        "dataType": kind,
+                        "source": {"fileObject": {"@id": "labels"}, "extract": {"column": name}},
+                    }
+                    for name, kind, words in _COLUMNS
+                ],
+            }
+        ],
+    }
+
+
+def _properties(stamp: ImageStamp) -> list[tuple[str, object]]:
+    """The privacy card, flat: `instance.epsilon`, `delta`, ...; what has no bound says so."""
+    found: list[tuple[str, object]] = []
+    for name, value in sorted(stamp.privacy.items()):
+        if isinstance(value, dict):
+            found += [(f"{name}.{key}", "no bound" if one is None else one) for key, one in sorted(value.items())]
+        else:
+            found.append((name, "no bound" if value is None else value))
+    return [*found, ("simulation with a known seed", stamp.is_seeded)]
+
+
+def _guarantee_in_words(stamp: ImageStamp) -> str:
+    instance: Any = stamp.privacy.get("instance", {})
+    epsilon = instance.get("epsilon") if isinstance(instance, dict) else None
+    bound = "no bound" if epsilon is None else f"epsilon {epsilon:.6g} at delta {stamp.privacy.get('delta')}"
+    return (
+        "No private image is in this data set. What its labels reveal about any one of them is bounded by differential "
+        f"privacy: {bound} per private image. {stamp.privacy.get('holds_against', '')}"
+    ).strip()
+
+
+ROWS_PER_FILE = 10_000
+ROWS_PER_GROUP = 100
+"""Pictures are read a group at a time, so that memory does not grow with the data set."""
+
+_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def write_data_set(wanted: Wanted) -> Path:
+    """Write the folder; the card last, so that a folder with a card is whole."""
+    stamp = stamp_of(wanted.table)
+    check_new(wanted.out)
+    names = wanted.table["source"].to_pylist()
+    found = pictures(wanted.images, names) if wanted.images is not None else None
+    data = wanted.out / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    count = len(names)
+    files = max(1, -(-count // ROWS_PER_FILE))
+    schema = _schema(stamp, with_pictures=found is not None)
+    for number in range(files):
+        start, stop = number * count // files, (number + 1) * count // files
+        path = data / f"train-{number:05d}-of-{files:05d}.parquet"
+        with (
+            replacing(path) as temporary,
+            temporary.open("wb") as file,
+            pq.ParquetWriter(file, schema, compression="zstd") as writer,
+        ):
+            for rows in _groups(wanted.table, found, start, stop, schema):
+                writer.write_table(rows)
+    sync_folder(data)
+    replace_file(wanted.out / "README.md", card(stamp, count, with_pictures=found is not None).encode())
+    return wanted.out
+
+
+def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
+    """The README card: YAML that the hub reads (JSON strings are YAML too), then words for people."""
+    classes = "\n".join(f"          '{number}': {_quoted(name)}" for number, name in enumerate(stamp.classes))
+    picture = "image" if with_pictures else "file_name"
+    kind = "image" if with_pictures else "string"
+    guarantee = stamp.privacy
+    instance: Any = guarantee.get("instance", {})
+    epsilon = instance.get("epsilon") if isinstance(instance, dict) else None
+    said = "no bound" if epsilon is None else f"epsilon {epsilon:.4g}"
+    seeded = (
+        "\n**This is a simulation: its noise came from a known seed and protects nobody.**\n" if stamp.is_seeded else ""
+    )
+    return f"""---
+pretty_name: {_quoted(f"Labels of job {stamp.job_id}")}
+task_categories:
+- image-classification
+tags:
+- differential-privacy
+- pseudo-labels
+dataset_info:
+  features:
+  - name: {picture}
+    dtype: {kind}
+  - name: label
+    dtype:
+      class_label:
+        names:
+{classes}
+  - name: confidence
+    dtype: float32
+  - name: origin
+    dtype: string
+  splits:
+  - name: train
+    num_examples: {count}
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*
+---
+
+# Privately labelled images
+{seeded}
+{count} public images, labelled with the private images of several owners, none of which is in here. `confidence` is
+the calibrated probability that `label` is right; `origin` says whether an image was asked about itself or its label
+follows from other answers.
+
+**What the labels reveal at most**: {said} per private image at delta {guarantee.get("delta")}, for the integer noise
+that ran (differential privacy). {guarantee.get("holds_against", "")}
+
+| | |
+|---|---|
+| task | `{stamp.task_digest}` |
+| job | `{stamp.job_id}` |
+| made | {stamp.created_at} |
+
+The licence of the images is that of their source.
+"""
+
+
+def _schema(stamp: ImageStamp, *, with_pictures: bool) -> pa.Schema:
+    picture: dict[str, Any] = {"image": {"_type": "Image"}} if with_pictures else {"file_name": _value("string")}
+    features = picture | {
+        "label": {"names": list(stamp.classes), "_type": "ClassLabel"},
+        "confidence": _value("float32"),
+        "origin": _value("string"),
+    }
+    metadata = stamp.metadata() | {"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)}
+    first = pa.field("image", _PICTURE) if with_pictures else pa.field("file_name", pa.string())
+    fields = [first, ("label", pa.int64()), ("confidence", pa.float32()), ("origin", pa.string())]
+    return pa.schema(fields, metadata=metadata)
+
+
+def _groups(table: pa.Table, found: list[Path] | None, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
+    for begin in range(start, stop, ROWS_PER_GROUP):
+        rows = table.slice(begin, min(ROWS_PER_GROUP, stop - begin))
+        names = rows["source"].to_pylist()
+        first = pa.array(names, pa.string())
+        if found is not None:
+            values = [
+                {"bytes": path.read_bytes(), "path": name}
+                for path, name in zip(found[begin : begin + len(names)], names, strict=True)
+            ]
+            first = pa.array(values, _PICTURE)
+        columns = [first, rows["label"].cast(pa.int64()), rows["confidence"], rows["origin"]]
+        yield pa.Table.from_arrays(columns, schema=schema)
+
+
+def _value(dtype: str) -> dict[str, str]:
+    return {"dtype": dtype, "_type": "Value"}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+_WRITERS: Final[dict[str, Callable[[Wanted], Path]]] = {
+    "hf": write_data_set,
+    "croissant": write_croissant,
+    "label-studio": write_label_studio,
+    "image-folder": write_image_folder,
+    "csv": write_csv,
+}

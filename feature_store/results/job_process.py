@@ -1,0 +1,311 @@
+r"""The program that makes a job's questions and labels its images, in a process that the system bounds.
+
+    jobs/JOB/upload.parquet          features a requester sent    \
+    jobs/JOB/public.shard            features the embedder made    }-->  jobs/JOB/questions.safetensors, or failed.json
+
+    jobs/JOB/labels.parquet          questions and released answers  \        image-labels.parquet
+    jobs/JOB/questions.safetensors   what was asked                   }-->    student.safetensors
+    jobs/JOB/upload.parquet, shard   names and features of images    /        or image-labels.json: why there are none
+
+With arguments it chooses the questions of one job and ends: choosing clusters may take minutes and gigabytes. A few
+vectors are chosen from without it, by whoever calls `write_questions`. Without arguments it reads orders to label from
+its input, a line of JSON each, and answers each with an exit code on a line; it stays for further jobs, because loading
+its libraries takes longer than a small one. So no coordinator grows with the size of its jobs. All it reads is public
+or released: what it makes is post-processing, and costs no privacy. The same files give the same results.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from feature_store.decode import Skipped
+from feature_store.query_selection import select_queries
+from feature_store.results.image_labels import ImageStamp, image_label_table
+from feature_store.results.models import ATTRIBUTES, model_file
+from feature_store.results.questions import (
+    IMAGE_FAILURE,
+    IMAGE_LABELS,
+    LABELS,
+    QUESTIONS,
+    SHARD,
+    STUDENT,
+    UPLOAD,
+    StoredQuestions,
+    read_parquet,
+    read_stored_questions,
+    unasked,
+    write_failure,
+)
+from feature_store.shard import Shard, check_features
+from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
+from labeler.rounds.effects import Strategy
+from labeler.system.files import is_full, replace_file, replacing
+from labeler.system.process_pool import bound_process
+from labeler.task import describe_validation
+
+CHOOSING_CPU_S: Final = 600
+ROOM_BYTES: Final = 2**30
+COPIES: Final = 24
+"""Copies of the features, as they were sent, that choosing may hold at once: as float32 and float64, and scaled."""
+
+DISK_IS_FULL: Final = 75
+"""Exit code: nothing is wrong with the job, and it is tried again."""
+
+
+class QuestionRequest(BaseModel):
+    """Which questions to make.
+
+    Attributes:
+        strategy, count, seed: see feature_store.query_selection.
+        fingerprint: of the task's backbone.
+        backbone: its name, for people; may be empty.
+        source: whether the embedder made the features, or the requester sent them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    strategy: Strategy
+    count: Annotated[int, Field(ge=1)] | None
+    seed: Annotated[int, Field(ge=0)]
+    fingerprint: str
+    backbone: str = ""
+    source: Literal["images", "features"]
+
+
+def write_questions(folder: Path, request: QuestionRequest) -> None:
+    """Write questions.safetensors of a job. The same features and request give the same bytes.
+
+    Raises:
+        BadData: the features cannot be read, or are not quantised ones.
+        InvalidSetting: the request does not fit them.
+        NotReady: the embedder has not made them.
+        UnreadableImage: of some images it has made none, a blank one for example.
+    """
+    features = given_features(folder / UPLOAD) if request.source == "features" else _embedded(folder / SHARD)
+    queries = select_queries(features, strategy=request.strategy, count=request.count, seed=request.seed)
+    stored = StoredQuestions(
+        features=queries.features,
+        rows=queries.rows,
+        assignment=queries.assignment,
+        images=features if request.strategy == "weights" else None,  # What the model that is asked for will label.
+        fingerprint=request.fingerprint,
+        backbone=request.backbone,
+    )
+    replace_file(folder / QUESTIONS, stored.to_bytes(), mode=0o600)
+
+
+def given_features(upload: Path) -> NDArray[np.int16]:
+    """Features a requester sent, checked to be quantised ones.
+
+    Raises:
+        BadData: they are not, or cannot be read.
+    """
+    try:
+        column = read_parquet(upload, columns=["feature"])["feature"]
+    except (pa.ArrowException, KeyError, OSError):
+        raise BadData("the uploaded features cannot be read; submit the job again") from None
+    kind = column.type
+    if not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.int16() or column.null_count or not len(column):
+        raise BadData("uploaded features must be a column feature of int16 lists of one length, none missing")
+    values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks])
+    features = np.ascontiguousarray(values.reshape(len(column), kind.list_size), dtype=np.int16)
+    check_features(features)
+    return features
+
+
+def _embedded(shard: Path) -> NDArray[np.int16]:
+    if not shard.exists():
+        raise NotReady("the images of this job are not embedded yet")
+    embedded = Shard.open(shard, verify=False)
+    if embedded.skipped:
+        # Rows of the shard stand for images of the upload by their place alone.
+        raise unasked([Skipped(_name_of(shard.parent, one.source), one.reason) for one in embedded.skipped])
+    return np.asarray(embedded.features)
+
+
+def _name_of(folder: Path, source: str) -> str:
+    """The name that a requester gave to an image, which the embedder numbers."""
+    with suppress(pa.ArrowException, KeyError, OSError, IndexError, ValueError):
+        return str(read_parquet(folder / UPLOAD, columns=["name"])["name"][int(source.rpartition("#")[2])].as_py())
+    return source
+
+
+# The program.
+
+
+def choose(folder: Path, request: str, feature_bytes: int) -> int:
+    """Choose for one job; the exit code says whether there is an answer (0), or no room for one."""
+    bound_process(ROOM_BYTES + COPIES * feature_bytes, CHOOSING_CPU_S)
+    try:
+        try:
+            write_questions(folder, QuestionRequest.model_validate_json(request))
+        except ValidationError as error:
+            raise InvalidSetting(describe_validation(error, "the request for questions")) from None
+    except LabelerError as error:
+        write_failure(folder, error)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return DISK_IS_FULL
+    return 0
+
+
+LABELING_CPU_S: Final = 1800
+IDLE_S: Final = 60.0
+"""How long it waits for another order; then it ends, which gives its memory back."""
+
+BYTES_PER_IMAGE: Final = 32 * 2**10
+"""Beside them: a block of similarities to every image, its order, and labels."""
+
+
+class LabelingOrder(BaseModel):
+    """A job to label, with what the journal knows of it.
+
+    Attributes:
+        contributors: how many agents' noise is in the answers, at most.
+        card: see `labeler.privacy_card.privacy_card`.
+        privacy: see `labeler.privacy_card.guarantee`.
+        is_seeded: whether any noise came from a known seed.
+        created_at: ISO 8601, UTC.
+        rounds: of a task about attributes, whose counts are read as shares: how many questions each round asked, and of
+            how many agents a sum was opened (0: of none).
+        source: whether the embedder made the features, or the requester sent them.
+        backbone: the name that loads the backbone, where one does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    folder: str
+    job_id: str
+    task_digest: str
+    classes: tuple[str, ...]
+    contributors: Annotated[int, Field(ge=1)]
+    card: dict[str, Any]
+    privacy: dict[str, Any]
+    is_seeded: bool
+    created_at: str
+    source: Literal["images", "features"]
+    backbone: str = ""
+    rounds: tuple[tuple[int, int], ...] = ()
+
+
+def label_job(order: LabelingOrder) -> None:
+    """Write the labels of every image of a job, and its student; the labels last.
+
+    Raises:
+        BadData: nothing was answered, or a file cannot be read.
+    """
+    # Here: whoever only makes orders loads no learning library.
+    from feature_store.results.image_labels import attribute_label_table
+    from feature_store.results.pseudo_labels import answers_of, task_of
+    from feature_store.students.attributes import attributes_of
+    from feature_store.students.labeling import label_images
+
+    folder = Path(order.folder)
+    questions = read_stored_questions(folder / QUESTIONS)
+    features = questions.images if questions.images is not None else _features(folder, order.source)
+    try:
+        table = pq.read_table(folder / LABELS)
+        sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
+    except (OSError, pa.ArrowException, KeyError):
+        raise BadData("what the job asked and got cannot be read; restore its folder from a backup") from None
+    stamp = ImageStamp(
+        task_digest=order.task_digest,
+        job_id=order.job_id,
+        classes=order.classes,
+        privacy=order.privacy,
+        is_seeded=order.is_seeded,
+        created_at=order.created_at,
+    )
+    task = task_of(table)[0]
+    if task.attributes_per_record is not None:
+        contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
+        read = attributes_of(
+            task,
+            [row or [0.0] * task.num_classes for row in table["noisy_votes"].to_pylist()],
+            contributors,
+            questions.features,
+            features,
+            rows=questions.rows,
+        )
+        has = attribute_label_table(stamp, sources=sources, probabilities=read.probabilities, asked=read.asked)
+        _write(folder, order, read.student.arrays, ATTRIBUTES, has)
+        return
+    asks_for_a_model = task.traits.asks_for_a_model
+    answers = answers_of(
+        table,
+        features=features if asks_for_a_model else questions.features,
+        assignment=questions.assignment,
+        contributors=order.contributors,
+    )
+    labeled = label_images(answers, features, rows=None if asks_for_a_model else questions.rows)
+    rows = image_label_table(stamp, sources=sources, probabilities=labeled.probabilities, asked=labeled.asked)
+    _write(folder, order, labeled.student.arrays, labeled.student.kind, rows)
+
+
+def _write(
+    folder: Path, order: LabelingOrder, arrays: Mapping[str, NDArray[np.generic]], kind: str, rows: pa.Table
+) -> None:
+    student = model_file(
+        arrays,
+        kind=kind,
+        classes=order.classes,
+        card=order.card,
+        backbone=order.backbone,
+        job_id=order.job_id,
+    )
+    replace_file(folder / STUDENT, student, mode=0o600)
+    with replacing(folder / IMAGE_LABELS, mode=0o600) as temporary, temporary.open("wb") as file:
+        pq.write_table(rows, file)
+
+
+def _features(folder: Path, source: str) -> NDArray[np.int16]:
+    if source == "features":
+        return given_features(folder / UPLOAD)
+    return np.asarray(Shard.open(folder / SHARD, verify=False).features)
+
+
+# The program.
+
+
+def label_ordered() -> int:
+    """Label every job that is ordered, until nobody has ordered one for a while."""
+    while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
+        wanted = json.loads(line)
+        bound_process(
+            ROOM_BYTES + COPIES * wanted["feature_bytes"] + BYTES_PER_IMAGE * wanted["images"], LABELING_CPU_S
+        )
+        sys.stdout.write(f"{_labeled(LabelingOrder.model_validate(wanted['order']))}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _labeled(order: LabelingOrder) -> int:
+    """Label a job; the exit code says whether there was room on the disk."""
+    try:
+        label_job(order)
+    except LabelerError as error:
+        write_failure(Path(order.folder), error, name=IMAGE_FAILURE)
+    except FileNotFoundError:
+        pass  # forgotten meanwhile
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return DISK_IS_FULL
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(choose(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])) if sys.argv[1:] else label_ordered())

@@ -1,0 +1,145 @@
+"""Features as rows of integers: quantized, and read in pieces from a memory map.
+
+Integers make similarity exact, so one record moves at most one vote (feature_store.index.definition).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labeler.errors import BadData
+
+FEATURE_SCALE = 2048
+"""A normalised feature times this, rounded, is stored. Inner products then stay below 2^24 and are exact in float32."""
+
+
+def quantize(features: NDArray[np.floating]) -> NDArray[np.int16]:
+    """Normalise each row to Euclidean length 1 in float64, and round 2048 times it to int16.
+
+    Rows are treated one by one: no statistic of the data enters, so a record's feature depends on its image alone.
+
+    Args:
+        features: floats, shape (n, d), any length but zero.
+
+    Returns:
+        int16, shape (n, d), `rint(2048 * x / ||x||)`; halves round to even.
+
+    Raises:
+        BadData: not two-dimensional floats, or a row that is zero or not finite.
+    """
+    if features.ndim != 2 or not np.issubdtype(features.dtype, np.floating):
+        raise BadData(
+            f"features must be floats of shape (n, dimension), found {features.dtype} of shape {features.shape}"
+        )
+    usable = usable_rows(features)
+    if not usable.all():
+        raise BadData(
+            f"{int((~usable).sum())} of {len(usable)} features are zero or not finite, so they have no direction; "
+            "the images may be blank, or the backbone's weights damaged"
+        )
+    exact = features.astype(np.float64)
+    # Dividing by the largest entry first keeps the squares of very large and very small rows in range.
+    exact /= np.abs(exact).max(axis=1, keepdims=True, initial=0.0)
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+    exact *= FEATURE_SCALE
+    return np.rint(exact, out=exact).astype(np.int16)
+
+
+def on_grid(features: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which rows may have been made by `quantize`: whole numbers whose length rounding explains.
+
+    Args:
+        features: float64, shape (n, d).
+    """
+    slack = features.shape[1] ** 0.5 / 2
+    # Comparisons with NaN are False; without an upper bound here the squares could overflow.
+    whole = (np.abs(features) <= FEATURE_SCALE + slack).all(axis=1)
+    whole &= (np.rint(np.where(whole[:, None], features, 0.5)) == features).all(axis=1)
+    lengths = np.linalg.norm(np.where(whole[:, None], features, 0.0), axis=1)
+    ready: NDArray[np.bool_] = whole & (np.abs(lengths - FEATURE_SCALE) <= slack)
+    return ready
+
+
+def usable_rows(features: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Which rows have a direction: finite, and not all zero."""
+    usable: NDArray[np.bool_] = np.isfinite(features).all(axis=1) & features.any(axis=1)
+    return usable
+
+
+def largest_square_length(dimension: int) -> int:
+    """Bound on the squared length of a quantised row: rounding moves each of d entries by at most 1/2."""
+    return int((FEATURE_SCALE + dimension**0.5 / 2) ** 2) + 1
+
+
+class GatheredRows:
+    """Some rows of the features, in a given order.
+
+    An index always reads through it, also where the rows lie in order: the first deletion must not change how they are
+    read.
+
+    Args:
+        features: int16 (n, d); in memory or memory-mapped.
+        rows: int64 (m,), which of them, in which order.
+        chunk_bytes: about how much is copied at a time, counted as float32; one row is always taken.
+    """
+
+    def __init__(self, features: NDArray[np.int16], rows: NDArray[np.int64], chunk_bytes: int) -> None:
+        self._features = features
+        self._rows = rows
+        self._chunk_bytes = chunk_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def dimension(self) -> int:
+        return int(self._features.shape[1])
+
+    def part(self, start: int, stop: int) -> GatheredRows:
+        """Rows from `start` to before `stop` of these."""
+        return GatheredRows(self._features, self._rows[start:stop], self._chunk_bytes)
+
+    def source(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """The features as they lie, and which rows of them these are, in order: for whoever reads them in place."""
+        return self._features, self._rows
+
+    def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
+        """Where a piece belongs among these rows, and the piece: int16, C order, a copy of its own."""
+        step = max(1, self._chunk_bytes // (4 * self.dimension))
+        for start in range(0, len(self._rows), step):
+            some = self._rows[start : start + step]
+            yield slice(start, start + len(some)), np.ascontiguousarray(self._features[some])
+        unmap_pages(self._features)
+
+
+def row_chunks(features: NDArray[np.int16], bytes_per_row: int, chunk_bytes: int) -> Iterator[slice]:
+    """Slices that cover the rows, in order; the pages behind one are given back before the next.
+
+    Args:
+        features: (n, d), n may be 0.
+        bytes_per_row: memory the caller needs for each row.
+        chunk_bytes: memory the caller has; one row is always taken.
+    """
+    step = max(1, chunk_bytes // bytes_per_row)
+    for start in range(0, len(features), step):
+        yield slice(start, start + step)
+        unmap_pages(features)
+
+
+def unmap_pages(features: NDArray[np.int16]) -> None:
+    """Tell the system that the pages of a read-only memory map are not needed for now.
+
+    Nothing is lost: they are read again from the page cache or the file. Arrays that are not maps, and
+    numpy maps that may hold changes of their own (modes "c" and "r+"), are left alone.
+    """
+    owner: object = features
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap) and owner.mode != "r":
+            return
+        owner = owner.base
+    if isinstance(owner, mmap.mmap) and not features.flags.writeable and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,339 @@
+"""Every public image labeled from a release, and forecasts of how well that will go from public images alone.
+
+The one way from answers to labels of images: `labeler run`, `labeler student` and the service all take it, so that the
+same release gives the same labels. Post-processing: it reads public features and released answers, and costs no
+privacy.
+
+**A rehearsal**, so that noise that drowned the votes is not taken for certainty. A student that learnt from a noisy
+count, and a posterior that reads the same count again, agree with its noise: where the noise is larger than the
+votes, both are sure of what the noise said. How often labels made in this way are right can be tried out, because
+everything but the votes is public. Let the labels that were found be the truth of a second world. There the same
+questions get as many votes as were counted here, noise of the stated size is added, and the same student labels the
+same images. The share r of them that gets its truth back, and the mean confidence s that was stated there, are
+compared. Where s > r the confidences were too sure, here as there, and
+
+    p_T(c | x) proportional to p(c | x)^(1 / T),      T >= 1 the least with mean over images of max_c p_T <= r,
+
+is what is said instead (`sharpened`). T is never below 1: a rehearsal takes certainty away and adds none. The order of
+classes stays, so labels stay.
+
+It is a parametric bootstrap (Efron and Tibshirani 1993, chapter 6). The second world's truth is as hard to learn as the
+labels found are: where those are scattered by noise, it says less than is so. Votes of a question are the mean released
+count, one at least; below the noise of that mean it may come out small, and confidences with it. Public features, the
+release and stated noise are all that enters: post-processing, nothing is charged.
+
+**Expectation.** How many labels a job can get right is found by a rehearsal without any private record. The public
+images are cut into as many natural groups as there are classes, which play the classes; private records like them vote;
+noise of the task's size is added; a student learns from it and labels all images. What share falls into its own group
+is what can be expected where the classes are the natural groups of the images. They seldom are exactly, so it is an
+upper estimate; the lower one lets a quarter of the votes land anywhere, as where private images are of another kind
+(labeler.expectation). Public and simulated throughout: nothing is charged.
+
+**Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centred
+ballot (`labeler.methods.reverse_knn`) the radius R says nothing: votes and noise shrink together, and every agent
+counts alike. Above it noise grows and votes do not. At instance level the noise is worth the more the larger R is. So R
+is half of the length that a ballot has in rehearsal: as large as it may be and still, in all likelihood, below the
+length of every agent's.
+
+In rehearsal an agent holds public images, drawn at random, and the natural groups of the public images, as many as
+there are classes, are their classes. Real records lie less well in groups, which makes ballots a little shorter: the
+half is for them. How many records an agent holds is for whoever asks to say; nothing private is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feature_store.index.build import build_index
+from feature_store.query_selection import QuerySet, select_queries
+from feature_store.students.answers import (
+    SMEAR,
+    NoisyAnswers,
+    asked_posterior,
+    majority_share,
+    sharpened,
+    vote_agreement,
+)
+from feature_store.students.student import Learners, Student, assignment_of, fit_student
+from labeler.errors import InvalidSetting
+from labeler.expectation import ALIKE, UNLIKE, Expectation, assumed_records, expect, votes_per_question, winning_chance
+from labeler.methods import METHODS
+from labeler.methods.reverse_knn import reverse_knn_ballots
+from labeler.task import Task
+
+Label = Callable[[NoisyAnswers], NDArray[np.float64]]
+"""Labels the public images from a release: probabilities, shape (num_images, num_classes)."""
+
+STANDS_OUT: Final = 0.999
+"""Chance that a class stands out of the noise from which on nothing is rehearsed: noise misleads nobody then."""
+
+REHEARSALS: Final = 3
+_HOTTEST: Final = 1e6
+_HALVINGS: Final = 60
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """What a release says of every public image.
+
+    Attributes:
+        student: which learnt from it.
+        probabilities: float64, shape (num_images, num_classes), rows sum to one; the label is the largest, and that
+            probability a calibrated confidence; where noise drowned the votes, no more than a rehearsal allows
+            (see the module).
+        asked: shape (num_images,), which images were questions themselves, with an answer.
+    """
+
+    student: Student
+    probabilities: NDArray[np.float64]
+    asked: NDArray[np.bool_]
+
+
+def label_images(
+    answers: NoisyAnswers,
+    public_features: NDArray[np.generic],
+    *,
+    rows: NDArray[np.int64] | None,
+    kind: str = "planned",
+    seed: int = 0,
+) -> LabelledImages:
+    """Train a student, and label every public image with it and with what was answered about the image itself.
+
+    Args:
+        answers: the release.
+        public_features: shape (num_images, dimension).
+        rows: shape (num_answers,), the image that each answer is about, or -1 for the centre of a cluster; None where a
+            model was asked for, which is about no image.
+        kind, seed: see `fit_student`.
+
+    Raises:
+        BadData: features do not fit the answers.
+    """
+    learners = Learners(public_features, num_classes=answers.num_classes, seed=seed)
+    student = fit_student(kind, answers, public_features, num_classes=answers.num_classes, seed=seed, learners=learners)
+    asked = np.zeros(len(public_features), dtype=np.bool_)
+    if rows is not None:
+        asked[rows[(rows >= 0) & answers.answered]] = True
+    probabilities = _say(student, answers, public_features, rows)
+    if answers.noisy_votes is None or not METHODS[answers.method].counts:
+        return LabelledImages(student, probabilities, asked)
+
+    def label(release: NoisyAnswers) -> NDArray[np.float64]:
+        again = fit_student(
+            student.kind,
+            release,
+            public_features,
+            num_classes=release.num_classes,
+            seed=seed,
+            learners=learners,
+        )
+        return _say(again, release, public_features, rows)
+
+    assignment = assignment_of(answers, public_features)
+    own, inferred = temperatures(label, answers, probabilities, assignment, (asked, ~asked), seed=seed)
+    probabilities[asked] = sharpened(probabilities[asked], own)
+    probabilities[~asked] = sharpened(probabilities[~asked], inferred)
+    # Of other images the student says no more than of those that were not asked about.
+    cooled = student.temperature * (inferred if not asked.all() else own)
+    return LabelledImages(replace(student, temperature=cooled), probabilities, asked)
+
+
+def _say(
+    student: Student, answers: NoisyAnswers, public_features: NDArray[np.generic], rows: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """What a student says of every image, together with what was answered about the image itself."""
+    probabilities = student.predict_proba(public_features)
+    own = np.zeros(0, dtype=np.int64) if rows is None else np.flatnonzero((rows >= 0) & answers.answered)
+    if rows is not None and answers.noisy_votes is not None and METHODS[answers.method].counts and len(own):
+        images, counts = rows[own], answers.noisy_votes[own]
+        trust = vote_agreement(probabilities.argmax(axis=1), answers, assignment_of(answers, public_features))
+        agreement = max(trust, majority_share(counts, answers.total_sigma_votes))
+        # A student that is wrong as often as votes contradict it may not overrule what was answered about the image.
+        doubted = trust * probabilities[images] + (1 - trust) / answers.num_classes
+        probabilities[images] = asked_posterior(doubted, counts, answers, agreement)
+    return probabilities
+
+
+def temperatures(
+    label: Label,
+    answers: NoisyAnswers,
+    probabilities: NDArray[np.float64],
+    assignment: NDArray[np.integer],
+    parts: tuple[NDArray[np.bool_], ...],
+    *,
+    seed: int,
+) -> tuple[float, ...]:
+    """By how much each part of the labels is too sure; see the module.
+
+    Args:
+        label: the whole way from a release to probabilities.
+        answers: the release, with noisy votes.
+        probabilities: shape (num_images, num_classes), what `label` gave for it.
+        assignment: shape (num_images,), the answer that stands for each image.
+        parts: masks of shape (num_images,); each gets a temperature of its own, 1 where it is empty.
+        seed: of the second world.
+    """
+    if not _is_needed(answers):
+        return (1.0,) * len(parts)
+    truth = probabilities.argmax(axis=1)
+    votes = _votes(answers, truth, assignment)
+    rng = np.random.default_rng(seed)
+    said: list[NDArray[np.float64]] = []
+    for _ in range(REHEARSALS):
+        noisy = rng.poisson(votes) + rng.normal(0.0, answers.total_sigma_votes, votes.shape)
+        heard = np.where(answers.answered, noisy.argmax(axis=1), -1)
+        said.append(label(dataclasses.replace(answers, noisy_votes=noisy, labels=heard)))
+    return tuple(
+        _least(np.concatenate([one[part] for one in said]), np.tile(truth[part], REHEARSALS)) for part in parts
+    )
+
+
+def _is_needed(answers: NoisyAnswers) -> bool:
+    """Whether noise may hide which class leads in single answers; without noise, or far above it, nothing misleads."""
+    if answers.total_sigma_votes == 0:
+        return False
+    lead = _mean_votes(answers) * (1 - SMEAR)
+    return winning_chance(min(lead / answers.total_sigma_votes, 15.0), answers.num_classes) < STANDS_OUT
+
+
+def _mean_votes(answers: NoisyAnswers) -> float:
+    assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
+    return max(float(answers.noisy_votes[answers.answered].sum()) / max(int(answers.answered.sum()), 1), 1.0)
+
+
+def _votes(answers: NoisyAnswers, truth: NDArray[np.integer], assignment: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Votes of the second world, before noise, shape (num_questions, num_classes)."""
+    shares = np.zeros((len(answers.labels), answers.num_classes))
+    np.add.at(shares, (assignment, truth), 1.0)
+    sizes = shares.sum(axis=1, keepdims=True)
+    alike = np.divide(shares, sizes, out=np.full_like(shares, 1 / answers.num_classes), where=sizes > 0)
+    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * alike + SMEAR / answers.num_classes)
+    return votes
+
+
+def _least(probabilities: NDArray[np.float64], truth: NDArray[np.integer]) -> float:
+    """The least temperature from 1 on at which the mean confidence is at most the share that is right."""
+    if not len(truth):
+        return 1.0
+    right = max(float((probabilities.argmax(axis=1) == truth).mean()), 1 / probabilities.shape[1])
+
+    def is_too_sure(temperature: float) -> bool:
+        return bool(sharpened(probabilities, temperature).max(axis=1).mean() > right)
+
+    if not is_too_sure(1.0):
+        return 1.0
+    low, high = 0.0, math.log(_HOTTEST)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_too_sure(math.exp(middle)) else (low, middle)
+    return math.exp(high)
+
+
+RADIUS_REHEARSALS: Final = 5
+MOST_IMAGES: Final = 5000
+"""Of more images a public sample is taken."""
+
+
+def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = None, seed: int = 0) -> Expectation:
+    """What a job of a task can be expected to get right on these images, all of the task's questions asked.
+
+    Args:
+        features: int16, shape (num_images, dimension), of the public images.
+        records: see `labeler.expectation.expect`.
+        seed: public.
+
+    Raises:
+        InvalidSetting: there are fewer images than questions or classes.
+    """
+    known = expect(task, records=records)
+    if known.low is None:
+        return known
+    if len(features) < max(task.max_queries, task.num_classes + 1):
+        raise InvalidSetting(
+            f"{len(features)} public images are too few for {task.max_queries} questions, {task.num_classes} classes"
+        )
+    rng = np.random.default_rng(seed)
+    if len(features) > max(MOST_IMAGES, task.max_queries):
+        features = features[np.sort(rng.choice(len(features), max(MOST_IMAGES, task.max_queries), replace=False))]
+    groups = select_queries(features, strategy="clustered", count=task.num_classes, seed=seed).assignment
+    strategy = "all" if task.max_queries == len(features) else "clustered"
+    questions = select_queries(features, strategy=strategy, count=task.max_queries, seed=seed)  # type: ignore[arg-type]
+    low, high = (
+        float(np.mean([_rehearse(task, features, groups, questions, share, records, rng) for _ in range(REHEARSALS)]))
+        for share in (UNLIKE, ALIKE)
+    )
+    return dataclasses.replace(known, low=round(min(low * UNLIKE / ALIKE, high), 3), high=round(high * ALIKE, 3))
+
+
+def _rehearse(
+    task: Task,
+    features: NDArray[np.int16],
+    groups: NDArray[np.int64],
+    questions: QuerySet,
+    share: float,
+    records: int | None,
+    rng: np.random.Generator,
+) -> float:
+    """The share of images that a student puts into their own group."""
+    cells = np.zeros((len(questions), task.num_classes))
+    np.add.at(cells, (questions.assignment, groups), 1.0)
+    assumed = assumed_records(task, records) if task.traits.is_reverse else None
+    each = votes_per_question(task, len(questions), assumed)
+    sizes = np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
+    # Where records choose, more of them meet where more images lie; else each question gets its votes.
+    votes = each * (cells / sizes) * (sizes / sizes.mean() if task.traits.is_reverse else 1.0)
+    smeared = share * votes + (1 - share) * votes.sum(axis=1, keepdims=True) / task.num_classes
+    noisy = rng.poisson(smeared) + rng.normal(0.0, task.total_sigma_votes, smeared.shape)
+    answers = NoisyAnswers.of(
+        task,
+        features=questions.features,
+        labels=noisy.argmax(axis=1).astype(np.int16),
+        noisy_votes=noisy,
+        assignment=questions.assignment,
+    )
+    student = fit_student("prototypes", answers, features, num_classes=task.num_classes)
+    return float((student.predict(features) == groups).mean())
+
+
+def propose_radius(
+    features: NDArray[np.int16], *, questions: int, num_classes: int, k: int, records: int, seed: int = 0
+) -> int:
+    """R, in whole votes, at least 1.
+
+    Args:
+        features: int16, shape (num_images, dimension), of the public images.
+        questions: Q; clusters of them, or all images where it is their number.
+        num_classes: C.
+        k: questions at which a record votes.
+        records: of one agent, as far as anybody may know; rather too few than too many.
+        seed: public.
+
+    Raises:
+        InvalidSetting: there are fewer images than questions or classes, or no record.
+    """
+    if len(features) < max(questions, num_classes) or records < 1:
+        raise InvalidSetting(
+            f"a radius is proposed from at least one record and {max(questions, num_classes)} public images (as many "
+            f"as questions and classes), found {records} and {len(features)}"
+        )
+    groups = select_queries(features, strategy="clustered", count=num_classes, seed=seed).assignment
+    strategy = "all" if questions == len(features) else "clustered"
+    asked = select_queries(features, strategy=strategy, count=questions, seed=seed).features  # type: ignore[arg-type]
+    index = build_index(asked, np.arange(questions))
+    rng = np.random.default_rng(seed)
+    squares = []
+    for _ in range(RADIUS_REHEARSALS):
+        own = rng.integers(0, len(features), records)
+        nearest = index.search(features[own], min(k, questions)).record_ids
+        ballot = reverse_knn_ballots(nearest, groups[own], num_queries=questions, num_classes=num_classes)
+        centred = num_classes * ballot - ballot.sum(axis=1, keepdims=True)
+        squares.append(int((centred**2).sum()))
+    return max(1, isqrt(sorted(squares)[RADIUS_REHEARSALS // 2] // (2 * num_classes) ** 2))

@@ -1,0 +1,196 @@
+"""Whose turn it is: what requesters share, and rounds to have their winners found.
+
+**Requesters** take turns: of each, a few jobs are begun at a time, and what has to wait waits behind its own. The same
+queue decides of prices, choosing and labeling (api.fair_pool).
+
+Parties work through their mail in order, so a requester that submits a hundred jobs at once would put all of them
+before another's. A job holds a place from its admission until it has ended, and no longer than a moment: one that waits
+for a person, or for a party that is away, does not keep its requester's other jobs waiting.
+
+**Winners.** Talliers find the winners of some rounds at a time, and one that fails goes to the end of the queue.
+Three talliers have to come to one computation together, so they are all asked at once, and asked again, all of them,
+where one has answered and another has not: who died has nobody left to compute with. Rounds that are due together are
+asked for together, up to `AT_ONCE`, and the talliers compute them in one go (workers.winner.session). A round whose
+turn fails or takes too long makes room for the next, so that those that cannot be computed hold up nobody else for
+longer than their turn. All of this may be lost: talliers answer the same however often they are asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+PLACES = 4
+"""Jobs of one requester that are begun at a time."""
+
+HELD_S = 10.0
+"""A job keeps its place this long at most."""
+
+
+@dataclass(frozen=True)
+class FairQueue:
+    """Who waits and who has a place; every method returns another queue.
+
+    Attributes:
+        places: of one owner at a time.
+        held_s: how long one keeps its place at most.
+        waiting: owner -> its keys that wait, in order; owners in the order of their turns.
+        held: key -> (owner, since when it has its place).
+    """
+
+    places: int = PLACES
+    held_s: float = HELD_S
+    waiting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+
+    def put(self, owner: str, key: str, *, first: bool = False) -> FairQueue:
+        """Have a key wait for its turn; one that waits or has a place already changes nothing.
+
+        Args:
+            first: before all others, also where it waits already.
+        """
+        queue = self.waiting.get(owner, ())
+        if key in self.held or (key in queue and not first):
+            return self
+        if first:
+            lane = {owner: (key, *(one for one in queue if one != key))}
+            return replace(self, waiting=lane | {one: keys for one, keys in self.waiting.items() if one != owner})
+        return replace(self, waiting={**self.waiting, owner: (*queue, key)})
+
+    def leave(self, key: str) -> FairQueue:
+        """A key has ended, or is no longer wanted; what its owner sent meanwhile comes behind everybody else's."""
+        waiting = {owner: tuple(one for one in queue if one != key) for owner, queue in self.waiting.items()}
+        held = dict(self.held)
+        owner, _ = held.pop(key, ("", 0.0))
+        if owner in waiting:
+            waiting[owner] = waiting.pop(owner)
+        return replace(self, waiting={owner: queue for owner, queue in waiting.items() if queue}, held=held)
+
+    def take(self, now_s: float, *, most: int | None = None) -> tuple[FairQueue, tuple[str, ...]]:
+        """The keys whose turn it is now: one of each owner, then a second of each, as far as its places go.
+
+        Args:
+            most: keys; as many as there are, when None.
+        """
+        if not self.waiting:
+            return self, ()
+        held = {key: place for key, place in self.held.items() if now_s - place[1] < self.held_s}
+        counts = Counter(owner for owner, _ in held.values())
+        waiting = dict(self.waiting)
+        taken: list[str] = []
+        while len(taken) != most and (owner := next((one for one in waiting if counts[one] < self.places), None)):
+            key, *left = waiting.pop(owner)
+            if left:
+                waiting[owner] = tuple(left)  # behind everybody else
+            counts[owner] += 1
+            held[key] = (owner, now_s)
+            taken.append(key)
+        return replace(self, waiting=waiting, held=held), tuple(taken)
+
+    def next_place_s(self) -> float | None:
+        """When a place becomes free by itself, where somebody waits for one."""
+        return min((since + self.held_s for _, since in self.held.values()), default=None) if self.waiting else None
+
+
+AT_ONCE: Final = 64
+"""Rounds whose turn it is at the same time."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A round that the talliers were asked for.
+
+    Attributes:
+        asked_at_s: when, the last time.
+        limit_s: how long its turn lasts at most.
+        answered_at_s: when it was first seen that some talliers have answered and others have not.
+    """
+
+    asked_at_s: float
+    limit_s: float
+    answered_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class WinnerQueue:
+    """The rounds that wait for their winners, those whose turn it is first.
+
+    Attributes:
+        waiting: round digests in order.
+        failed_at_s: when the turn of one of them last failed.
+        turns: of the first `AT_ONCE` of them, those that were asked for.
+    """
+
+    waiting: tuple[str, ...] = ()
+    failed_at_s: Mapping[str, float] = field(default_factory=dict)
+    turns: Mapping[str, Turn] = field(default_factory=dict)
+
+
+def ask_for_turn(
+    line: WinnerQueue, round_digest: str, now_s: float, *, num_answers: int, limit_s: float, ask_again_s: float
+) -> tuple[WinnerQueue, bool]:
+    """Whether the talliers are to be asked for the winners of a round now, all of them.
+
+    Args:
+        round_digest: a round whose charge is posted and whose winners are not all there.
+        now_s: seconds that never run backwards.
+        num_answers: talliers that have answered.
+        limit_s: how long its turn lasts at most.
+        ask_again_s: pause after a failure, and patience with who has not answered when others have.
+    """
+    if round_digest not in line.waiting:
+        line = replace(line, waiting=(*line.waiting, round_digest))
+    for late in [one for one, turn in line.turns.items() if now_s - turn.asked_at_s > turn.limit_s]:
+        line = _rotate(line, late, now_s)
+    if round_digest not in line.waiting[:AT_ONCE]:
+        return line, False
+    turn = line.turns.get(round_digest)
+    if turn is None:
+        if now_s - line.failed_at_s.get(round_digest, now_s - ask_again_s) < ask_again_s:
+            return line, False
+    elif not num_answers:
+        return line, False
+    else:
+        since_s = now_s if turn.answered_at_s is None else turn.answered_at_s
+        line = replace(line, turns={**line.turns, round_digest: replace(turn, answered_at_s=since_s)})
+        if now_s - since_s < ask_again_s:
+            return line, False
+    return replace(line, turns={**line.turns, round_digest: Turn(now_s, limit_s)}), True
+
+
+def turn_failed(line: WinnerQueue, round_digest: str, now_s: float) -> tuple[WinnerQueue, str | None]:
+    """A tallier could not compute the winners of a round this time.
+
+    Returns:
+        The line, and a round that may now be asked for, where the failed one had its turn; None where it had not.
+    """
+    if round_digest not in line.turns:
+        return line, None
+    line = _rotate(line, round_digest, now_s)
+    return line, line.waiting[:AT_ONCE][-1]
+
+
+def leave_line(line: WinnerQueue, round_digests: Collection[str]) -> tuple[WinnerQueue, tuple[str, ...]]:
+    """These rounds need no winners any more.
+
+    Returns:
+        The line, and the rounds whose turn it is now and was not before.
+    """
+    gone = set(round_digests)
+    if not gone.intersection(line.waiting):
+        return line, ()
+    before = set(line.waiting[:AT_ONCE])
+    waiting = tuple(one for one in line.waiting if one not in gone)
+    failed = {one: at for one, at in line.failed_at_s.items() if one not in gone}
+    turns = {one: turn for one, turn in line.turns.items() if one not in gone}
+    return WinnerQueue(waiting, failed, turns), tuple(one for one in waiting[:AT_ONCE] if one not in before)
+
+
+def _rotate(line: WinnerQueue, round_digest: str, now_s: float) -> WinnerQueue:
+    return WinnerQueue(
+        waiting=(*(one for one in line.waiting if one != round_digest), round_digest),
+        failed_at_s={**line.failed_at_s, round_digest: now_s},
+        turns={one: turn for one, turn in line.turns.items() if one != round_digest},
+    )
