@@ -150,7 +150,7 @@ def test_a_clip_of_features_that_is_forgotten_is_found(
         bias = np.full((*features.shape[:-1], 1), terms.bias_feature)
         return np.concatenate([features.astype(np.float64), bias], axis=-1)
 
-    monkeypatch.setattr(workers.learning.linear, "_augmented", unclipped)
+    monkeypatch.setattr(workers.learning.linear, "augmented", unclipped)
     task = model_task(**BOUNDED | {"regularisation": 0.03}, learner="svm", clip_norm=0.25)
     found = findings(task, tmp_path / "audit", runs=runs, confidence=confidence)
     assert found.is_above
