@@ -11,3 +11,12 @@ report          the page for people
 
 Bytes that are stored or handed out do not change between versions: tests/golden/test_job_files.py holds their digests.
 """
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+ExportFormat = Literal["hf", "croissant", "label-studio", "image-folder", "csv"]
+EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
+FOLDER_FORMATS: Final[frozenset[str]] = frozenset({"hf", "croissant", "image-folder"})
+"""What these write is a folder; of the others a file. A command names them before it loads what writes."""

@@ -18,19 +18,15 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feature_store.results import EXPORT_FORMATS, ExportFormat
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, ImageStamp, are_attributes, stamp_of
 from labeler.errors import BadData, InvalidSetting
 from labeler.system.files import replace_file, replacing, sync_folder
-
-ExportFormat = Literal["hf", "croissant", "label-studio", "image-folder", "csv"]
-EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
-FOLDER_FORMATS: Final[frozenset[str]] = frozenset({"hf", "croissant", "image-folder"})
-"""What these write is a folder; of the others a file."""
 
 
 @dataclass(frozen=True)

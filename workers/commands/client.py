@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from feature_store.results.exports import EXPORT_FORMATS, FOLDER_FORMATS
+from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
 from workers.commands.console import (
     CaFile,

@@ -8,7 +8,6 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.errors import IdenticalImages
 from workers.commands.console import Json, escaped, one_of, print_json, tell
 
@@ -17,12 +16,12 @@ def embed(
     source: Annotated[str, typer.Argument(help="Folder of class folders, Parquet file, or torchvision:NAME?root=DIR.")],
     out: Annotated[Path, typer.Option(help="The shard to write.")],
     backbone: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="What makes features: efficientnet-lite0 or -lite2 (no download), timm name, backbone file (TOML), "
-            "a safetensors file with --architecture, a SimCLR checkpoint, or pixels."
+            help="What makes features: efficientnet-lite0 (default) or -lite2 (no download), timm name, backbone file "
+            "(TOML), a safetensors file with --architecture, a SimCLR checkpoint, or pixels."
         ),
-    ] = DEFAULT_BACKBONE,
+    ] = None,
     architecture: Annotated[
         str | None,
         typer.Option(help="timm architecture of the weights, where --backbone is a safetensors file of them."),
@@ -106,6 +105,7 @@ def embed(
 
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
+    from feature_store.backbones.spec import DEFAULT_BACKBONE
     from feature_store.embedding import Duplicates
     from feature_store.sources import PersonColumn
     from workers.embedder.shards import embed_images, told
@@ -119,7 +119,7 @@ def embed(
         with progress_bars(quiet=as_json) as progress:
             result = embed_images(
                 source,
-                backbone,
+                backbone or DEFAULT_BACKBONE,
                 out,
                 architecture=architecture,
                 classes=names,

@@ -18,7 +18,7 @@ from labeler.errors import InvalidSetting, NotReady
 from labeler.system.files import named_path
 
 if TYPE_CHECKING:
-    from feature_store.results.exports import ExportFormat
+    from feature_store.results import ExportFormat
     from feature_store.results.models import StoredModel
     from feature_store.students import Student
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feature_store.results.exports import EXPORT_FORMATS, Wanted, export_images
+from feature_store.results import EXPORT_FORMATS
+from feature_store.results.exports import Wanted, export_images
 from feature_store.results.image_labels import IMAGE_SCHEMA, ImageStamp, image_label_table, stamp_of
 from labeler.errors import BadData, InvalidSetting
 
