@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,18 +112,24 @@ class StoredModel:
         Raises:
             BadData: features of another dimension, or no features.
         """
+        return self._scorer(features)
+
+    @cached_property
+    def _scorer(self) -> Callable[[NDArray[np.int16]], NDArray[np.float64]]:
+        """What scores features, made of the arrays once."""
         if self.kind == ATTRIBUTES:
             from feature_store.students.attributes import AttributeHeads
 
-            return AttributeHeads.of_arrays(self.arrays).predict_proba(features)
+            return AttributeHeads.of_arrays(self.arrays).predict_proba
         if self.kind != LINEAR:
             from feature_store.students import Student
 
-            return Student.of_arrays(self.kind, self.arrays).predict_proba(features)
+            return Student.of_arrays(self.kind, self.arrays).predict_proba
         from feature_store.students.answers import softmax
         from labeler.linear_model import LinearModel
 
-        return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
+        linear = LinearModel.of(self.arrays, self._terms())
+        return lambda features: softmax(linear.scores(features))
 
     def _terms(self) -> LinearTerms | MeanTerms | StepTerms:
         try:
@@ -155,6 +162,21 @@ def read_model(path: Path | str) -> StoredModel:
     where = Path(path)
     try:
         data = read_named(where, most_bytes=_MOST_BYTES)
+    except OSError as error:
+        raise BadData(
+            f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
+            "that a job gave"
+        ) from None
+    return model_of_bytes(data, name=where.name)
+
+
+def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
+    """Read a model from the bytes of its file.
+
+    Raises:
+        BadData: damaged, or no model of ours.
+    """
+    try:
         arrays, metadata = arrays_from_bytes(data)
         about = json.loads(metadata["labeler"])
         model = StoredModel(
@@ -166,14 +188,9 @@ def read_model(path: Path | str) -> StoredModel:
             arrays=arrays,
         )
         _check(model)
-    except OSError as error:
-        raise BadData(
-            f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
-            "that a job gave"
-        ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadData(
-            f"{where.name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
+            f"{name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
     return model
 
