@@ -266,7 +266,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
         done = f"{found.queries_done}/{found.queries}"
         created = f"{found.created_at.astimezone(UTC):%Y-%m-%d %H:%M}"
         price = "no bound" if found.price.instance_epsilon is None else f"{found.price.instance_epsilon:.3g}"
-        named = "\n".join(escaped(one) for one in (found.job_id, found.name) if one)
+        named = "\n".join(escaped(one) for one in (found.job_id, found.name, f"task {found.task_name}") if one)
         table.add_row(Text(named), found.state, done, price, created)
     table.caption = "epsilon per private image"
     return table
