@@ -73,7 +73,7 @@ def test_a_refused_task_is_declined_for_good_in_the_words_of_a_person(site: Site
     desk.refuse(digest, "no ethics vote yet")
     propose(site, made)
     no = declined(site, 2)[1].refusal
-    assert (no.reason, no.is_final) == ("policy-refusal", True)
+    assert (no.reason, no.is_final) == ("refused-by-person", True)
     assert no.sentence.endswith("has refused task " + digest[:12] + ": no ethics vote yet")
     shown = desk.overview()
     assert shown["waiting"] == []

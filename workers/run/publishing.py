@@ -232,6 +232,7 @@ def _image_labels(
     """The label, or the attributes, of every public image: what most users came for."""
     stamp = ImageStamp(
         task_digest=prepared.task.digest,
+        task_name=prepared.task.name,
         job_id=prepared.job_id,
         classes=prepared.task.classes,
         privacy=guarantee(prepared.price),
