@@ -197,23 +197,22 @@ class Evaluation:
 
         Bands that noise drowns go with a neighbor, and bands in the wrong order with each other, until each group of
         them stands out (pooling of adjacent violators). Where nothing stands out the overall accuracy stands for all.
+        A share is at most 1: what is stated is its mean given that, as if every share had been as likely.
         """
-        sums = [[float(self.right[one].sum()), float(self.wrong[:, one].sum()), 1] for one in range(self.asked.bands)]
-        cells = (self.right[0].size, self.wrong[:, 0].size)
-        groups: list[list[float]] = []
-        for one in sums:
-            groups.append(list(one))
-            while len(groups) > 1 and (self._is_weak(groups[-2], cells) or _level(groups[-2]) > _level(groups[-1])):
-                last = groups.pop()
-                groups[-1] = [a + b for a, b in zip(groups[-1], last, strict=True)]
-        while len(groups) > 1 and self._is_weak(groups[-1], cells):
-            last = groups.pop()
-            groups[-1] = [a + b for a, b in zip(groups[-1], last, strict=True)]
-        return [_level(group) for group in groups for _ in range(int(group[2]))]
+        groups: list[_Bands] = []
 
-    def _is_weak(self, group: Sequence[float], cells: tuple[int, int]) -> bool:
-        right, wrong, bands = group
-        return share(right, wrong, int(cells[0] * bands), int(cells[1] * bands), self.sigma).is_drowned
+        def join() -> None:
+            last = groups.pop()
+            groups[-1] = groups[-1].joined(last)
+
+        for one in range(self.asked.bands):
+            right, wrong = self.right[one], self.wrong[:, one]
+            groups.append(_Bands(float(right.sum()), float(wrong.sum()), right.size, wrong.size, self.sigma))
+            while len(groups) > 1 and (groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved):
+                join()
+        while len(groups) > 1 and (groups[-1].is_weak or groups[-2].deserved > groups[-1].deserved):
+            join()
+        return [group.deserved for group in groups for _ in range(group.count)]
 
     def to_json(self) -> dict[str, Any]:
         """The content of evaluation.json."""
@@ -260,9 +259,48 @@ class Evaluation:
         ]
 
 
-def _level(group: Sequence[float]) -> float:
-    right, wrong, _ = group
-    return min(1.0, max(0.0, right / (right + wrong))) if right + wrong > 0 else 0.0
+@dataclass(frozen=True)
+class _Bands:
+    """Neighboring bands together: noised counts, sums of so many cells."""
+
+    right: float
+    wrong: float
+    right_cells: int
+    wrong_cells: int
+    sigma: float
+    count: int = 1
+
+    def joined(self, other: _Bands) -> _Bands:
+        return _Bands(
+            self.right + other.right,
+            self.wrong + other.wrong,
+            self.right_cells + other.right_cells,
+            self.wrong_cells + other.wrong_cells,
+            self.sigma,
+            self.count + other.count,
+        )
+
+    @property
+    def is_weak(self) -> bool:
+        return share(self.right, self.wrong, self.right_cells, self.wrong_cells, self.sigma).is_drowned
+
+    @property
+    def deserved(self) -> float:
+        """The mean of a share of at most 1, of which a normal law is known."""
+        total = self.right + self.wrong
+        if total <= 0:
+            return 0.0
+        found = self.right / total
+        within = min(1.0, max(0.0, found))
+        spread = self.sigma * math.sqrt((1 - within) ** 2 * self.right_cells + within**2 * self.wrong_cells) / total
+        if spread <= 0:
+            return within
+        above = (found - 1) / spread
+        tail = 0.5 * math.erfc(above / math.sqrt(2))
+        # Far above 1 the law that is left falls off like an exponential.
+        density = math.exp(-0.5 * above**2) / math.sqrt(2 * math.pi)
+        mean = found - spread * density / tail if tail > 1e-12 else 1 - spread / above
+        return min(1.0, max(0.0, mean))
 
 
 def share(right: float, wrong: float, right_cells: int, wrong_cells: int, sigma: float) -> Estimate:

@@ -231,7 +231,11 @@ def test_a_band_states_what_is_right_there_and_never_less_than_a_lower_one() -> 
     counts = np.array([[300.0, 500.0, 400.0, 5.0], [700.0, 1500.0, 1100.0, 15.0]])
     # 0.70, 0.75, 0.733 (goes with 0.75), and 20 records, which noise drowns.
     stated = Evaluation(asked, ("a", "b"), counts, 20.0, 3).recalibrated()
-    assert stated == pytest.approx([0.7, *[2615 / 3520] * 3])
+    assert stated == pytest.approx([0.7, *[2615 / 3520] * 3], abs=1e-4)
+    all_right = Evaluation(asked, ("a", "b"), np.array([[0.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
+    assert all(0.98 < one < 0.99 for one in all_right)  # half a normal law of deviation 0.02 below 1
+    beyond = Evaluation(asked, ("a", "b"), np.array([[-300.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
+    assert all(0.99 < one < 1 for one in beyond)
     drowned = Evaluation(asked, ("a", "b"), np.full((2, 4), 5.0), 20.0, 3).recalibrated()
     assert len(set(drowned)) == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from feature_store.index import load_engine
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.results.evaluations import question_of, released_model, stated_beside
+from feature_store.results.models import read_model_bytes
 from feature_store.results.pseudo_labels import QuestionNames, query_rows
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import Student
@@ -27,7 +30,8 @@ from labeler.planning import Price, price
 from labeler.rounds.effects import StudentKind
 from labeler.settings import check_names_are_text
 from labeler.tally import QueryBatch
-from labeler.task import Level, Task
+from labeler.task import Level, Task, describe_validation
+from workers.learning.learner import Trainer
 from workers.progress import ProgressCallback, silent
 from workers.run.folder import JobFolder
 from workers.run.task_file import TaskFile
@@ -129,24 +133,60 @@ class PublicImages:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedJob:
-    """A job that was checked and priced, before anybody is asked."""
+class PricedJob:
+    """Questions that were checked and priced, before anybody is asked; of an evaluation, all that there is."""
 
     job: LabellingJob
     task: Task
     price: Price
     shards: tuple[Shard, ...]
-    public: PublicImages
-    test: PublicImages | None
-    queries: QuerySet
     batches: tuple[QueryBatch, ...]
-    student: StudentKind
 
     @property
     def job_id(self) -> str:
         """A name for this job that does not change when it is resumed."""
         parts = [self.task.digest, *(batch.digest for batch in self.batches), str(self.job.seed)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def asked(self) -> NDArray[np.int16]:
+        """The questions of one step, int16, shape (queries, dimension)."""
+        return np.concatenate([batch.features for batch in self.batches])
+
+    @property
+    def images(self) -> int:
+        """How many public images there are."""
+        return 0
+
+    def plan(self) -> dict[str, Any]:
+        """What the output folder is for: a job resumed with anything else is refused."""
+        return {
+            "task": self.task.model_dump(mode="json"),
+            "task_digest": self.task.digest,
+            "shards": [shard.version for shard in self.shards],
+            "batches": [batch.digest for batch in self.batches],
+            "seed": self.job.seed,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedJob(PricedJob):
+    """A job that labels images, checked and priced."""
+
+    public: PublicImages
+    test: PublicImages | None
+    queries: QuerySet
+    student: StudentKind
+
+    @property
+    def asked(self) -> NDArray[np.int16]:
+        """See PricedJob: steps of training ask the same."""
+        return self.queries.features
+
+    @property
+    def images(self) -> int:
+        """See PricedJob."""
+        return len(self.public)
 
     @property
     def asks_clusters(self) -> bool:
@@ -173,16 +213,6 @@ class PreparedJob:
     def answered_features(self) -> NDArray[np.int16]:
         """What each answer is about: the queries; or every image, where a model was asked for."""
         return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
-
-    def plan(self) -> dict[str, Any]:
-        """What the output folder is for: a job resumed with anything else is refused."""
-        return {
-            "task": self.task.model_dump(mode="json"),
-            "task_digest": self.task.digest,
-            "shards": [shard.version for shard in self.shards],
-            "batches": [batch.digest for batch in self.batches],
-            "seed": self.job.seed,
-        }
 
 
 def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
@@ -235,7 +265,74 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     task, cost = priced
     _check_k(job, task, shards)
     batches = _batches(task, queries.features)
-    return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
+    student = job.file.student.kind or "planned"
+    return PreparedJob(job, task, cost, shards, batches, public, test, queries, student)
+
+
+def evaluation_job(
+    model: Path,
+    shards: Sequence[Path],
+    out: Path,
+    *,
+    task: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    seed: int | None = None,
+) -> LabellingJob:
+    """The job that evaluates a model.
+
+    Args:
+        task, evaluation: fields of these tables of a task file; those that are None are left out.
+
+    Raises:
+        InvalidTask: a field is unknown or out of bounds.
+    """
+    fields = {"name": f"evaluate {model.name}"[:200], "method": "evaluate"} | _given(task)
+    try:
+        file = TaskFile.model_validate({"task": fields, "evaluation": _given(evaluation)})
+    except ValidationError as error:
+        raise InvalidTask(describe_validation(error, "evaluation", model=TaskFile)) from None
+    return LabellingJob(file, tuple(shards), model, out, seed=seed)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
+    """Check and price an evaluation of the model in the file `job.queries`, before anybody is asked.
+
+    Raises:
+        DamagedShard, MixedShards, BadData: a shard or the model cannot be used.
+        InvalidSetting: a setting is out of bounds.
+        BudgetExceeded: it costs more than its budget.
+    """
+    if not job.shards:
+        raise InvalidSetting("an evaluation needs at least one private shard; name one for each agent")
+    if job.test is not None or job.backbone is not None:
+        raise InvalidSetting("an evaluation asks about a model and reads no images; leave --test and --backbone out")
+    shards = tuple(Shard.open(path, verify=False) for path in job.shards)
+    _check_together(job, shards, [])
+    if shards[0].has_attributes:
+        raise MixedShards("the shards hold attributes, any number per record, and an evaluation counts one class each")
+    folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
+    model, own = read_model_bytes(job.queries), shards[0]
+    released_model(model, name=job.queries.name)
+    Trainer().check_model(model, classes=own.classes, fingerprint=own.fingerprint, dimension=own.dimension)
+    wanted = job.file.evaluation
+    question = question_of(
+        model,
+        settle(job, shards, questions=1),
+        layout=wanted.layout,
+        bands=wanted.bands,
+        edges=wanted.edges,
+        stated=stated_beside(job.queries),
+        records=wanted.records,
+    ).rows(own.dimension, num_classes=len(own.classes))
+    task, cost = _priced(job, shards, len(question))
+    for shard in shards:
+        shard.verify()
+    _check_no_record_twice(job, shards)
+    return PricedJob(job, task, cost, shards, (QueryBatch(question),))
 
 
 def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:
