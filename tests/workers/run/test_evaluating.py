@@ -77,22 +77,11 @@ def test_an_evaluation_finds_what_is_right_and_the_model_states_it_from_then_on(
     again = labeler(*command, "--json")
     assert again.document["counts"] == found["counts"]
     measured = read_model(tmp_path / "evaluation" / "measured.safetensors")
-    public = Shard.open(tmp_path / "public.shard").features
-    before, after = read_model(student).predict_proba(public), measured.predict_proba(public)
+    further = make_shard("further.shard", records=600, seed=5)
+    before, after = read_model(timid).predict_proba(further.features), measured.predict_proba(further.features)
+    is_right = after.argmax(axis=1) == further.labels
     assert np.array_equal(before.argmax(axis=1), after.argmax(axis=1))
-    assert abs(after.max(axis=1).mean() - right.mean()) < 0.05 < abs(before.max(axis=1).mean() - right.mean())
-    card = dict(measured.card)
-    assert card["guarantees"]["instance"]["epsilon"] == pytest.approx(
-        21.0, abs=0.01
-    )  # of the job and of its evaluation
-    assert card["delta"] == 2e-5
-    assert "the sites' own" in card["confidence"]
-    labels = tmp_path / "new.parquet"
-    told = labeler(
-        "predict", tmp_path / "evaluation" / "measured.safetensors", tmp_path / "public.shard", "--out", labels
-    )
-    assert told.code == 0, told.err
-    assert pq.read_table(labels)["confidence"].to_numpy() == pytest.approx(after.max(axis=1), abs=1e-6)
+    assert abs(after.max(axis=1).mean() - is_right.mean()) < 0.05 < 0.15 < is_right.mean() - before.max(axis=1).mean()
 
 
 def test_a_measured_model_says_where_its_confidence_comes_from_and_what_both_have_cost(
