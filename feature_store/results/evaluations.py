@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from feature_store.results.models import Measured, StoredModel, model_file, model_of_bytes
 from labeler.errors import BadData
 from labeler.evaluation import BANDS, SPEAKS_FOR, Evaluation, choose_layout
-from labeler.expectation import assumed_records
 from labeler.methods.evaluate import Layout, Scored, edges_of
 from labeler.privacy_card import joined_cards
 from labeler.task import Task
@@ -33,26 +32,26 @@ CONFIDENCE: Final = (
 
 def question_of(
     model: bytes,
-    task: Task,
     *,
+    num_classes: int,
+    sigma: float,
+    records: int,
     layout: Layout | None = None,
     bands: int = BANDS,
     edges: tuple[float, ...] | None = None,
     stated: NDArray[np.floating] | None = None,
-    records: int | None = None,
 ) -> Scored:
     """The question about a model: which cells, chosen from public facts where nobody names them.
 
     Args:
-        task: whose noise it is asked under; its max_queries is not read.
-        edges: between bands; else `bands` of them hold equally many of the `stated` confidences of public images.
+        sigma: of all noise in one count.
         records: of all agents together, as far as anybody may know.
+        edges: between bands; else `bands` of them hold equally many of the `stated` confidences of public images.
     """
-    classes = task.num_classes
-    found = edges_of(() if stated is None else stated, classes, bands) if edges is None else edges
-    assumed = assumed_records(task, records)
-    chosen = layout or choose_layout(classes, sigma=task.total_sigma_votes, records=assumed, bands=len(found) + 1)
-    return Scored(model, found, chosen)
+    found = edges_of(() if stated is None else stated, num_classes, bands) if edges is None else edges
+    return Scored(
+        model, found, layout or choose_layout(num_classes, sigma=sigma, records=records, bands=len(found) + 1)
+    )
 
 
 def released_model(model: bytes, *, name: str) -> StoredModel:

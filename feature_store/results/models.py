@@ -147,6 +147,14 @@ class StoredModel:
         return str(self.card.get("backbone_fingerprint", ""))
 
     @property
+    def dimension(self) -> int:
+        """Numbers of the features that it reads."""
+        if self.kind == LINEAR:
+            axes = self.arrays.get("axes")
+            return len(self.arrays["weights"]) - 1 if axes is None else int(axes.shape[1])
+        return next(len(one) for name, one in self.arrays.items() if name.split(".")[-1] == "mean")
+
+    @property
     def task_digest(self) -> str:
         """Of the task whose releases it learnt from."""
         return str(self.card.get("task_digest", ""))

@@ -48,8 +48,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
     ),
     "evaluate": Entry(
-        "jobs",
-        "Measure how good a released model is on private records, with intervals; in one process or by a service.",
+        "evaluation", "Measure how good a released model is on private records: every number with two intervals."
     ),
     "bench": Entry("checks", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
     "plan": Entry("jobs", "Say what a setting costs before anything is asked, or which setting a price buys."),

@@ -31,9 +31,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from labeler.evaluation import BANDS
 from labeler.methods import METHODS, ReleaseKind
-from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
 
 Engine = Annotated[
     str,
@@ -257,80 +255,6 @@ def predict(
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
     typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
-
-
-def evaluate(
-    model: Annotated[Path, typer.Argument(help="student.safetensors or model.safetensors of a job.")],
-    shard: Annotated[list[Path], typer.Option(help="An agent's shard; repeat for each agent.")],
-    epsilon: Annotated[float, typer.Option(help="The price per private image.")] = 0.1,
-    delta: Annotated[float, typer.Option(help="At which it holds.")] = 1e-5,
-    out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")] = Path("evaluation"),
-    layout: Annotated[
-        str | None,
-        typer.Option(help=f"{', '.join(LAYOUTS)}: what is counted; else the finest that noise leaves useful."),
-    ] = None,
-    bands: Annotated[int, typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence.")] = BANDS,
-    records: Annotated[
-        int | None, typer.Option(min=1, help="Private images in all, as far as you know: for what is counted.")
-    ] = None,
-    colluding_agents: Annotated[
-        int | None, typer.Option(help="How many agents may know their own noise. Default: 1, of one agent 0.")
-    ] = None,
-    records_per_person: Annotated[
-        int | None, typer.Option(min=1, help="At most so many records of one person are scored.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the files say so.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Measure how good a released model is on private records: every number with two intervals.
-
-    Writes evaluation.json, and measured.safetensors: the model, which then states in each band of confidence the share
-    that was right there. A service evaluates the model of a job: `labeler.connect(url, token).evaluate(job)`.
-
-    Example: `labeler evaluate job/student.safetensors --shard a.shard --shard b.shard --epsilon 0.1`
-    """
-    from labeler.evaluation import say
-    from workers.progress import progress_bars
-    from workers.run.labelling import run_job
-    from workers.run.preparation import evaluation_job
-
-    job = evaluation_job(
-        model,
-        shard,
-        out,
-        task={
-            "epsilon": epsilon,
-            "delta": delta,
-            "colluding_agents": colluding_agents,
-            "records_per_person": records_per_person,
-        },
-        evaluation={"layout": layout, "bands": bands, "records": records},
-        seed=seed,
-    )
-    with progress_bars(quiet=as_json) as progress:
-        found = run_job(job, progress=progress, warn=tell_warning)
-    if as_json:
-        print_json(found)
-        return
-    console = Console(highlight=False, soft_wrap=True)
-    for line in say(found):
-        console.print(line, markup=False, emoji=False)
-    _say_price(console, found["privacy"])
-    console.print(f"Files     {out / 'evaluation.json'}, {out / 'measured.safetensors'}", markup=False, emoji=False)
-
-
-def _say_price(console: Console, card: dict[str, Any]) -> None:
-    from labeler.budget import say_epsilon
-
-    each = {level: one["epsilon"] for level, one in card["guarantees"].items()}
-    agent = "none" if each["agent"] is None else say_epsilon(each["agent"])
-    console.print(
-        f"Privacy   epsilon {say_epsilon(each['instance'])} per private image, {agent} per agent "
-        f"(delta {card['delta']:g}), beside what the model has cost"
-    )
-    console.print(f"          {card['holds_against']}")
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:

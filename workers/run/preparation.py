@@ -25,6 +25,7 @@ from feature_store.students import Student
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
+from labeler.expectation import assumed_records
 from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.rounds.effects import StudentKind
@@ -319,14 +320,16 @@ def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
     released_model(model, name=job.queries.name)
     Trainer().check_model(model, classes=own.classes, fingerprint=own.fingerprint, dimension=own.dimension)
     wanted = job.file.evaluation
+    one = settle(job, shards, questions=1)
     question = question_of(
         model,
-        settle(job, shards, questions=1),
+        num_classes=one.num_classes,
+        sigma=one.total_sigma_votes,
+        records=assumed_records(one, wanted.records),
         layout=wanted.layout,
         bands=wanted.bands,
         edges=wanted.edges,
         stated=stated_beside(job.queries),
-        records=wanted.records,
     ).rows(own.dimension, num_classes=len(own.classes))
     task, cost = _priced(job, shards, len(question))
     for shard in shards:
