@@ -54,7 +54,7 @@ _TASK_ID = re.compile("[0-9a-f]{64}")
 
 
 def submit(
-    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, or one image.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, one image, or a public shard.")],
     task: Annotated[str, typer.Option(help="Task file as for `labeler run` (docs/task-file.md), or a task's id.")],
     url: Url,
     token: Token,
@@ -270,7 +270,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
         done = f"{found.queries_done}/{found.queries}"
         created = f"{found.created_at.astimezone(UTC):%Y-%m-%d %H:%M}"
         price = "no bound" if found.price.instance_epsilon is None else f"{found.price.instance_epsilon:.3g}"
-        named = "\n".join(escaped(one) for one in (found.job_id, found.name) if one)
+        named = "\n".join(escaped(one) for one in (found.job_id, found.name, f"task {found.task_name}") if one)
         table.add_row(Text(named), found.state, done, price, created)
     table.caption = "epsilon per private image"
     return table
@@ -299,7 +299,7 @@ def _task(
     """The id of the task, made now where a file was named, and which images are asked about."""
     from pydantic import ValidationError
 
-    from api.client import image_parts
+    from api.client import image_parts, is_shard
     from api.schema import TaskRequest
     from labeler.task import describe_validation
     from workers.run.task_file import BudgetTable, read_task_file
@@ -327,7 +327,8 @@ def _task(
         request = TaskRequest.model_validate(fields)
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, path.name)) from None
-    image_parts(images, left_out)  # no task is made for images that could not be sent
+    if not is_shard(images):
+        image_parts(images, left_out)  # no task is made for images that could not be sent
     return service.create_task(request).task_id, selection
 
 
@@ -345,9 +346,11 @@ def _selection(fields: dict[str, Any]) -> Selection:
 
 def _count(images: Path) -> int:
     """How many questions asking about every image makes."""
-    from api.client import IMAGE_SUFFIXES
+    from api.client import IMAGE_SUFFIXES, is_shard, public_shard
     from workers.embedder.image_count import count_images
 
+    if is_shard(images):
+        return len(public_shard(images))
     return count_images(images, endings=IMAGE_SUFFIXES)
 
 
@@ -357,7 +360,8 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
         print_json(job.model_dump(mode="json") | ({} if out is None else {"out": str(out)}) | not_sent)
         return
     lines = [
-        f"Job        {job.job_id}",
+        f"Job        {job.job_id}" + (f", {job.name}" if job.name else ""),
+        f"Task       {job.task_name or job.task_id[:12]}",
         f"State      {job.state}" + (f": {job.stage}" if job.stage and not _is_over(job) else ""),
         f"Questions  {job.queries_done} of {job.queries} answered, about {job.images} images",
         f"Price      epsilon {_say(job.price.instance_epsilon)} per private image, "
@@ -371,7 +375,8 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
     if job.problem is not None:
         lines.append(f"Problem    {job.problem.title}: {job.problem.detail}")
     lines += [f"Waits for  {one.agent_id}: {_WAITING[one.reason]}" for one in job.waiting_for]
-    lines += [f"Refused    {one.party_id}: {one.reason}" for one in job.refusals]
+    told = "" if job.problem is None else job.problem.detail
+    lines += [f"Refused    {one.party_id}: {one.reason}" for one in job.refusals if one.reason not in told]
     if out is not None:
         lines.append(f"Labels     {out}")
     elif job.state == "completed":
