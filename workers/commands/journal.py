@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting
+from labeler.system.files import check_file
 from workers.commands.console import (
     ROLES,
     CaFile,
@@ -19,7 +20,6 @@ from workers.commands.console import (
     MaybeUrl,
     Token,
     Url,
-    check_file,
     connect,
     enrol_party,
     escaped,
