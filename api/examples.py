@@ -91,6 +91,7 @@ JOB: dict[str, Any] = {
     "job_id": JOB_ID,
     "task_id": TASK_ID,
     "name": "march photographs",
+    "task_name": "office tools",
     "state": "collecting",
     "stage": "waiting for shares of 5 of 5 agents: hospital-a, hospital-b, hospital-c, hospital-d, hospital-e",
     "queries": 2,

@@ -46,6 +46,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.PrivacyRefusal: (403, "This would void the privacy guarantee"),
     errors.BudgetExceeded: (409, "The privacy budget does not cover this"),
     errors.PolicyRefusal: (403, "The policy of a site does not allow this"),
+    errors.RefusedByPerson: (403, "A person at a site has refused this"),
     errors.UnsafeIndex: (403, "The index depends on private data"),
     errors.ProtocolViolation: (409, "A message breaks the rules of the round"),
     errors.WrongDigest: (409, "A message belongs to another task or round"),

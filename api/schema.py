@@ -264,6 +264,8 @@ class JobView(View):
     job_id: str
     task_id: str
     name: str
+    task_name: str = ""
+    """Of the task; `name` is the job's own, and may be empty."""
     state: JobState
     stage: str
     """In words: what is being waited for."""

@@ -130,10 +130,13 @@ def _charges(one: OfKind, queries: int) -> tuple[tuple[Level, int], ...]:
     return tuple((level, event.round_nano) for level, event in events.items() if event is not None)
 
 
-def total_charges(task: Task, sizes: Iterable[int]) -> dict[Level, int]:
-    """What rounds of these sizes cost together, each rounded up as it will be charged."""
+def total_charges(task: Task, sizes: Iterable[int], *, answered: int = 0) -> dict[Level, int]:
+    """What rounds of these sizes cost together, each rounded up as it will be charged.
+
+    Args:
+        answered: queries of the task that the payer was charged for before.
+    """
     total: dict[Level, int] = {}
-    answered = 0
     for size in sizes:
         for level, charge in round_charges(task, size, answered=answered).items():
             total[level] = total.get(level, 0) + charge

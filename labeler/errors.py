@@ -17,6 +17,7 @@
     ├── PrivacyRefusal          doing it would void or exceed the guarantee  exit 1
     │   ├── BudgetExceeded      the price is higher than what is left
     │   ├── PolicyRefusal       the site's own policy does not allow it
+    │   │   └── RefusedByPerson a person at the site has refused it
     │   └── UnsafeIndex         the index depends on private data
     ├── ProtocolViolation       a message breaks the rules of the round      exit 1
     │   ├── WrongDigest         it belongs to another task or round
@@ -173,6 +174,10 @@ class BudgetExceeded(PrivacyRefusal):
 
 class PolicyRefusal(PrivacyRefusal):
     """The policy of the site that owns the records does not allow it."""
+
+
+class RefusedByPerson(PolicyRefusal):
+    """A person at a site has refused the task."""
 
 
 class UnsafeIndex(PrivacyRefusal):

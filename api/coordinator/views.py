@@ -37,6 +37,7 @@ def job_view(
         job_id=job.job_id,
         task_id=job.task_digest,
         name=job.name,
+        task_name=task.task.name,
         state=job.state,
         stage=stage(job, rounds, task, answers),
         queries=job.num_queries,

@@ -100,7 +100,7 @@ def write_label_studio(wanted: Wanted) -> Path:
     stamp = stamp_of(wanted.table)
     check_new(wanted.out)
     rows = sorted(wanted.table.to_pylist(), key=lambda row: row["confidence"])
-    tasks = [_task(row, wanted.image_root, stamp.job_id) for row in rows]
+    tasks = [_task(row, wanted.image_root, stamp) for row in rows]
     replace_file(wanted.out, json.dumps(tasks, ensure_ascii=False, indent=1).encode())
     return wanted.out
 
@@ -141,7 +141,7 @@ def _free(path: Path) -> Path:
     return path
 
 
-def _task(row: dict[str, Any], image_root: str, job_id: str) -> dict[str, Any]:
+def _task(row: dict[str, Any], image_root: str, stamp: ImageStamp) -> dict[str, Any]:
     choice = {
         "from_name": LABEL_STUDIO_CHOICES,
         "to_name": LABEL_STUDIO_IMAGE,
@@ -150,12 +150,13 @@ def _task(row: dict[str, Any], image_root: str, job_id: str) -> dict[str, Any]:
         "score": round(row["confidence"], 4),
     }
     prediction = {
-        "model_version": f"private-labeler {job_id}",
+        "model_version": f"private-labeler {stamp.job_id}",
         "score": round(row["confidence"], 4),
         "result": [choice],
     }
     root = image_root if not image_root or image_root.endswith(("/", "=")) else image_root + "/"
-    data = {"image": root + row["source"], "origin": row["origin"], "task_digest": row["task_digest"]}
+    data = {"image": root + row["source"], "origin": row["origin"], "task": stamp.task_name}
+    data["task_digest"] = row["task_digest"]
     return {"data": data, "predictions": [prediction]}
 
 
@@ -276,14 +277,18 @@ def describe(stamp: ImageStamp, *, count: int, sha256: str, size: int) -> dict[s
         "version": "1.0.0",
         "datePublished": stamp.created_at[:10],
         "url": f"urn:labeler:job:{stamp.job_id}",
-        "citeAs": f"private-labeler, job {stamp.job_id}, task {stamp.task_digest}",
+        "citeAs": f"private-labeler, job {stamp.job_id}, {_task_in_words(stamp)}",
         "rai:personalSensitiveInformation": _guarantee_in_words(stamp),
         "prov:wasGeneratedBy": {
             "@type": "prov:Activity",
             "@id": f"urn:labeler:job:{stamp.job_id}#labelling",
             "prov:label": "Private labelling: noised votes of several owners' records, then a student",
             "prov:endedAtTime": stamp.created_at,
-            "prov:used": {"@type": "prov:Entity", "@id": f"urn:labeler:task:{stamp.task_digest}"},
+            "prov:used": {
+                "@type": "prov:Entity",
+                "@id": f"urn:labeler:task:{stamp.task_digest}",
+                "prov:label": stamp.task_name,
+            },
             "sc:additionalProperty": [
                 {"@type": "sc:PropertyValue", "name": name, "value": value} for name, value in _properties(stamp)
             ],
@@ -388,7 +393,7 @@ def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
         "\n**This is a simulation: its noise came from a known seed and protects nobody.**\n" if stamp.is_seeded else ""
     )
     return f"""---
-pretty_name: {_quoted(f"Labels of job {stamp.job_id}")}
+pretty_name: {_quoted(f"Labels of job {stamp.job_id}, {_task_in_words(stamp)}")}
 task_categories:
 - image-classification
 tags:
@@ -428,12 +433,22 @@ that ran (differential privacy). {guarantee.get("holds_against", "")}
 
 | | |
 |---|---|
-| task | `{stamp.task_digest}` |
+| task | {_in_code(stamp.task_name)} `{stamp.task_digest}` |
 | job | `{stamp.job_id}` |
 | made | {stamp.created_at} |
 
 The licence of the images is that of their source.
 """
+
+
+def _task_in_words(stamp: ImageStamp) -> str:
+    return f"task {stamp.task_name} ({stamp.task_digest[:12]})" if stamp.task_name else f"task {stamp.task_digest}"
+
+
+def _in_code(name: str) -> str:
+    """A name from elsewhere inside a table of Markdown, in which it marks nothing up."""
+    plain = name.replace("`", "'").replace("|", "/")
+    return f"`{plain}`" if plain else ""
 
 
 def _schema(stamp: ImageStamp, *, with_pictures: bool) -> pa.Schema:

@@ -54,6 +54,7 @@ class ImageStamp:
         privacy: the job's data-independent guarantee, as in the privacy card.
         is_seeded: True for a simulation, whose noise protects nobody.
         created_at: ISO 8601, UTC.
+        task_name: for people; empty where it is not known.
     """
 
     task_digest: str
@@ -62,11 +63,13 @@ class ImageStamp:
     privacy: Mapping[str, object]
     is_seeded: bool
     created_at: str
+    task_name: str = ""
 
     def metadata(self) -> dict[str, str]:
         """As Parquet keeps it."""
         return {
             "task_digest": self.task_digest,
+            "task_name": self.task_name,
             "job_id": self.job_id,
             "classes": json.dumps(list(self.classes), ensure_ascii=False),
             "privacy": json.dumps(dict(self.privacy), sort_keys=True),
@@ -132,6 +135,7 @@ def stamp_of(table: pa.Table) -> ImageStamp:
             privacy=json.loads(about["privacy"]),
             is_seeded=bool(json.loads(about["seeded"])),
             created_at=about["created_at"],
+            task_name=about.get("task_name", ""),
         )
     except (KeyError, ValueError, UnicodeDecodeError):
         raise BadData(

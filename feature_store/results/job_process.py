@@ -221,15 +221,16 @@ def label_job(order: LabelingOrder) -> None:
         sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
     except (OSError, pa.ArrowException, KeyError):
         raise BadData("what the job asked and got cannot be read; restore its folder from a backup") from None
+    task = task_of(table)[0]
     stamp = ImageStamp(
         task_digest=order.task_digest,
+        task_name=task.name,
         job_id=order.job_id,
         classes=order.classes,
         privacy=order.privacy,
         is_seeded=order.is_seeded,
         created_at=order.created_at,
     )
-    task = task_of(table)[0]
     if task.attributes_per_record is not None:
         contributors = np.repeat([own for _, own in order.rounds], [asked for asked, _ in order.rounds])
         read = attributes_of(

@@ -139,10 +139,10 @@ class PromiseStore:
         ]
         return min(fitting)[1] if fitting else None
 
-    def open_queries(self, *, connection: Connection | None = None) -> int:
-        """Queries that were promised, and neither answered nor given back."""
+    def open_queries(self, *, task_digest: str | None = None, connection: Connection | None = None) -> int:
+        """Queries, of all tasks or of one, that were promised, and neither answered nor given back."""
         with self._database.reading(connection) as joined:
-            return sum(one.num_queries for one in _open(joined))
+            return sum(one.num_queries for one in _open(joined) if task_digest in (None, one.task_digest))
 
     def release(self, at: datetime) -> int:
         """Give back what was promised until before now and not answered; how many rounds that were."""

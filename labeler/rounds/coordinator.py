@@ -39,6 +39,7 @@ from labeler.errors import (
     PrivacyRefusal,
     ProtocolViolation,
     QuorumNotReached,
+    RefusedByPerson,
     WrongDigest,
 )
 from labeler.rounds.effects import (
@@ -624,7 +625,7 @@ class _Turn:
         if self.job.state not in UNFINISHED:
             return
         is_begun = any(one.state != "waiting" for one in self.job.rounds)
-        is_refused = isinstance(error, QuorumNotReached) and not is_begun
+        is_refused = isinstance(error, QuorumNotReached | RefusedByPerson) and not is_begun
         self._end("refused" if is_refused else "failed", error)
 
     def _end(self, state: JobState, error: LabelerError) -> None:
@@ -713,17 +714,22 @@ def _talliers_of(parties: Mapping[str, Party]) -> dict[int, str]:
     return {one.tallier: one.party_id for one in parties.values() if one.tallier is not None}
 
 
-def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached:
-    reasons = {one: job.answers[one].sentence for one in standing.declined if one in job.answers}
-    reasons = {agent: sentence for agent, sentence in reasons.items() if sentence}
+def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached | RefusedByPerson:
+    """Why a job that nobody was asked about is lost; a person's no is called so where it alone is the reason."""
+    reasons = {one: job.answers[one] for one in standing.declined if one in job.answers}
+    people = [agent for agent, said in reasons.items() if said.reason == RefusedByPerson.problem_type]
+    is_theirs = len(standing.willing) + len(standing.open) + len(people) >= job.task.quorum
+    said = {agent: reasons[agent].sentence for agent in (people if is_theirs else reasons) if reasons[agent].sentence}
     why = "Their keys were revoked"
-    if reasons:
-        first = next(iter(reasons))
-        also = f" (and {len(reasons) - 1} more, beside the job)" if len(reasons) > 1 else ""
-        why = f"{first} says: {printable(reasons[first])}{also}"
+    if said:
+        first = next(iter(said))
+        also = f" (and {len(said) - 1} more, beside the job)" if len(said) > 1 else ""
+        why = f"{first} says: {printable(said[first])}{also}"
+    end = f"the quorum of {job.task.quorum} cannot be reached; nobody was asked, and nothing is charged"
+    if is_theirs:
+        return RefusedByPerson(f"{why}. Without {len(people)} of {len(job.participants)} agents {end}")
     return QuorumNotReached(
-        f"{len(standing.declined)} of {len(job.participants)} agents will not take part, so the quorum of "
-        f"{job.task.quorum} cannot be reached; nobody was asked, and nothing is charged. {why}"
+        f"{len(standing.declined)} of {len(job.participants)} agents will not take part, so {end}. {why}"
     )
 
 

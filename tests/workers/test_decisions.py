@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
-from labeler.errors import InvalidSetting, NotFound
+from labeler.budget import budget_for
+from labeler.errors import BudgetExceeded, InvalidSetting, NotFound
 from labeler.planning import price
 from tests.workers.test_agent_proposals import declined, proposal, propose, willing
 from tests.workers.test_agent_service import NOW, Site, same, site  # noqa: F401  # the fixture
 from workers.agent import decisions
-from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, overview
+from workers.agent.policy import BudgetTable, policy_toml
+from workers.agent.site import SiteConsole, answered_jobs, answered_rounds, as_csv, overview, percent
+from workers.commands.site import approve as approve_by_command
+from workers.commands.site import waiting as say_waiting
 from workers.homes.journals import backup_home
 
 
@@ -69,7 +73,7 @@ def test_a_refused_task_is_declined_for_good_in_the_words_of_a_person(site: Site
     desk.refuse(digest, "no ethics vote yet")
     propose(site, made)
     no = declined(site, 2)[1].refusal
-    assert (no.reason, no.is_final) == ("policy-refusal", True)
+    assert (no.reason, no.is_final) == ("refused-by-person", True)
     assert no.sentence.endswith("has refused task " + digest[:12] + ": no ethics vote yet")
     shown = desk.overview()
     assert shown["waiting"] == []
@@ -84,6 +88,61 @@ def test_a_refused_task_is_declined_for_good_in_the_words_of_a_person(site: Site
     willing(site, 1)
     running.end()
     assert [one["decision"] for one in desk.overview()["decided"]] == ["approved"]
+
+
+def test_a_card_says_what_an_approval_takes_of_the_budget_and_what_cannot_be_paid_is_not_approved(
+    site: Site,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def limit(epsilon: float) -> int:
+        budget = BudgetTable(instance_epsilon=epsilon, agent_epsilon="unlimited", delta=1e-5)
+        (site.home / "policy.toml").write_text(
+            policy_toml(site.policy(approval=True).model_copy(update={"budget": budget}))
+        )
+        return budget_for(epsilon, 1e-5)
+
+    limit(5.0)
+    first, second = proposal(site), proposal(site, "job-2", nonce="second")
+    cost = price(first.task).instance.charge_nano
+    cap = next(limit(one) for one in (0.01 * n for n in range(1, 500)) if budget_for(one, 1e-5) >= 1.5 * cost)
+    propose(site, first)
+    running = site.run()
+    declined(site, 1)
+    desk = SiteConsole(site.home)
+
+    def waiting() -> dict[str, Any]:
+        (found,) = desk.overview()["waiting"]
+        return found
+
+    (takes,) = waiting()["takes"]
+    part, rest = percent(cost / cap), percent((cap - cost) / cap)
+    assert takes["words"] == f"takes {part} of your budget per image, {rest} remains"
+    assert (takes["asked_nano"], takes["left_nano"], takes["cap_nano"]) == (cost, cap, cap)
+    desk.approve(first.task.digest)
+    propose(site, first)
+    willing(site, 1)
+    # What was promised for a task is not counted a second time when its approval is taken back and given again.
+    desk.refuse(first.task.digest, "wait")
+    desk.approve(first.task.digest)
+    propose(site, second)
+    declined(site, 2)
+    digest = second.task.digest
+    assert waiting()["unpayable"].startswith(
+        f"it takes {part} of your budget per image, of which {rest} is left; raise "
+    )
+    with pytest.raises(BudgetExceeded, match=r"cannot be approved: it takes .*raise budget.instance_epsilon in policy"):
+        desk.approve(digest)
+    with pytest.raises(BudgetExceeded):
+        approve_by_command(digest, site.home)
+    assert not decisions.is_approved(site.home, digest)
+    say_waiting(site.home)
+    assert "cannot be approved" in capsys.readouterr().out
+    limit(5.0)
+    assert waiting()["unpayable"] == ""
+    approve_by_command(digest, site.home)
+    propose(site, second)
+    willing(site, 2)
+    running.end()
 
 
 def test_a_refusal_after_the_charge_changes_nothing_of_what_was_charged(site: Site) -> None:  # noqa: F811

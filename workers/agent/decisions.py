@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from labeler.errors import AwaitingApproval, InvalidSetting, LabelerError, PolicyRefusal, ProtocolViolation, SiteStopped
+from labeler.errors import (
+    AwaitingApproval,
+    InvalidSetting,
+    LabelerError,
+    PolicyRefusal,
+    ProtocolViolation,
+    RefusedByPerson,
+    SiteStopped,
+)
 from labeler.ledger.agent_memory import AgentMemory, AskedBy
 from labeler.messages.bodies import Ask, Proposal
 from labeler.system.clock import Clock
@@ -113,7 +121,7 @@ def objection(home: Path, digest: str) -> LabelerError | None:
     """What people have against answering a task now, as the error that whoever asks is told; None: nothing."""
     no = refused(home, digest)
     if no is not None:
-        return PolicyRefusal(f"a person at the site has refused task {digest[:12]}" + _because(no))
+        return RefusedByPerson(f"a person at the site has refused task {digest[:12]}" + _because(no))
     no = stopped(home)
     if no is not None:
         return SiteStopped("the site has stopped answering for now; it is asked again by itself" + _because(no))

@@ -10,14 +10,15 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.batching import round_sizes, total_charges
 from labeler.budget import NANO, UNBOUNDED_NANO
-from labeler.errors import InvalidSetting, LabelerError, NotFound, NotReady
+from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound, NotReady, PolicyRefusal
 from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
 from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
@@ -97,7 +98,9 @@ def shares_taken(home: Path) -> list[tuple[str, float]]:
 def waiting_tasks(home: Path) -> list[dict[str, Any]]:
     """Tasks that wait for a person's approval, oldest first, and what each would cost (None: no finite price).
 
-    The price is for noise of `sigma_votes`, which needs `noise_contributors` agents that are real and honest.
+    The price is for noise of `sigma_votes`, which needs `noise_contributors` agents that are real and honest. `takes`
+    says for each limited level which parts of the budget an approval takes and leaves; `unpayable` why there can be
+    none.
 
     Raises:
         NotReady: the agent has not run yet, so it has been asked nothing.
@@ -105,8 +108,9 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
     read_agent_config(home)
     with closing(_look(home)) as database:
         waiting, names = _memory(database).waiting(), requesters(database)
-    open_ones = [one for one in waiting if not is_approved(home, one[0]) and refused(home, one[0]) is None]
-    return [_described(task, names) | {"asked_at": _moment(asked_at)} for _, task, asked_at in open_ones]
+        open_ones = [one for one in waiting if not is_approved(home, one[0]) and refused(home, one[0]) is None]
+        taken = {digest: _taken(home, task, database) for digest, task, _ in open_ones}
+    return [_described(task, names) | {"asked_at": _moment(at)} | taken[digest] for digest, task, at in open_ones]
 
 
 def decided_tasks(home: Path) -> list[dict[str, Any]]:
@@ -203,6 +207,66 @@ def overview(home: Path) -> dict[str, Any]:
             if str(error) not in found["problems"]:
                 found["problems"].append(str(error))
     return found
+
+
+def approve(home: Path, digest: str) -> None:
+    """Let the agent answer a task that its budget can pay.
+
+    Raises:
+        BudgetExceeded: it cannot.
+        JournalBroken, JournalBehind, PolicyRefusal: as `site_budget`.
+    """
+    if (home / JOURNAL_FILE).exists():
+        with closing(_look(home)) as database, suppress(NotReady):
+            memory = _memory(database)
+            asked = [task for _, task, _ in memory.waiting()] + [one.task for one in memory.decided()]
+            for no in [_taken(home, task, database)["unpayable"] for task in asked if task.digest == digest]:
+                if no:
+                    raise BudgetExceeded(f"task {digest[:12]} cannot be approved: {no}")
+    decisions.approve(home, digest)
+
+
+def _taken(home: Path, task: Task, database: Database) -> dict[str, Any]:
+    """The parts of each limited budget that the questions of a task would take which were not answered or promised."""
+    try:
+        budget = read_policy(home / POLICY_FILE).budget
+    except PolicyRefusal as error:
+        return {"takes": [], "unpayable": str(error)}
+    ledger = Ledger(database, clock=now_utc)
+    spent = {one.level: one.spent for one in ledger.balances()}
+    asked = AgentMemory(database, ledger).queries_of(task.digest)
+    asked += PromiseStore(database, ledger).open_queries(task_digest=task.digest)
+    rest = task.max_queries - asked
+    needed = total_charges(task, round_sizes(task, rest), answered=asked) if rest > 0 else dict.fromkeys(LEVELS, 0)
+    takes: list[dict[str, Any]] = []
+    unpayable = ""
+    for level in LEVELS:
+        cap, amount = budget.cap(level), needed.get(level)
+        if cap is None:
+            continue
+        whose = "your budget per image" if level == "instance" else "your budget for the whole site"
+        field = f"budget.{level}_epsilon"
+        left = cap - spent.get(level, 0)
+        if amount is None:
+            words = f"has no finite price, so it would take more than {whose}"
+            remedy = f'set {field} to "unlimited" in policy.toml, or refuse it'
+        elif amount > left:
+            words = f"takes {percent(amount / cap)} of {whose}, of which {percent(max(left, 0) / cap)} is left"
+            remedy = f"raise {field} in policy.toml, or refuse it and let it ask for less"
+        else:
+            words = f"takes {percent(amount / cap)} of {whose}, {percent((left - amount) / cap)} remains"
+            remedy = ""
+        takes.append({"level": level, "asked_nano": amount, "left_nano": left, "cap_nano": cap, "words": words})
+        if remedy and not unpayable:
+            unpayable = f"it {words}; {remedy}"
+    return {"takes": takes, "unpayable": unpayable}
+
+
+def percent(part: float) -> str:
+    """A part of a budget in words: two digits, and nothing that is not nothing is called so."""
+    if 0 < part < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * part:.{0 if part >= 0.1 or not part else 1}f} %"
 
 
 def _described(task: Task, names: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -333,9 +397,10 @@ class SiteConsole:
 
         Raises:
             NotFound: nobody asked for it; a person approves what was shown.
+            BudgetExceeded: the site's budget cannot pay it.
         """
         self._check_asked(digest)
-        decisions.approve(self._home, digest)
+        approve(self._home, digest)
 
     def refuse(self, digest: str, reason: str) -> None:
         """Refuse a task, also one that was approved; what was charged is still answered.

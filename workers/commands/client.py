@@ -265,7 +265,7 @@ def jobs_table(jobs: Sequence[JobView]) -> Table:
         done = f"{found.queries_done}/{found.queries}"
         created = f"{found.created_at.astimezone(UTC):%Y-%m-%d %H:%M}"
         price = "no bound" if found.price.instance_epsilon is None else f"{found.price.instance_epsilon:.3g}"
-        named = "\n".join(escaped(one) for one in (found.job_id, found.name) if one)
+        named = "\n".join(escaped(one) for one in (found.job_id, found.name, f"task {found.task_name}") if one)
         table.add_row(Text(named), found.state, done, price, created)
     table.caption = "epsilon per private image"
     return table
@@ -352,7 +352,8 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
         print_json(job.model_dump(mode="json") | ({} if out is None else {"out": str(out)}) | not_sent)
         return
     lines = [
-        f"Job        {job.job_id}",
+        f"Job        {job.job_id}" + (f", {job.name}" if job.name else ""),
+        f"Task       {job.task_name or job.task_id[:12]}",
         f"State      {job.state}" + (f": {job.stage}" if job.stage and not _is_over(job) else ""),
         f"Questions  {job.queries_done} of {job.queries} answered, about {job.images} images",
         f"Price      epsilon {_say(job.price.instance_epsilon)} per private image, "
@@ -366,7 +367,8 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
     if job.problem is not None:
         lines.append(f"Problem    {job.problem.title}: {job.problem.detail}")
     lines += [f"Waits for  {one.agent_id}: {_WAITING[one.reason]}" for one in job.waiting_for]
-    lines += [f"Refused    {one.party_id}: {one.reason}" for one in job.refusals]
+    told = "" if job.problem is None else job.problem.detail
+    lines += [f"Refused    {one.party_id}: {one.reason}" for one in job.refusals if one.reason not in told]
     if out is not None:
         lines.append(f"Labels     {out}")
     elif job.state == "completed":

@@ -65,14 +65,14 @@ def approve(
     revoke: Annotated[bool, typer.Option("--revoke", help="Take an approval back.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Approve a task, so that the agent answers it. Works while the agent runs.
+    """Approve a task that the budget can pay, so that the agent answers it. Works while the agent runs.
 
     Example: `labeler agent approve 3f9c0a12 --home hospital-a`
     """
-    from workers.agent import decisions
+    from workers.agent import decisions, site
 
     whole = _known(digest, home)
-    (decisions.revoke_approval if revoke else decisions.approve)(home, whole)
+    (decisions.revoke_approval if revoke else site.approve)(home, whole)
     said = "is no longer approved." if revoke else "is approved; the agent answers it from now on."
     tell({"task_id": whole, "approved": not revoke}, f"Task {whole}", said, as_json=as_json)
 
@@ -237,12 +237,17 @@ def _say_task(task: Mapping[str, Any], home: Path) -> None:
         _line("", f"an image votes for {min(most, len(classes))} of those that it has at most")
     _line("epsilon", f"{_epsilon(task['instance_epsilon'])} per image, {person}")
     _line("", f"{_epsilon(task['agent_epsilon'])} for this site as a whole (delta {task['delta']:g})")
+    for number, taken in enumerate(task["takes"]):
+        _line("" if number else "budget", taken["words"])
     parties = "3 talliers; this site adds none" if task["noise_by"] == "talliers" else f"{task['agents']} agents"
     _line("noise", f"sigma {task['sigma_votes']:.4g} votes, from {task['noise_contributors']} of {parties}")
     _line("", f"{task['colluding_agents']} may collude. {task['holds_against']}")
     by = f", by {', '.join(task['requesters'])}" if task["requesters"] else ""
     _line("asked", f"{_minute(task['asked_at'])}{by}")
-    _line("decide", f"labeler agent approve {task['task_id'][:12]} --home {home}")
+    if task["unpayable"]:
+        _line("decide", f"cannot be approved: {task['unpayable']}")
+    else:
+        _line("decide", f"labeler agent approve {task['task_id'][:12]} --home {home}")
     _line("", f"labeler agent refuse {task['task_id'][:12]} --reason WHY --home {home}")
 
 

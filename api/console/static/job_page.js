@@ -5,7 +5,7 @@ import { Gallery } from "./gallery.js";
 import { progress } from "./meters.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
-import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, time, wasFree, whole, worth, worthNode } from "./words.js";
+import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
 
 const FORMATS = [
   ["jsonl", "JSON lines", "jsonl", "images"],
@@ -96,6 +96,7 @@ export class JobPage {
     if (!job) return;
     byId("job-body").hidden = false;
     setText(byId("job-title"), jobTitle(job));
+    setText(byId("job-task-name"), `of ${taskWords(job)}`);
     fill(byId("job-state"), job.state, () => [icon(...stateLook(job.state)), ` ${job.state}`]);
     byId("job-bar").hidden = FINISHED.has(job.state);
     this.#bar.update(job.queries_done, job.queries);
@@ -190,7 +191,7 @@ function facts(job, by) {
     [FINISHED.has(job.state) ? "Deadline was" : "Deadline", time(job.expires_at)],
     ["Ledger", sentence(job.ledger)],
     ["Job", el("span", { class: "mono" }, job.job_id)],
-    ["Task", el("span", { class: "mono" }, job.task_id)],
+    ["Task", el("span", {}, `${job.task_name} `, el("span", { class: "mono" }, job.task_id))],
   ];
   // Sentences take the whole width: beside short facts they would make a row as high as themselves.
   const sentences = [
@@ -203,11 +204,13 @@ function facts(job, by) {
 
 function rounds(job) {
   const declined = Object.entries(job.declined);
-  const before = declined.length ? el("ul", { class: "plain" }, declined.map(([agent, reason]) => el("li", {}, el("strong", {}, agent), ` took no part, and was not charged: ${reason}`))) : null;
+  // A reason is told once: in the problem above, else here, and in the table only where a round was refused.
+  const told = job.problem?.detail ?? "";
+  const before = declined.length ? el("ul", { class: "plain" }, declined.map(([agent, reason]) => el("li", {}, el("strong", {}, agent), ` took no part, and was not charged${told.includes(reason) ? "" : `: ${reason}`}`))) : null;
   if (job.rounds.length === 0) return before ?? el("p", {}, "Nobody was asked.");
   const { node, body } = table("Rounds of this job", [{ name: "Round" }, { name: "State" }, { name: "Answered" }, { name: "Awaited" }, { name: "Refused" }]);
   for (const round of job.rounds) {
-    const said = Object.entries(round.refused);
+    const said = Object.entries(round.refused).filter(([agent]) => !(agent in job.declined));
     const reasons = el("ul", { class: "plain" }, said.map(([agent, reason]) => el("li", {}, el("strong", {}, agent), `: ${reason}`)));
     const awaited = FINISHED.has(job.state) || round.waiting_for.length === 0 ? "nobody" : listed(round.waiting_for);
     body.append(
@@ -216,7 +219,7 @@ function rounds(job) {
         cell("State", "", ROUND_WORDS[round.state] ?? round.state),
         cell("Answered", "", round.answered.length ? `${whole(round.answered.length)}: ${listed(round.answered)}` : round.state === "asked" ? "told when the round ends" : "nobody"),
         cell("Awaited", "", awaited),
-        cell("Refused", "", said.length ? reasons : "nobody"),
+        cell("Refused", "", said.length ? reasons : Object.keys(round.refused).length ? "see above" : "nobody"),
       ),
     );
   }

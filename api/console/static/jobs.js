@@ -3,7 +3,7 @@
 import { announce, byId, el, fill, icon, keyed, setText } from "./dom.js";
 import { progress } from "./meters.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { FINISHED, UNFINISHED, jobTitle, short, stateLook, timeAgo, wasFree, whole, worthNode } from "./words.js";
+import { FINISHED, UNFINISHED, jobTitle, short, stateLook, taskWords, timeAgo, wasFree, whole, worthNode } from "./words.js";
 
 const PAGE = 25;
 const MOST_STREAMS = 3; // a browser opens six connections to one host; the rest of the page needs some
@@ -158,7 +158,7 @@ export class Jobs {
     const done = el("span", {});
     const price = el("span", {});
     const node = row(
-      head(name, el("span", { class: "small block" }, timeAgo(first.created_at), " ", by)),
+      head(name, el("span", { class: "small block" }, taskWords(first)), el("span", { class: "small block" }, timeAgo(first.created_at), " ", by)),
       cell("State", "wide", mark, stage),
       cell("Answered", "", done, bar.node),
       cell("Price, one image", "num", price),

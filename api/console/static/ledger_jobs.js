@@ -6,7 +6,7 @@ import { entriesTable, entryRow } from "./ledger_entries.js";
 import { newest } from "./ledger_pages.js";
 import { percentWords, percentages, placesFor } from "./shares.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { LEVELS, count, jobTitle, levelName, time, worth, worthNode } from "./words.js";
+import { LEVELS, count, jobTitle, levelName, taskWords, time, worth, worthNode } from "./words.js";
 
 const ENTRIES = 200;
 const MOST_SHOWN = 20;
@@ -104,7 +104,7 @@ export class LedgerJobs {
     const entries = el("details", { class: "quiet" }, el("summary", {}, "Entries, nano-units and hashes", el("span", { class: "visually-hidden" }, ` of ${known ? jobTitle(known) : job.id}`)), place);
     entries.addEventListener("toggle", () => entries.open && void this.#showEntries(job.id, place));
     const name = known ? el("a", { href: `#jobs/${encodeURIComponent(job.id)}` }, jobTitle(known)) : el("span", { class: "mono" }, job.id);
-    return row(head(name, el("span", { class: "small block" }, time(job.at)), entries), cell("Charge", "", STATES[job.state]), ...cells.map((one) => cell(one.name, "num", one.node())));
+    return row(head(name, known ? el("span", { class: "small block" }, taskWords(known)) : "", el("span", { class: "small block" }, time(job.at)), entries), cell("Charge", "", STATES[job.state]), ...cells.map((one) => cell(one.name, "num", one.node())));
   }
 
   async #showEntries(id, place) {

@@ -8,6 +8,7 @@ import { accountName, levelName, listed, sentence, worth } from "./words.js";
 const NEXT = {
   "budget-exceeded": "Ask fewer questions, or make a task with more noise. Raising a limit is for whoever answers for privacy to decide; the change stays in the ledger.",
   "quorum-not-reached": "Bring enough agents back (see Sites) and submit the job again.",
+  "refused-by-person": "Ask the people of that site; if they approve the task after all, submit the job again.",
   "policy-refusal": "The site's own policy decides; talk to the people who own the records there.",
   "awaiting-approval": "A person at the site has to approve it: labeler agent approve.",
   "not-enrolled": "An administrator has to enrol the party, or its new keys.",

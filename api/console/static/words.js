@@ -92,6 +92,8 @@ export function stateLook(state) {
 }
 
 export const jobTitle = (job) => job.name || `Job ${job.job_id.slice(0, 8)}`;
+/** Which task a job asks in; the job's own name may be empty. */
+export const taskWords = (job) => `task ${job.task_name || short(job.task_id)}`;
 export const short = (digest, length = 12) => (digest.length > length ? `${digest.slice(0, length)}…` : digest);
 
 /** A price as words: every level. */

@@ -1,6 +1,6 @@
 // One task that waits: what is asked, by whom, for which classes, at which price; approve it, or refuse it with a reason.
 
-import { el } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { epsilon, many, method, moment, names, small } from "./words.js";
 
 function price(label, value, unit) {
@@ -19,12 +19,20 @@ function person(task) {
   return price("per person", task.person_epsilon, `at most ${many(task.records_per_person, "image", "images")} of one person ${task.records_per_person === 1 ? "votes" : "vote"}`);
 }
 
-/** The card of one task; `update` does nothing, since a task never changes. */
+/** Says what an approval takes of each budget and leaves of it, or why there can be none. */
+function standing(task) {
+  if (task.unpayable) return el("p", { class: "note alarm" }, el("strong", {}, "Your budget cannot pay this task: "), `${task.unpayable}.`);
+  return el("p", { class: "takes" }, task.takes.length ? `This task ${task.takes.map((one) => one.words).join("; it ")}.` : "No budget of this site limits this task.");
+}
+
+/** The card of one task. A task never changes; what it takes of the budget does. */
 export function taskCard(task, url, decide) {
   const id = `why-${task.task_id.slice(0, 12)}`;
   const title = `task-${task.task_id.slice(0, 12)}`;
   const why = el("input", { id, maxlength: "300", autocomplete: "off", required: true });
   const by = task.requesters.length ? `${names(task.requesters)}, through ${url}` : url;
+  const budget = el("div", {});
+  const approve = el("button", { type: "button", class: "first", "aria-describedby": title, onclick: () => decide(`/v1/tasks/${task.task_id}/approve`, {}, `${task.name} is approved`) }, "Approve");
   const node = el(
     "article",
     { class: "card task", "aria-labelledby": title },
@@ -35,6 +43,7 @@ export function taskCard(task, url, decide) {
       person(task),
       price("for this site", task.agent_epsilon, "epsilon, about all images here together"),
     ),
+    budget,
     el("p", { class: "classes" }, el("strong", {}, `${task.attributes_per_record ? many(task.classes.length, "attribute", "attributes") : many(task.classes.length, "class", "classes")}: `), names(task.classes)),
     el("dl", { class: "facts wide" },
       fact("Questions", `at most ${task.queries.toLocaleString("en")}`),
@@ -50,12 +59,17 @@ export function taskCard(task, url, decide) {
       event.preventDefault();
       decide(`/v1/tasks/${task.task_id}/refuse`, { reason: why.value.trim() }, `${task.name} is refused`);
     } },
-      el("button", { type: "button", class: "first", "aria-describedby": title, onclick: () => decide(`/v1/tasks/${task.task_id}/approve`, {}, `${task.name} is approved`) }, "Approve"),
+      approve,
       el("p", { class: "why" }, el("label", { for: id }, "Reason for a refusal, told to whoever asks"), why),
       el("button", { type: "submit", class: "danger", "aria-describedby": title }, "Refuse"),
     ),
   );
-  return { node, update() {} };
+  const update = (now) => {
+    fill(budget, JSON.stringify([now.takes, now.unpayable]), () => standing(now));
+    approve.disabled = Boolean(now.unpayable);
+  };
+  update(task);
+  return { node, update };
 }
 
 function fact(label, text, kind = null) {

@@ -48,6 +48,7 @@ def table() -> pa.Table:
         },
         is_seeded=False,
         created_at="2026-01-02T03:04:05+00:00",
+        task_name="cats | `dogs`",
     )
     asked = np.arange(COUNT) % 5 == 0
     return image_label_table(stamp, sources=_names(), probabilities=probabilities, asked=asked)
@@ -63,6 +64,18 @@ def test_a_table_keeps_its_schema_and_says_whose_it_is(table: pa.Table, tmp_path
         stamp_of(read.replace_schema_metadata({}))
     with pytest.raises(BadData, match="25 images"):
         image_label_table(stamp_of(table), sources=_names(), probabilities=np.ones((2, 3)), asked=np.zeros(2, bool))
+
+
+def test_every_export_that_has_room_for_it_says_the_name_of_the_task(table: pa.Table, tmp_path: Path) -> None:
+    card = (export_images("hf", Wanted(table, tmp_path / "set")) / "README.md").read_text()
+    assert "| task | `cats / 'dogs'` `dddd" in card
+    croissant = export_images("croissant", Wanted(table, tmp_path / "croissant"))
+    assert "task cats | `dogs`" in json.loads((croissant / "croissant.json").read_text())["citeAs"]
+    (first, *_) = json.loads(export_images("label-studio", Wanted(table, tmp_path / "tasks.json")).read_text())
+    assert first["data"]["task"] == "cats | `dogs`"
+    # A table of an earlier version has no name, and is read all the same.
+    metadata = {key: value for key, value in table.schema.metadata.items() if key != b"task_name"}
+    assert stamp_of(table.replace_schema_metadata(metadata)).task_name == ""
 
 
 @pytest.mark.long
