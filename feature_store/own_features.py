@@ -32,8 +32,9 @@ from feature_store.backbones.backbone import Backbone, fingerprint_of
 from feature_store.backbones.spec import Transform
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.embedding import Embedded, Loaded
-from feature_store.rows import MOST_PROBE_NUMBERS, probe_text, quantize, usable_rows
+from feature_store.rows import probe_text, quantize, usable_rows
 from labeler.errors import BadData, InvalidSetting
+from labeler.untrusted import MOST_PROBE_NUMBERS
 
 FittedOn = Literal["public", "other-records", "voting-records"]
 """What a backbone was fitted on: public data; private records that never vote; or records that do."""

@@ -16,10 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 import labeler
-from feature_store.rows import MOST_PROBE_NUMBERS, PROBE_SLACK, probe_rows, probe_text, quantize, refuse_other_probe
+from feature_store.rows import PROBE_SLACK, probe_rows, probe_text, quantize, refuse_other_probe
 from feature_store.shard import OF_OTHER_RECORDS, Shard, check_served
 from feature_store.sources import PersonColumn
 from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
+from labeler.untrusted import MOST_PROBE_NUMBERS
 from tests.command_line import labeler as command
 
 __all__ = ["command"]
