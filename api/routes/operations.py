@@ -112,7 +112,7 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         router.get(
             place,
             summary="Where people look for the documentation",
-            description="Leads to /api.",
+            description="Leads to /api, the page of every route.",
             status_code=307,
             response_class=Response,
             responses=_leads_to("/api", _REFERENCE),
