@@ -5,6 +5,8 @@ Integers make similarity exact, so one record moves at most one vote (feature_st
 
 from __future__ import annotations
 
+import base64
+import binascii
 import mmap
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData
+from labeler.untrusted import MOST_PROBE_NUMBERS
 
 FEATURE_SCALE = 2048
 """A normalised feature times this, rounded, is stored. Inner products then stay below 2^24 and are exact in float32."""
@@ -73,6 +76,77 @@ def usable_rows(features: NDArray[np.floating]) -> NDArray[np.bool_]:
 def largest_square_length(dimension: int) -> int:
     """Bound on the squared length of a quantised row: rounding moves each of d entries by at most 1/2."""
     return int((FEATURE_SCALE + dimension**0.5 / 2) ** 2) + 1
+
+
+PROBE_SLACK = 2
+"""Two computers that run one backbone differ by rounding: by so many grid units at most."""
+
+
+def probe_text(features: NDArray[np.floating]) -> str:
+    """A probe's features as text: public, quantized, for a manifest or a request.
+
+    Args:
+        features: of public images or texts that everybody embeds, in the order in which they were published; floats,
+            shape (n, dimension).
+
+    Raises:
+        BadData: they have no direction, are no rows, or are too many.
+    """
+    if features.ndim == 2 and not 0 < features.size <= MOST_PROBE_NUMBERS:
+        raise BadData(
+            f"a probe has at most {MOST_PROBE_NUMBERS} numbers and at least one row, found {len(features)} rows of "
+            f"{features.shape[1]}; publish fewer"
+        )
+    return base64.b64encode(quantize(features).astype("<i2").tobytes()).decode("ascii")
+
+
+def probe_rows(text: str, dimension: int) -> NDArray[np.int16]:
+    """The features of `probe_text`, int16, shape (n, dimension).
+
+    Raises:
+        BadData: it is none, or one of features of another width.
+    """
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if not raw or len(raw) % (2 * dimension) or len(raw) > 2 * MOST_PROBE_NUMBERS:
+        raise BadData(
+            f"this is no probe of features of {dimension} entries; make it with labeler embed --features ... --probe"
+        )
+    return np.frombuffer(raw, dtype="<i2").astype(np.int16).reshape(-1, dimension)
+
+
+def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: str, other_name: str) -> None:
+    """Compare two parties' features of one probe: a declared backbone proves nothing, its features do.
+
+    Args:
+        first, other: as `probe_text` made them; empty where a party sent none.
+        dimension: numbers in a feature.
+        first_name, other_name: who made them, for the sentence.
+
+    Raises:
+        BadData: one is missing, of other rows, or further than PROBE_SLACK grid units from the other.
+    """
+    for text, name in ((first, first_name), (other, other_name)):
+        if not text:
+            raise BadData(
+                f"{name} embedded no probe, so nobody knows whether its features go with those of others; embed the "
+                "published probe with its backbone (labeler embed --features ... --probe)"
+            )
+    ours, theirs = probe_rows(first, dimension), probe_rows(other, dimension)
+    if len(ours) != len(theirs):
+        raise BadData(
+            f"{first_name} embedded a probe of {len(ours)} rows and {other_name} one of {len(theirs)}; both embed the "
+            "one that was published, whole and in its order"
+        )
+    apart = int(np.abs(ours.astype(np.int32) - theirs).max())
+    if apart > PROBE_SLACK:
+        raise BadData(
+            f"{other_name} embedded the probe {apart} grid units from {first_name}, and rounding explains "
+            f"{PROBE_SLACK}: they are not of one backbone, whatever it is called. Embed with the same one, fitted once "
+            "and handed to all"
+        )
 
 
 class GatheredRows:

@@ -44,12 +44,17 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from feature_store.decode import Skipped
-from feature_store.rows import largest_square_length, quantize
+from feature_store.rows import largest_square_length, quantize, refuse_other_probe
 from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS
 
 _ARRAYS: dict[str, type[np.generic]] = {"features.npy": np.int16, "labels.npy": np.int16, "record_ids.npy": np.int64}
+
+OF_OTHER_RECORDS = (
+    "The guarantee covers the records that answer. It says nothing about the other private records that the backbone "
+    "was fitted on."
+)
 
 _DIGESTS = ("persons.npy", "image_digests.npy")
 """Arrays that a private shard may have."""
@@ -143,6 +148,16 @@ class Shard:
     @property
     def dimension(self) -> int:
         return self._manifest.dimension
+
+    @property
+    def not_covered(self) -> str:
+        """Private records that the guarantee does not cover, in a sentence; empty where there are none."""
+        return OF_OTHER_RECORDS if self.backbone.get("fitted_on") == "other-records" else ""
+
+    @property
+    def probe(self) -> str | None:
+        """A public probe's features as its maker embedded them (feature_store.rows); None where this program did."""
+        return str(self.backbone.get("probe", "")) if self.backbone.get("kind") == "features" else None
 
     @property
     def version(self) -> str:
@@ -376,10 +391,26 @@ def check_compatible(shards: Sequence[Shard]) -> None:
         if shard.fingerprint != first.fingerprint:
             raise MixedShards(
                 f"{pair} come from different backbones (fingerprints {first.fingerprint[:12]} and "
-                f"{shard.fingerprint[:12]}); embed both with the same weights, options and transform"
+                f"{shard.fingerprint[:12]}); embed both with "
+                + (
+                    "one --backbone-name, and one word for what it was fitted on"
+                    if first.probe is not None and shard.probe is not None
+                    else "the same weights, options and transform"
+                )
             )
         if shard.dimension != first.dimension:
             raise MixedShards(f"{pair} have different dimensions: {first.dimension} and {shard.dimension}")
+        if first.probe is not None or shard.probe is not None:
+            try:
+                refuse_other_probe(
+                    first.probe or "",
+                    shard.probe or "",
+                    first.dimension,
+                    first_name=f"shard {first.path.name!r}",
+                    other_name=f"shard {shard.path.name!r}",
+                )
+            except BadData as error:
+                raise MixedShards(str(error)) from None
         if shard.classes and shard.classes != named.classes:
             raise MixedShards(
                 f"shards {named.path.name!r} and {shard.path.name!r} have different class lists "
@@ -421,7 +452,7 @@ def check_served(shard: Shard) -> None:
     """Refuse a shard that no agent of a service may answer from.
 
     Raises:
-        InvalidSetting: it is public, or declares no bound on its records.
+        InvalidSetting: it is public, declares no bound on its records, or its backbone knows other private records.
     """
     name = shard.path.name
     if shard.is_public:
@@ -431,6 +462,11 @@ def check_served(shard: Shard) -> None:
             f"shard {name!r} declares no public bound on its records, and how long an agent takes would tell how many "
             f"there are. Choose a round number before you count, with room for records that come: labeler declare "
             f"{name} --max-records 10000"
+        )
+    if shard.not_covered:
+        raise InvalidSetting(
+            f"shard {name!r} has features of a backbone that was fitted on other private records, and a service states "
+            "a guarantee for all of them; fit the backbone on public data and embed again"
         )
 
 

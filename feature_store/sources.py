@@ -109,7 +109,9 @@ class ImageSource(Protocol):
 
 def source_digest(source: ImageSource) -> str:
     """SHA-256 over names and labels: whether an interrupted job goes on with the list it began with."""
-    listed = [list(source.names), list(source.labels), list(source.label_names)]
+    listed: list[Any] = [list(source.names), list(source.labels), list(source.label_names)]
+    if rows := getattr(source, "rows_digest", ""):  # own features: their names may stay when they change
+        listed.append(rows)
     return hashlib.sha256(json.dumps(listed, ensure_ascii=False).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -659,11 +661,12 @@ def _from_table(images: ImageSource, path: Path) -> list[str]:
 
 
 def _from_column(images: ImageSource, column: str) -> list[str]:
-    if not isinstance(images, ParquetSource):
+    read: Callable[[str], list[str | None]] | None = getattr(images, "column", None)
+    if read is None:
         raise InvalidSetting(
             "--person-column names a column of a Parquet file, and this source is none; use --person-level or --persons"
         )
-    return _complete(images, images.column(column), f"column {column!r}")
+    return _complete(images, read(column), f"column {column!r}")
 
 
 def _complete(images: ImageSource, persons: Sequence[str | None], where: str) -> list[str]:

@@ -21,13 +21,14 @@ _LEVELS = {
 }
 
 
-def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]:
+def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str = "") -> dict[str, Any]:
     """What a model made from a job's releases guarantees to the private records behind it.
 
     Args:
         task: of the job.
         price: of what was asked.
         is_seeded: whether any noise came from a known seed; then nothing is guaranteed, and the card says so.
+        not_covered: private records that the guarantee is not about, in a sentence.
 
     Returns:
         Only JSON types.
@@ -48,6 +49,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool) -> dict[str, Any]
         "delta": task.delta,
         "guarantees": guarantees,
         "holds_against": price.holds_against,
+        **({"not_covered": not_covered} if not_covered else {}),
         "accounting": METHOD if task.life is None and not task.traits.is_sampled else price.instance.method,
         "system": task.traits.system,
         "method": task.method,
@@ -114,6 +116,7 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         lines.append(f"* {level} level, where {guarantee['neighbours']}: {value}")
     lines += [
         f"* {card['holds_against'].removesuffix('.')}",
+        *([f"* {card['not_covered']}"] if "not_covered" in card else []),
         f"* delta: {card['delta']:g}",
         f"* computed by: {card['accounting']}",
         f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",

@@ -170,8 +170,9 @@ def fingerprint_of(spec: dict[str, Any]) -> str:
     """SHA-256 over the canonical JSON of a manifest's backbone description.
 
     The weights' file name and the precision are left out: the same weights under another name are the same backbone.
+    So is a probe, which is compared by itself, because its features differ by rounding.
     """
-    named = {key: value for key, value in spec.items() if key not in ("weights", "precision")}
+    named = {key: value for key, value in spec.items() if key not in ("weights", "precision", "probe")}
     canonical = json.dumps(named, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(b"labeler-backbone/1\n" + canonical.encode()).hexdigest()
 

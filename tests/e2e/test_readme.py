@@ -62,6 +62,26 @@ def test_every_block_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
     assert len(list((tmp_path / "labeled").glob("*/*.png"))) == 599
 
 
+@pytest.mark.long
+def test_every_block_of_the_tutorial_of_text_runs_as_pasted(tmp_path: Path) -> None:
+    blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "docs" / "tutorials" / "text.md").read_text(), re.S)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    program = "\n".join(text for kind, text in blocks if kind == "python")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
+    right, refused = ran.stdout.strip().splitlines()
+    assert float(right) > 0.9
+    assert re.match(
+        r"shard 'company-c\.shard' embedded the probe \d+ grid units from shard 'company-a\.shard'", refused
+    )
+    for kind, text in blocks:
+        if kind == "":
+            subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "site.shard" / "manifest.json").exists()
+
+
 def test_the_first_job_s_task_file_is_read(tmp_path: Path) -> None:
     from workers.run.task_file import read_task_file
 

@@ -54,7 +54,7 @@ _TASK_ID = re.compile("[0-9a-f]{64}")
 
 
 def submit(
-    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, or one image.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, one image, or a public shard.")],
     task: Annotated[str, typer.Option(help="Task file as for `labeler run` (docs/task-file.md), or a task's id.")],
     url: Url,
     token: Token,
@@ -295,7 +295,7 @@ def _task(
     """The id of the task, made now where a file was named, and which images are asked about."""
     from pydantic import ValidationError
 
-    from api.client import image_parts
+    from api.client import image_parts, is_shard
     from api.schema import TaskRequest
     from labeler.task import describe_validation
     from workers.run.task_file import BudgetTable, read_task_file
@@ -323,7 +323,8 @@ def _task(
         request = TaskRequest.model_validate(fields)
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, path.name)) from None
-    image_parts(images, left_out)  # no task is made for images that could not be sent
+    if not is_shard(images):
+        image_parts(images, left_out)  # no task is made for images that could not be sent
     return service.create_task(request).task_id, selection
 
 
@@ -341,9 +342,11 @@ def _selection(fields: dict[str, Any]) -> Selection:
 
 def _count(images: Path) -> int:
     """How many questions asking about every image makes."""
-    from api.client import IMAGE_SUFFIXES
+    from api.client import IMAGE_SUFFIXES, is_shard, public_shard
     from workers.embedder.image_count import count_images
 
+    if is_shard(images):
+        return len(public_shard(images))
     return count_images(images, endings=IMAGE_SUFFIXES)
 
 

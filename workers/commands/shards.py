@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from labeler.errors import IdenticalImages
+from labeler.errors import IdenticalImages, InvalidSetting
 from workers.commands.console import Json, escaped, one_of, print_json, tell
 
 
 def embed(
-    source: Annotated[str, typer.Argument(help="Folder of class folders, Parquet file, or torchvision:NAME?root=DIR.")],
     out: Annotated[Path, typer.Option(help="The shard to write.")],
+    source: Annotated[
+        str | None, typer.Argument(help="Folder of class folders, Parquet file, or torchvision:NAME?root=DIR.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Features that you computed yourself: .npz, .npy, .parquet or .h5.")
+    ] = None,
+    backbone_name: Annotated[
+        str | None, typer.Option(help="With --features: what all parties call the backbone that made them.")
+    ] = None,
+    fitted_on: Annotated[
+        str | None,
+        typer.Option(help="With --features: the backbone was fitted on public, other-records or voting-records."),
+    ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="With --features: the published probe's features, by the same backbone.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="With --features: an array of its file, or a file of its own (.npy, or lines).")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="With --features: likewise.")] = None,
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +66,11 @@ def embed(
         typer.Option(help="Whose image it is says the folder so many levels deep: 2 for CLASS/PERSON/IMAGE."),
     ] = None,
     persons: Annotated[
-        Path | None, typer.Option(help="Whose image it is says this CSV file, with the columns file and person.")
+        Path | None,
+        typer.Option(
+            help="Whose image it is says this CSV file, with the columns file and person. With --features also an "
+            "array of its file, or a file of lines."
+        ),
     ] = None,
     person_column: Annotated[
         str | None, typer.Option(help="Whose image it is says this column of the Parquet file.")
@@ -91,6 +115,10 @@ def embed(
 
     Images may have several labels each: attributes, from a table (--attributes) or a folder in CelebA's layout.
 
+    Features of your own backbone, of images or of texts, come in a file (--features) with the arrays features, labels
+    and, if you like, ids and persons. Everybody embeds one published probe with the same backbone and gives its
+    features beside (--probe): where they differ, nothing is asked.
+
     Examples:
 
     `labeler embed hospital-a/ --out hospital-a.shard --classes healthy,ill --max-records 10000`
@@ -101,41 +129,72 @@ def embed(
 
     `labeler embed scans.parquet --out a.shard --classes healthy,ill --person-column patient`
 
+    `labeler embed --features a.npz --out a.shard --classes healthy,ill --backbone-name hashing-svd --fitted-on public
+    --probe probe.npz`
+
     `labeler embed million-scans/ --out scans.shard --public --ray`
 
     `labeler embed scans/ --backbone weights.safetensors --architecture resnet50 --out scans.shard --public`
     """
     from feature_store.backbones.spec import DEFAULT_BACKBONE
     from feature_store.embedding import Duplicates
+    from feature_store.own_features import FittedOn
     from feature_store.sources import PersonColumn
-    from workers.embedder.shards import embed_images, told
+    from workers.embedder.shards import embed_features, embed_images, told
     from workers.progress import progress_bars
 
     policy = None if duplicates is None else one_of("duplicates", duplicates, get_args(Duplicates))
-    is_told = (person_level, persons, person_column) != (None, None, None)
-    people = PersonColumn(person_level, persons, person_column) if is_told else None
     names = tuple(name.strip() for name in classes.split(",")) if classes is not None else None
+    is_table = features is None or (persons is not None and persons.suffix == ".csv")
+    is_told = (person_level, persons, person_column) != (None, None, None)
+    people = PersonColumn(person_level, persons, person_column) if is_told and is_table else None
+    _check_options(
+        source,
+        features,
+        of_features={"backbone-name": backbone_name, "fitted-on": fitted_on, "probe": probe, "ids": ids}
+        | {"labels": labels},
+        of_images={"backbone": backbone, "architecture": architecture, "attributes": attributes, "split": split}
+        | {"person-level": person_level, "ray": ray or None, "ray-address": ray_address},
+    )
     try:
         with progress_bars(quiet=as_json) as progress:
-            result = embed_images(
-                source,
-                backbone or DEFAULT_BACKBONE,
-                out,
-                architecture=architecture,
-                classes=names,
-                public=public,
-                device=device,
-                batch_size=batch_size,
-                threads=threads,
-                persons=people,
-                duplicates=policy,
-                key=site_key,
-                max_records=max_records,
-                attributes=attributes,
-                split=split,
-                ray=ray_address or ("" if ray else None),
-                progress=progress,
-            )
+            if features is not None:
+                column = persons or person_column
+                result = embed_features(
+                    features,
+                    out,
+                    backbone_name=backbone_name,
+                    fitted_on=None if fitted_on is None else one_of("fitted-on", fitted_on, get_args(FittedOn)),
+                    probe=probe,
+                    ids=ids,
+                    labels=labels,
+                    persons=people or (None if column is None else str(column)),
+                    classes=names,
+                    public=public,
+                    duplicates=policy,
+                    key=site_key,
+                    max_records=max_records,
+                )
+            else:
+                result = embed_images(
+                    str(source),
+                    backbone or DEFAULT_BACKBONE,
+                    out,
+                    architecture=architecture,
+                    classes=names,
+                    public=public,
+                    device=device,
+                    batch_size=batch_size,
+                    threads=threads,
+                    persons=people,
+                    duplicates=policy,
+                    key=site_key,
+                    max_records=max_records,
+                    attributes=attributes,
+                    split=split,
+                    ray=ray_address or ("" if ray else None),
+                    progress=progress,
+                )
     except IdenticalImages as error:
         if not as_json:
             _list_duplicates(told(error.groups))
@@ -145,6 +204,19 @@ def embed(
     _print_embed(result, as_json=as_json)
     if result["skipped"]:
         sys.exit(1)
+
+
+def _check_options(
+    source: str | None, features: Path | None, *, of_features: Mapping[str, object], of_images: Mapping[str, object]
+) -> None:
+    """Refuse two sources, none, and options of the other one."""
+    if (source is None) == (features is None):
+        raise InvalidSetting("name one source: images (a folder, Parquet, torchvision:NAME), or --features FILE")
+    foreign = of_features if features is None else of_images
+    named = [f"--{name}" for name, value in foreign.items() if value is not None]
+    if named:
+        other = "--features" if features is None else "images"
+        raise InvalidSetting(f"{', '.join(named)} goes with {other} and not with this source; leave it out")
 
 
 def duplicates(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,19 @@ from PIL import Image
 
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
-from feature_store.embedding import Duplicates, embed_source
+from feature_store.embedding import Duplicates, EmbedReport, embed_source
+from feature_store.own_features import (
+    Column,
+    DeclaredBackbone,
+    FeatureSource,
+    FittedOn,
+    as_rows,
+    read_features,
+    read_probe,
+    refuse_private_probe,
+)
 from feature_store.same_images import Twice, find_same_images, named
-from feature_store.shard import Shard
+from feature_store.shard import OF_OTHER_RECORDS, Shard
 from feature_store.sources import (
     CELEBA_TABLE,
     AttributeSource,
@@ -100,8 +111,80 @@ def embed_images(
             progress=lambda done, total: progress(f"Embedding {out.name}", done, total),
             embedder=embedder,
         )
+    return _told_of(report)
+
+
+def embed_features(
+    features: Path | NDArray[Any],
+    out: Path,
+    *,
+    backbone_name: str | None,
+    fitted_on: FittedOn | None,
+    probe: Path | NDArray[Any] | None,
+    ids: Column | None = None,
+    labels: Column | None = None,
+    persons: PersonColumn | Column | None = None,
+    classes: tuple[str, ...] | None = None,
+    public: bool = False,
+    duplicates: Duplicates | None = None,
+    key: Path | None = None,
+    max_records: int | None = None,
+) -> dict[str, Any]:
+    """Make a shard of features that their owner computed; see feature_store.own_features.
+
+    Args:
+        features: a file, or rows of shape (n, d).
+        backbone_name, fitted_on, probe: what the owner declares of the backbone, and the published probe's features.
+        ids, labels, persons: where they stand, or the values.
+        classes, public, duplicates, key, max_records: as for `embed_images`, which says what comes back.
+
+    Raises:
+        InvalidSetting, BadData: a declaration is missing, or the features, or what belongs to them, cannot be used.
+    """
+    if backbone_name is None or fitted_on is None or probe is None:
+        raise InvalidSetting(
+            "own features need three words about their backbone: its name (--backbone-name), what it was fitted on "
+            "(--fitted-on public, other-records or voting-records), and the features of the published probe (--probe)"
+        )
+    column, people = (None, persons) if isinstance(persons, PersonColumn) else (persons, None)
+    if isinstance(features, Path):
+        source = read_features(features, ids=ids, labels=labels, persons=column)
+    else:
+        source = FeatureSource(features, ids=_values(ids), labels=_values(labels), persons=_values(column))
+    rows = read_probe(probe) if isinstance(probe, Path) else as_rows(probe, "probe")
+    backbone = DeclaredBackbone(backbone_name, fitted_on, source.rows.shape[1], rows)
+    if public and source.has_persons:
+        raise InvalidSetting("of public features nobody is a person to protect; leave persons out")
+    if not public:
+        if not source.label_names:
+            raise BadData("private features need labels: an array labels in their file, or --labels")
+        refuse_private_probe(source, rows)
+    report = embed_source(
+        source,
+        backbone,
+        out,
+        classes=classes,
+        public=public,
+        thumbnails=False,
+        persons=PersonColumn(column="persons") if people is None and source.has_persons else people,
+        duplicates=duplicates,
+        key=key,
+        max_records=max_records,
+        embedder=source.embedded,
+    )
+    not_covered = (OF_OTHER_RECORDS,) if fitted_on == "other-records" else ()
+    return _told_of(replace(report, notes=report.notes + not_covered))
+
+
+def _values(column: Column | None) -> Sequence[Any] | None:
+    if isinstance(column, str | Path):
+        raise InvalidSetting(f"{str(column)!r} names an array of a file, and the features are no file; give the values")
+    return None if column is None else list(column)
+
+
+def _told_of(report: EmbedReport) -> dict[str, Any]:
     return {
-        "out": str(out),
+        "out": str(report.path),
         "records": report.records,
         "resumed_from": report.resumed_from,
         "classes": list(report.classes),

@@ -8,6 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from feature_store.backbones.spec import DEFAULT_BACKBONE
 from labeler.methods import MethodName, ReleaseKind
 from labeler.rounds.effects import AskedStrategy, StudentKind
@@ -15,7 +17,10 @@ from labeler.task import StatedLevel
 from workers.notebook.job import LabelledJob
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from feature_store.embedding import Duplicates
+    from feature_store.own_features import Column, FittedOn
     from feature_store.sources import PersonColumn
 import tempfile
 from types import TracebackType
@@ -53,27 +58,41 @@ class EmbeddedImages:
 
 
 def embed(
-    source: str | Path,
+    source: str | Path | None = None,
     out: str | Path | None = None,
     *,
+    features: str | Path | NDArray[Any] | None = None,
+    ids: Column | None = None,
+    labels: Column | None = None,
+    backbone_name: str | None = None,
+    fitted_on: FittedOn | None = None,
+    probe: str | Path | NDArray[Any] | None = None,
     backbone: str | Path = DEFAULT_BACKBONE,
     architecture: str | None = None,
     classes: Sequence[str] | None = None,
     public: bool = False,
-    persons: PersonColumn | None = None,
+    persons: PersonColumn | Column | None = None,
     duplicates: Duplicates | None = None,
     max_records: int | None = None,
     quiet: bool = False,
 ) -> EmbeddedImages:
-    """Turn images into a shard. A finished shard of the same images is taken as it is, an interrupted one goes on.
+    """Turn images, or features of your own backbone, into a shard.
+
+    A finished shard of the same images is taken as it is, an interrupted one goes on.
 
     Args:
         source: folder of class folders, Parquet file, or torchvision:NAME?root=DIR.
         out: the shard to write; beside the source when None (`scans` gives `scans.shard`).
+        features: instead of a source, rows that you computed: an array of shape (n, d), or a file
+            (feature_store.own_features).
+        ids, labels: of these rows, or where their file has them.
+        backbone_name, fitted_on: what made them, in a name that all parties use; and what that was fitted on: "public",
+            "other-records" (private ones that never vote) or "voting-records", which is refused.
+        probe: features of the published probe, by the same backbone.
         backbone, architecture: see feature_store.backbones.load_backbone; the default needs no download.
         classes: PUBLIC class names in label order. Private images need them.
         public: these are public images: thumbnails are kept for reports.
-        persons: whose images are whose (feature_store.sources).
+        persons: whose images are whose (feature_store.sources); of features a name each, too.
         duplicates: what becomes of private images that are there twice: "refuse", "keep-first" or "keep-all".
         max_records: a public bound on private images, declared before they are counted; more are refused.
         quiet: no progress bar.
@@ -81,13 +100,37 @@ def embed(
     Raises:
         BadData, InvalidSetting, IdenticalImages: see feature_store.embedding.embed_source.
     """
-    from labeler.system.files import named_path
-    from workers.embedder.shards import embed_images
+    from feature_store.sources import PersonColumn
+    from labeler.errors import InvalidSetting
+    from workers.embedder.shards import embed_features, embed_images
     from workers.progress import progress_bars
 
+    names = None if classes is None else tuple(classes)
+    if (source is None) == (features is None):
+        raise InvalidSetting("name one source: images, or features=... of your own backbone")
+    if features is not None:
+        rows = _file_or_array(features)
+        if out is None and not isinstance(rows, Path):
+            raise InvalidSetting("say where the shard of these features is to be written: out=...")
+        made = embed_features(
+            rows,
+            _beside(str(rows)) if out is None else named_path(out, "out"),
+            backbone_name=backbone_name,
+            fitted_on=fitted_on,
+            probe=None if probe is None else _file_or_array(probe),
+            ids=ids,
+            labels=labels,
+            persons=persons,
+            classes=names,
+            public=public,
+            duplicates=duplicates,
+            max_records=max_records,
+        )
+        return _embedded(made)
+    if source is None or not (persons is None or isinstance(persons, PersonColumn)):
+        raise InvalidSetting("of images persons is a PersonColumn: a folder level, a table or a column")
     named_path(source, "source")
     path = _beside(source) if out is None else named_path(out, "out")
-    names = None if classes is None else tuple(classes)
     with progress_bars(quiet=quiet) as progress:
         made = embed_images(
             source,
@@ -101,8 +144,16 @@ def embed(
             max_records=max_records,
             progress=progress,
         )
+    return _embedded(made)
+
+
+def _file_or_array(value: str | Path | NDArray[Any]) -> Path | NDArray[Any]:
+    return Path(value) if isinstance(value, str | Path) else np.asarray(value)
+
+
+def _embedded(made: dict[str, Any]) -> EmbeddedImages:
     return EmbeddedImages(
-        path,
+        Path(made["out"]),
         made["records"],
         tuple(made["classes"]),
         made["fingerprint"],

@@ -81,7 +81,8 @@ def publish(
     is_seeded = any(release.is_seeded for release in releases)
     created_at = datetime.now(UTC)
     with clock.stage("write pseudo-labels"):
-        card = privacy_card(prepared.task, prepared.price, is_seeded=is_seeded)
+        not_covered = prepared.public.shard.not_covered
+        card = privacy_card(prepared.task, prepared.price, is_seeded=is_seeded, not_covered=not_covered)
         replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
         if prepared.task.traits.asks_for_a_model:
             model = released_model(prepared.task, releases, prepared.queries.features)
@@ -322,6 +323,7 @@ def job_report(
         ),
         versions={name: version(name) for name in PACKAGES},
         is_seeded=is_seeded,
+        not_covered=prepared.public.shard.not_covered,
         backbone=prepared.public.backbone_name,
         job_id=prepared.job_id,
         created_at=created_at.isoformat(timespec="seconds"),

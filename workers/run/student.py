@@ -131,7 +131,8 @@ def train_student(
         seed=seed,
     )
     path = folder / f"student-{kind}.safetensors"
-    card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded)
+    not_covered = job.public.shard.not_covered
+    card = privacy_card(job.task, price(job.task), is_seeded=job.is_seeded, not_covered=not_covered)
     exported = model_file(
         student.arrays,
         kind=student.kind,

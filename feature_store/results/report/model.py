@@ -175,6 +175,7 @@ class JobReport:
         coverage: None where it was not computed.
         versions: of this project and what the result depends on.
         is_seeded: True for a simulation, whose noise whoever knows the seed can subtract.
+        not_covered: private records that the guarantee is not about, in a sentence.
         downloads: (file name beside the page, what it holds).
     """
 
@@ -190,6 +191,7 @@ class JobReport:
     coverage: Coverage | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     is_seeded: bool = False
+    not_covered: str = ""
     backbone: str = ""
     job_id: str = ""
     created_at: str = ""

@@ -272,6 +272,8 @@ def all_warnings(report: JobReport) -> tuple[str, ...]:
             "This was a simulation: the noise came from a seed, and whoever knows the seed can subtract it. "
             "The epsilons say what the same settings give with real randomness."
         )
+    if report.not_covered:
+        found.append(report.not_covered)
     missing = len(report.queries) - report.answered
     if missing:
         counts = report.status_counts

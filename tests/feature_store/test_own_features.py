@@ -1,0 +1,261 @@
+"""Features that a party computed itself: every file gives the same shard, bad ones a sentence, and a probe tells."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+import labeler
+from feature_store.rows import PROBE_SLACK, probe_rows, probe_text, quantize, refuse_other_probe
+from feature_store.shard import OF_OTHER_RECORDS, Shard, check_served
+from feature_store.sources import PersonColumn
+from labeler.errors import BadData, InvalidSetting, LabelerError, MixedShards
+from labeler.untrusted import MOST_PROBE_NUMBERS
+from tests.command_line import labeler as command
+
+__all__ = ["command"]
+
+CLASSES = ("cold", "flu")
+WIDTH = 12
+DECLARED: dict[str, Any] = {"backbone_name": "our-net", "fitted_on": "public"}
+
+
+def rows(count: int, seed: int = 0) -> NDArray[np.float64]:
+    """Two classes far apart, one after the other."""
+    rng = np.random.default_rng(seed)
+    centers = np.random.default_rng(7).normal(size=(2, WIDTH))
+    return centers[np.arange(count) % 2] + 0.3 * rng.normal(size=(count, WIDTH))
+
+
+PROBE = np.random.default_rng(99).normal(size=(5, WIDTH))
+NAMES = [CLASSES[row % 2] for row in range(20)]
+IDS = [f"scan {row}" for row in range(20)]
+PERSONS = [f"patient {row // 2}" for row in range(20)]
+
+
+def as_npz(folder: Path, x: NDArray[np.float64]) -> dict[str, Any]:
+    np.savez(folder / "x.npz", features=x, labels=np.array(NAMES), ids=np.array(IDS), persons=np.array(PERSONS))
+    return {"features": folder / "x.npz"}
+
+
+def as_npy(folder: Path, x: NDArray[np.float64]) -> dict[str, Any]:
+    np.save(folder / "x.npy", x)
+    np.save(folder / "labels.npy", np.array([row % 2 for row in range(20)]))
+    (folder / "ids.txt").write_text("\n".join(IDS))
+    (folder / "persons.csv").write_text(
+        "file,person\n" + "".join(f"{one},{who}\n" for one, who in zip(IDS, PERSONS, strict=True))
+    )
+    return {
+        "features": folder / "x.npy",
+        "labels": folder / "labels.npy",
+        "ids": str(folder / "ids.txt"),
+        "persons": PersonColumn(table=folder / "persons.csv"),
+    }
+
+
+def as_parquet(folder: Path, x: NDArray[np.float64]) -> dict[str, Any]:
+    pq.write_table(
+        pa.table({"features": x.tolist(), "diagnosis": NAMES, "id": IDS, "person": PERSONS}), folder / "x.parquet"
+    )
+    return {"features": folder / "x.parquet", "labels": "diagnosis"}
+
+
+def as_hdf5(folder: Path, x: NDArray[np.float64]) -> dict[str, Any]:
+    with h5py.File(folder / "x.h5", "w") as file:
+        for name, values in (("features", x), ("labels", NAMES), ("ids", IDS), ("persons", PERSONS)):
+            file[name] = values
+    return {"features": folder / "x.h5"}
+
+
+def in_memory(_: Path, x: NDArray[np.float64]) -> dict[str, Any]:
+    return {"features": x, "labels": NAMES, "ids": IDS, "persons": PERSONS}
+
+
+@pytest.mark.parametrize("written", [as_npz, as_npy, as_parquet, as_hdf5, in_memory])
+def test_every_kind_of_file_gives_the_same_records(written: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    x = rows(20)
+    given = written(tmp_path, x)
+    made = labeler.embed(**given, **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES)
+    shard = Shard.open(made.path)
+    assert (made.records, made.classes, shard.knows_persons) == (20, CLASSES, True)
+    found = {
+        source: (row.tobytes(), int(label))
+        for source, row, label in zip(shard.sources, np.asarray(shard.features), np.asarray(shard.labels), strict=True)
+    }
+    expected = zip(IDS, quantize(x.astype(np.float32)), range(20), strict=True)
+    assert found == {one: (row.tobytes(), number % 2) for one, row, number in expected}
+    assert len(np.unique(np.asarray(shard.persons), axis=0)) == 10
+    np.testing.assert_array_equal(probe_rows(shard.probe or "", WIDTH), quantize(PROBE.astype(np.float32)))
+    # The same call again changes nothing; changed features under the same ids are another source.
+    assert labeler.embed(**given, **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES).records == 20
+    changed = written(tmp_path, rows(20, seed=1))
+    with pytest.raises(InvalidSetting, match="made from another source"):
+        labeler.embed(**changed, **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES)
+
+
+def _with(row: int, value: float) -> NDArray[np.float64]:
+    x = rows(20)
+    x[row] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"features": _with(3, np.nan)}, "1 of 20 rows of 'features' are zero or not finite, the first of them row 3"),
+        ({"features": _with(4, 0.0)}, "the first of them row 4"),
+        ({"features": rows(20)[0]}, r"numbers of shape \(n, width\); found float64 of \(12,\)"),
+        ({"features": np.ones((2, MOST_PROBE_NUMBERS + 1))}, "reduce them first"),
+        ({"labels": None}, "private features need labels"),
+        ({"labels": ["cold"] * 19 + [""]}, "1 of 20 private images have no label in the class list"),
+        ({"labels": NAMES[1:]}, "20 rows of features and 19 labels"),
+        ({"labels": [0.5] * 20}, "whole numbers; found a fraction"),
+        ({"ids": [*IDS[:19], IDS[2]]}, "row 19 has the id of row 2"),
+        ({"persons": [*PERSONS[:19], ""]}, "names nobody for 1 of 20"),
+        ({"probe": None}, r"the features of the published probe \(--probe\)"),
+        ({"probe": PROBE[:, 1:]}, r"the probe has features of shape \(5, 11\), and the features have 12 entries"),
+        ({"probe": rows(20)[2:4]}, "2 rows of the probe are private records"),
+        ({"probe": np.ones((MOST_PROBE_NUMBERS // WIDTH + 1, WIDTH))}, "publish fewer"),
+        ({"fitted_on": None}, "--fitted-on"),
+        ({"fitted_on": "voting-records"}, "fitted on records that vote void the guarantee"),
+        ({"backbone_name": "a\nb"}, "name the backbone"),
+        ({"classes": None}, "name the public class list"),
+        ({"features": "x.npz"}, "there is no file 'x.npz'"),
+        ({"features": "x.txt"}, "features come as .npz"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_leaves_no_shard(wrong: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    given = in_memory(tmp_path, rows(20)) | DECLARED | {"probe": PROBE, "classes": CLASSES} | wrong
+    with pytest.raises(LabelerError, match=sentence) as refused:
+        labeler.embed(**given, out=tmp_path / "a.shard")
+    assert "patient" not in str(refused.value)
+    assert not (tmp_path / "a.shard").exists()
+
+
+def test_features_that_are_there_twice_are_refused_like_images(tmp_path: Path) -> None:
+    x = rows(20)
+    x[5] = 3 * x[4]
+    with pytest.raises(LabelerError, match="1 private image is there more than once") as refused:
+        labeler.embed(**in_memory(tmp_path, x), **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES)
+    assert refused.value.groups == ((("scan 4", "scan 5"), "under different labels"),)
+
+
+def test_a_private_name_is_in_no_public_field_of_a_shard(tmp_path: Path) -> None:
+    made = labeler.embed(
+        **in_memory(tmp_path, rows(20)), **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES
+    )
+    manifest = (made.path / "manifest.json").read_text()
+    assert "patient" not in manifest
+    assert "scan" not in manifest
+
+
+def federation(
+    tmp_path: Path, probes: tuple[NDArray[np.float64], ...], **declared: Any
+) -> list[labeler.EmbeddedImages]:
+    """Two sites and the public texts, in this order, each with its own features of the probe."""
+    said = DECLARED | declared
+    return [
+        labeler.embed(
+            features=rows(60, seed=seed),
+            labels=[CLASSES[row % 2] for row in range(60)],
+            classes=CLASSES,
+            out=tmp_path / f"{name}.shard",
+            probe=probe,
+            public=name == "public",
+            **said,
+        )
+        for seed, (name, probe) in enumerate(zip(("site-a", "site-b", "public"), probes, strict=True))
+    ]
+
+
+def turned(units: int) -> NDArray[np.float64]:
+    """The probe as a backbone gives it that is so many grid units away in one number."""
+    moved = quantize(PROBE).astype(np.float64)
+    moved[3, 2] += units
+    return moved
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything_is_paid_for(
+    place: int, tmp_path: Path
+) -> None:
+    base = quantize(PROBE).astype(np.float64)
+    near = [turned(PROBE_SLACK) if number == place else base for number in range(3)]
+    a, b, public = federation(tmp_path / "near", tuple(near))
+    job = labeler.run([a, b], public, tmp_path / "near" / "job", epsilon=5, colluding_agents=0, quiet=True)
+    assert job.labels()["label"].tolist()[:2] == [0, 1]
+
+    far = [PROBE[:, ::-1] if number == place else base for number in range(3)]
+    a, b, public = federation(tmp_path / "far", tuple(far))
+    with pytest.raises(MixedShards, match=r"embedded the probe (\d+) grid units from shard 'site-a\.shard'") as refused:
+        labeler.run([a, b], public, tmp_path / "far" / "job", epsilon=5, colluding_agents=0, quiet=True)
+    said = int(re.findall(r"(\d+) grid units", str(refused.value))[0])
+    assert said == np.abs(quantize(PROBE).astype(int) - quantize(PROBE[:, ::-1].copy())).max()
+    assert ("site-b" if place < 2 else "public") in str(refused.value)
+    assert not (tmp_path / "far" / "job").exists() or not list((tmp_path / "far" / "job").glob("*.parquet"))
+
+
+def test_rounding_of_another_computer_stays_within_the_slack() -> None:
+    """Matrix products in float32 and in float64, over 200 columns: what two machines make of one backbone."""
+    rng = np.random.default_rng(3)
+    x, weights = rng.normal(size=(40, 200)), rng.normal(size=(200, 64))
+    exact, short = x @ weights, x.astype(np.float32) @ weights.astype(np.float32)
+    refuse_other_probe(probe_text(exact), probe_text(short), 64, first_name="a", other_name="b")
+    with pytest.raises(BadData, match="b embedded no probe"):
+        refuse_other_probe(probe_text(exact), "", 64, first_name="a", other_name="b")
+    with pytest.raises(BadData, match="a probe of 40 rows and b one of 39"):
+        refuse_other_probe(probe_text(exact), probe_text(short[1:]), 64, first_name="a", other_name="b")
+    with pytest.raises(BadData, match="no probe of features of 64"):
+        refuse_other_probe(probe_text(exact), "AAAA", 64, first_name="a", other_name="b")
+
+
+def test_a_backbone_fitted_on_other_private_records_is_flagged_where_the_guarantee_is_stated(tmp_path: Path) -> None:
+    a, b, public = federation(tmp_path, (PROBE, PROBE, PROBE), fitted_on="other-records")
+    job = labeler.run([a, b], public, tmp_path / "job", epsilon=5, colluding_agents=0, quiet=True)
+    assert OF_OTHER_RECORDS in job.privacy_card
+    assert OF_OTHER_RECORDS in json.loads((tmp_path / "job" / "report.json").read_text())["warnings"]
+    with pytest.raises(InvalidSetting, match="declares no public bound"):
+        check_served(Shard.open(a.path))
+    bounded = labeler.embed(
+        **in_memory(tmp_path, rows(20)),
+        **DECLARED | {"fitted_on": "other-records"},
+        probe=PROBE,
+        out=tmp_path / "served.shard",
+        classes=CLASSES,
+        max_records=100,
+    )
+    with pytest.raises(InvalidSetting, match="fitted on other private records"):
+        check_served(Shard.open(bounded.path))
+    # One who declares something else has another backbone.
+    (tmp_path / "public").mkdir()
+    c, _, _ = federation(tmp_path / "public", (PROBE, PROBE, PROBE))
+    with pytest.raises(MixedShards, match="one word for what it was fitted on"):
+        labeler.run([a, c], public, tmp_path / "other", epsilon=5, colluding_agents=0, quiet=True)
+
+
+def test_the_command_embeds_features_and_refuses_options_of_images(command, tmp_path: Path) -> None:
+    np.savez(tmp_path / "probe.npz", PROBE)
+    given = as_npz(tmp_path, rows(20))
+    options = ["--features", str(given["features"]), "--out", str(tmp_path / "a.shard"), "--classes", "cold,flu"]
+    declared = ["--backbone-name", "our-net", "--fitted-on", "public", "--probe", str(tmp_path / "probe.npz")]
+    assert "own features need three words" in command("embed", *options).err
+    assert "--backbone goes with images" in command("embed", *options, *declared, "--backbone", "pixels").err
+    assert "name one source" in command("embed", "folder", *options, *declared).err
+    assert (
+        "must be one of public, other-records, voting-records"
+        in command("embed", *options, *declared[:3], "secrets", *declared[4:]).err
+    )
+    done = command("embed", *options, *declared, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["records"] == 20
+    assert Shard.open(tmp_path / "a.shard").knows_persons
