@@ -220,6 +220,9 @@ def check_device(device: str) -> None:
 DEFAULT_BACKBONE = "efficientnet-lite0"
 """What `labeler embed` uses unless told otherwise."""
 
+DEFAULT_FINGERPRINT = "3274af93a28392254dd681fba0a94387807bad502f3f3939a2acaf8e1b62cbf2"
+"""Of that backbone: for settings that are written without loading it."""
+
 
 @dataclass(frozen=True)
 class Package:
