@@ -59,6 +59,18 @@ def test_all_records_of_a_person_go_whichever_way_the_name_is_spelt_and_the_othe
         delete_records(shard, persons=["Jos\u00e9"])
 
 
+def test_the_table_of_identical_images_goes_because_it_may_name_what_was_deleted(tmp_path: Path, shard: Path) -> None:
+    shutil.copy(tmp_path / "scans/ill/P-1/0.png", tmp_path / "scans/ill/P-1/again.png")
+    made = _embedded(tmp_path, "b.shard", persons=PersonColumn(level=2))
+    listed = tmp_path / "b.shard.duplicates.csv"
+    assert "again.png" in listed.read_text()
+    with pytest.raises(BadData, match="Instead of a copy that was left out, name the file"):
+        delete_records(made, images=["ill/P-1/again.png"])
+    assert listed.exists()
+    assert delete_records(made, persons=["P-3"])["deleted"] == 2
+    assert not listed.exists()
+
+
 def test_all_that_is_named_goes_or_nothing(shard: Path) -> None:
     whole = _left(shard)
     with pytest.raises(BadData, match="1 of 2 people have no image in shard") as refused:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
+from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
     CaFile,
     Json,
@@ -29,8 +30,6 @@ from workers.commands.console import (
     MaybeUrl,
     Token,
     Url,
-    check_file,
-    check_folder,
     connect,
     escaped,
     one_of,

@@ -23,7 +23,7 @@ from PIL import Image
 
 from feature_store.cluster.driver import Driver
 from feature_store.cluster.embedding import Recipe, cluster_embedder
-from feature_store.embedding import Duplicates, EmbedReport, embed_source
+from feature_store.embedding import Duplicates, EmbedReport, embed_source, same_images_list
 from feature_store.own_features import (
     Column,
     DeclaredBackbone,
@@ -48,7 +48,7 @@ from feature_store.sources import (
     open_source,
 )
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
-from labeler.system.files import is_full
+from labeler.system.files import check_folder, is_full
 from labeler.system.site_key import SITE_KEY_FILE, site_key
 from workers.progress import ProgressCallback, silent
 
@@ -83,8 +83,9 @@ def embed_images(
         ray: embed by the workers of a Ray cluster: host:port of one that this party runs, or "" for one of our own.
 
     Returns:
-        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "notes",
-        "duplicates": [{"sources", "contradiction"}]}.
+        {"out", "records", "resumed_from", "classes", "fingerprint", "skipped": [{"source", "reason"}], "passed_over",
+        "notes", "duplicates": [{"sources", "contradiction"}], "copies", "contradictions", "shared", "listed"}; see
+        feature_store.embedding.EmbedReport.
     """
     recipe = Recipe(
         backbone if (isinstance(backbone, str) and not Path(backbone).exists()) else Path(backbone).resolve(),
@@ -92,17 +93,17 @@ def embed_images(
         device=device,
         batch_size=batch_size,
     )
+    check_folder(out)
     images = _source(source, attributes, split)
-    loaded = recipe.load()
     with ExitStack() as owned:
         embedder = None
         if ray is not None:
             driver = Driver(beside=out, address=ray or None, cpus=threads)
             owned.callback(driver.end)
-            embedder = cluster_embedder(recipe, loaded, driver)
+            embedder = cluster_embedder(recipe, driver)
         report = embed_source(
             images,
-            loaded,
+            recipe.load,
             out,
             classes=classes,
             public=public,
@@ -150,6 +151,7 @@ def embed_features(
             "own features need three words about their backbone: its name (--backbone-name), what it was fitted on "
             "(--fitted-on public, other-records or voting-records), and the features of the published probe (--probe)"
         )
+    check_folder(out)
     column, people = (None, persons) if isinstance(persons, PersonColumn) else (persons, None)
     if isinstance(features, Path):
         source = read_features(features, ids=ids, labels=labels, persons=column)
@@ -194,8 +196,13 @@ def _told_of(report: EmbedReport) -> dict[str, Any]:
         "classes": list(report.classes),
         "fingerprint": report.fingerprint,
         "skipped": [{"source": skipped.source, "reason": skipped.reason} for skipped in report.skipped],
+        "passed_over": list(report.passed_over),
         "notes": list(report.notes),
         "duplicates": told(report.same_images),
+        "copies": report.copies,
+        "contradictions": report.contradictions,
+        "shared": report.shared,
+        "listed": None if report.listed is None else str(report.listed),
     }
 
 
@@ -287,9 +294,10 @@ def pretrain_backbone(
     Raises:
         UnreadableImage: some are no images.
     """
+    images = open_source(source)
+    check_folder(out.parent)
     from feature_store.backbones.simclr import SimCLRConfig, pretrain
 
-    images = open_source(source)
     out.parent.mkdir(parents=True, exist_ok=True)
     backbone = pretrain(
         _read_all(images),
@@ -337,6 +345,7 @@ def delete_records(
         raise InvalidSetting("name people (--persons) or images (--images) to delete; nothing waits to be erased")
     rows = _of_persons(shard, persons, key) | _of_images(shard, images)
     deleted = shard.delete(shard.record_ids[rows])
+    same_images_list(path).unlink(missing_ok=True)  # it may name what was deleted
     try:
         erased = erase_deleted(path)
     except OSError as error:
@@ -411,7 +420,8 @@ def _of_images(shard: Shard, images: Sequence[str]) -> NDArray[np.bool_]:
         # By its place: a folder is often named after a person.
         raise BadData(
             f"{len(unknown)} of {len(images)} images are not in shard {shard.path.name!r}, the first of them the one "
-            f"named at place {unknown[0]}; nothing was deleted"
+            f"named at place {unknown[0]}; nothing was deleted. Instead of a copy that was left out, name the file "
+            "that was kept"
         )
     wanted = set(images)
     return np.array([name in wanted for name in held] if images else [False] * len(shard.record_ids), dtype=np.bool_)
