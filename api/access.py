@@ -38,6 +38,8 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/readyz"): "optional",
     ("GET", "/openapi.json"): "open",
     ("GET", "/api"): "open",
+    ("GET", "/docs"): "open",
+    ("GET", "/redoc"): "open",
     ("GET", "/"): "open",
     ("GET", "/dashboard"): "open",
     ("GET", "/dashboard/{asset:path}"): "open",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labeler.errors import InvalidSetting
+from labeler.system.files import check_file
 from workers.commands.console import (
     ROLES,
     CaFile,
@@ -19,7 +20,6 @@ from workers.commands.console import (
     MaybeUrl,
     Token,
     Url,
-    check_file,
     connect,
     enrol_party,
     escaped,
@@ -514,6 +514,6 @@ def invite(
     what = "--shard SHARD --home HOME" if chosen == "agent" else "--home HOME"
     wrapped(f"Send {path} to {escaped(name)}, and to nobody else. Its people run")
     typer.echo(f"  labeler {chosen} join {path.name} {what}")
-    typer.echo("and ask you by telephone for the phrase that they are shown:")
+    typer.echo("and ask you by telephone for this phrase, which they type in:")
     typer.echo(f"  {made['phrase']}")
     typer.echo(f"It can be used once, until {made['expires_at'][:16].replace('T', ' ')} UTC.")
