@@ -132,7 +132,7 @@ def test_a_record_for_the_registry_says_what_the_evidence_says_and_names_nobody(
     assert said["deployment_model"]["model_name"] == "Federated"
     assert said["dp_variant"]["variant_name"] == "Approximate DP"
     assert said["deployment_model"]["release_type"] == "One release"
-    assert f"questions charged: {found.cadence.questions_charged};" in said["administrative"]["notes"]
+    assert f"Questions charged: {found.cadence.questions_charged};" in said["administrative"]["notes"]
     assert evidence.facts.journal.head in said["administrative"]["sources"]
     assert said["basic"]["publication_date"] == found.cadence.first_at[:10]
     assert "NIST SP 800-226" in said["administrative"]["notes"]
