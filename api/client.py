@@ -34,7 +34,9 @@ from api.client_http import (
     ServiceProblem,
     image_parts,
     images_in,
+    is_shard,
     parquet_of,
+    public_shard,
     vectors_of,
 )
 from api.schema import (
@@ -83,7 +85,16 @@ from labeler.settings import describe_validation
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["IMAGE_SUFFIXES", "Client", "ServiceBusy", "ServiceProblem", "image_parts", "images_in"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "Client",
+    "ServiceBusy",
+    "ServiceProblem",
+    "image_parts",
+    "images_in",
+    "is_shard",
+    "public_shard",
+]
 
 MAX_NUMBERS_AS_JSON = 200_000
 """Written out, a number takes up to 25 bytes, and both sides read and write more of them sooner as Parquet; the service
@@ -181,6 +192,7 @@ class Client:
         features: ArrayLike | None = None,
         query_ids: Sequence[str] | None = None,
         backbone_fingerprint: str | None = None,
+        probe: str | None = None,
         selection: Selection | None = None,
         name: str = "",
         deadline_s: float | None = None,
@@ -191,11 +203,13 @@ class Client:
 
         Args:
             task_id: the task under whose price and noise it runs.
-            images: a folder, a zip, a Parquet file, or image files. Names in a folder are relative to it.
+            images: a folder, a zip, a Parquet file, or image files. Names in a folder are relative to it. Of a public
+                shard its features are sent, with what belongs to them.
             features: instead of images, float vectors of shape (queries, dimension), with `backbone_fingerprint`; many
                 of them travel as Parquet, which keeps every number as it is.
             query_ids: of the vectors.
             backbone_fingerprint: of the backbone that made the vectors.
+            probe: what a backbone of your own makes of the published probe (`Shard.probe`).
             selection: which images are asked about; all when None.
             name: for people.
             deadline_s: after which the job expires; the service's own when None.
@@ -209,6 +223,10 @@ class Client:
         """
         if (images is None) == (features is None):
             raise InvalidSetting("give exactly one of images (files) and features (vectors)")
+        if isinstance(images, Path) and is_shard(images):
+            shard = public_shard(images)
+            images, features, backbone_fingerprint = None, shard.features[shard.rows], shard.fingerprint
+            query_ids, probe = [shard.sources[row] for row in shard.rows.tolist()], shard.probe
         vectors = vectors_of([[]] if features is None else features)
         as_json = (
             vectors.size <= MAX_NUMBERS_AS_JSON and sum(len(str(one)) for one in query_ids or ()) <= MAX_NUMBERS_AS_JSON
@@ -222,6 +240,7 @@ class Client:
             features=vectors.tolist() if images is None and as_json else None,
             query_ids=list(query_ids) if query_ids is not None and as_json else None,
             backbone_fingerprint=backbone_fingerprint,
+            probe=probe,
         )
         key = _key(idempotency_key)
         if images is not None:

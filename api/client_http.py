@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from feature_store.shard import Shard
+
 AGAIN = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
@@ -378,6 +380,26 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".t
 
 BYTES_OF_A_GROUP = 8 * 1024 * 1024
 _ROWS_LOOKED_AT = 4096
+
+
+def is_shard(path: Path) -> bool:
+    """Whether a folder is a shard, and not one of images."""
+    return (path / "manifest.json").is_file()
+
+
+def public_shard(path: Path) -> Shard:
+    """A shard whose features may be sent.
+
+    Raises:
+        InvalidSetting: it is a private one.
+        BadData: it is damaged.
+    """
+    from feature_store.shard import Shard  # here: a look at a job needs no arrays
+
+    shard = Shard.open(path)
+    if not shard.is_public:
+        raise InvalidSetting(f"{path.name!r} is a private shard, and nothing of it is ever sent; name a public one")
+    return shard
 
 
 def vectors_of(features: ArrayLike) -> NDArray[np.float64]:

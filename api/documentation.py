@@ -65,7 +65,9 @@ def answers(
     """
     content = {"application/json": {"example": _guarded(example)}}
     documented: Answers = {status: {"description": description, "content": content}}
-    every = problems if is_open else (401, 403, 429, 503, *problems)
+    # A body of a type that is not taken may come, and so may one that is no JSON.
+    of_body = (400,) if 415 in problems else ()
+    every = (*of_body, *problems) if is_open else (*of_body, 401, 403, 429, 503, *problems)
     documented.update({code: problem(code) for code in sorted(every)})
     documented.update({int(name.removeprefix("status_")): _guarded(answer) for name, answer in other.items()})
     return documented

@@ -78,6 +78,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
 
 
 BY_STATUS: dict[int, tuple[str, str, str]] = {
+    400: ("malformed-body", "The body is no JSON document", "body.1: JSON decode error: Expecting property name"),
     401: ("not-authenticated", "No token, or one that is not known", "this needs a bearer token"),
     403: ("not-allowed", "The token's role does not reach this far", "this needs a token of role admin or higher"),
     404: ("not-found", "There is nothing of that name", "there is no job of that id"),
@@ -213,18 +214,23 @@ def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -
     return render(problem, headers=headers)
 
 
-def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str) -> Response:
-    """A request that does not fit its schema: which fields, and why; never what stood in them."""
+def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str, status: int = 422) -> Response:
+    """A request that does not fit its schema: which fields, and why; never what stood in them.
+
+    Args:
+        status: 400 where its body is no JSON at all.
+    """
     listed = [
         {"field": ".".join(str(part)[:100] for part in field["loc"]), "message": str(field["msg"])[:300]}
         for field in fields[:MAX_FIELDS]
     ]
     first = f"{listed[0]['field']}: {listed[0]['message']}" if listed else "the request does not fit the schema"
     more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
+    slug, title, _ = BY_STATUS[status]
     problem = {
-        "type": INVALID_REQUEST,
-        "title": BY_STATUS[422][1],
-        "status": 422,
+        "type": TYPE_PREFIX + slug,
+        "title": title,
+        "status": status,
         "detail": first + more,
         "instance": instance,
         "fields": listed,
@@ -259,7 +265,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     for field in error.errors():
         reason = field.get("ctx", {}).get("error") if field.get("type") == "json_invalid" else None
         fields.append({"loc": field["loc"], "msg": f"{field['msg']}: {reason}" if reason else field["msg"]})
-    return invalid(fields, instance=request.url.path)
+    is_json = all(field.get("type") != "json_invalid" for field in error.errors())
+    return invalid(fields, instance=request.url.path, status=422 if is_json else 400)
 
 
 async def _of_the_router(request: Request, error: Exception) -> Response:

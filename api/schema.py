@@ -21,11 +21,11 @@ from labeler.settings import PlainNumbers
 from labeler.solving import ClassName, WantedTask
 from labeler.solving import LifeRequest as LifeRequest
 from labeler.task import MOST_CLASSES, Level, Printable
-from labeler.untrusted import ENROLLED_NAME
+from labeler.untrusted import ENROLLED_NAME, MOST_PROBE_CHARACTERS
 
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
-LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
+LabelFormat = Literal["jsonl", "parquet", "label-studio", "label-studio-config", "image-folder-csv"]
 LabelsOf = Literal["images", "questions"]
 """Every public image, asked about or not; or what was asked and what was released for it."""
 
@@ -200,6 +200,10 @@ class EstimateView(View):
     """Where less noise would do at the same price, were it added by the talliers and not by the agents."""
 
 
+Probe = Annotated[str, Field(max_length=MOST_PROBE_CHARACTERS)]
+"""The published probe's features as text (`Shard.probe`), where their owner made them and not this program."""
+
+
 class JobRequest(Request):
     """A labelling job. Images come beside it (files, zip, Parquet); feature vectors stand in it, or come in Parquet."""
 
@@ -212,6 +216,7 @@ class JobRequest(Request):
         Annotated[list[Annotated[str, Field(min_length=1, max_length=500)]], Field(max_length=100_000)] | None
     ) = None
     backbone_fingerprint: Annotated[str, Field(max_length=200)] | None = None
+    probe: Annotated[Probe | None, Field(exclude_if=lambda probe: probe is None)] = None
 
 
 class Problem(View):
@@ -307,6 +312,7 @@ class LabelsRequest(Request):
         | None
     ) = None
     backbone_fingerprint: Annotated[str, Field(min_length=1, max_length=200)]
+    probe: Annotated[Probe | None, Field(exclude_if=lambda probe: probe is None)] = None
     wait_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 30.0
 
 

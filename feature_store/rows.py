@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labeler.errors import BadData
+from labeler.untrusted import MOST_PROBE_NUMBERS
 
 FEATURE_SCALE = 2048
 """A normalised feature times this, rounded, is stored. Inner products then stay below 2^24 and are exact in float32."""
@@ -76,9 +77,6 @@ def largest_square_length(dimension: int) -> int:
     """Bound on the squared length of a quantised row: rounding moves each of d entries by at most 1/2."""
     return int((FEATURE_SCALE + dimension**0.5 / 2) ** 2) + 1
 
-
-MOST_PROBE_NUMBERS = 16_384
-"""In a probe at most so many numbers, since an agent says them at every poll; own features are no wider than this."""
 
 PROBE_SLACK = 2
 """Two computers that run one backbone differ by rounding: by so many grid units at most."""

@@ -1,14 +1,15 @@
 """An invitation: one signed file with all that a site needs to join, and a phrase by which two people compare it.
 
     the coordinator, for one name and one role        the site
-    invitation, signed, with a one-use token  ----->  reads it, compares its phrase by telephone, makes its own keys
+    invitation, signed, with a one-use token  ----->  its people type the phrase they hear; makes its keys
     checks token and signature                <-----  enrolment: its public keys, signed by them
     the token is used, by these keys for ever         a poll, signed and sealed both ways, shows that all of it fits
 
 Everything in the file may be read by anybody, but for the token: whoever has it first can enrol keys under that one
 name and role. The site is then refused and says so, and the administrator revokes the name; nothing of a site leaves
 before its own keys are enrolled. What must not happen is that the file is exchanged on its way, because the site pins
-the coordinator's and the talliers' keys from it. So people compare the phrase.
+the coordinator's and the talliers' keys from it. So a person there types the phrase that the operator reads out by
+telephone; the one of the file is not shown before, since what is shown is agreed to without listening.
 
 **What who exchanges the file has to do.** The phrase is 60 bits of scrypt (16 MiB a guess) over the signed content. The
 exchanged file must have the same phrase, so he has to find a second preimage: about 2^60 evaluations of scrypt, not of

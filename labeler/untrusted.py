@@ -25,6 +25,11 @@ from pydantic.dataclasses import dataclass as validated
 
 from labeler.errors import LabelerError, ProtocolViolation, WrongVersion
 
+MOST_PROBE_NUMBERS = 16_384
+"""In a probe of features (feature_store.rows), which an agent says at every poll; own features are no wider."""
+
+MOST_PROBE_CHARACTERS = 4 * -(-2 * MOST_PROBE_NUMBERS // 3)
+
 MAX_ID_CHARACTERS = 200
 ENROLLED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 """What a party may be enrolled under: it becomes part of a file's name, an address and a line of a log."""

@@ -20,34 +20,29 @@ Learned by trying (each is held by a test):
 
 from __future__ import annotations
 
-import gc
-import sys
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from labeler.errors import InvalidSetting
-from labeler.system.http_client import is_loopback
-from workers.service_process import tell_ready
-
-if TYPE_CHECKING:
-    from api.coordinator.config import CoordinatorConfig
-
 import contextlib
+import gc
 import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from labeler.errors import Unavailable
+from labeler.errors import InvalidSetting, Unavailable
+from labeler.system.http_client import is_loopback
+from workers.service_process import tell_ready
 from workers.up.supervisor import die_with_parent
+
+if TYPE_CHECKING:
+    from api.coordinator.config import CoordinatorConfig
 
 _SWITCH_S = 0.0002
 

@@ -1,9 +1,9 @@
 """Parties: who is enrolled, what each says of itself, and whether enough are there for the service to be ready.
 
 Facts are read strictly when they come, and leniently where they were kept. They come from other organisations and end
-in tasks, lists and pages, so only what is known is taken: which backbone made an agent's features and how many entries
-one has, which classes its records have, with which others a tallier finds winners, and the version of its program. A
-poll with anything else is refused and its facts are not kept.
+in tasks, lists and pages, so only what is known is taken: which backbone made an agent's features, how many entries
+one has, what it makes of a public probe, which classes its records have, with which others a tallier finds winners,
+and the version of its program. A poll with anything else is refused and its facts are not kept.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.stores import Stores
 from api.schema import Check, KeysRequest, PartiesView, PartyRequest, PartyRole, PartyView, ReadinessView
+from feature_store.rows import probe_rows
 from labeler.driver.mail import Mailbox
-from labeler.errors import JournalBehind, LabelerError, NotReady, ProtocolViolation, TryAgain
+from labeler.errors import BadData, JournalBehind, LabelerError, NotReady, ProtocolViolation, TryAgain
 from labeler.ledger.ledger import Ledger
 from labeler.ledger.parties import PartyRecord
 from labeler.system.clock import Clock
 from labeler.system.keys import PublicKeys
 from labeler.task import MOST_CLASSES
-from labeler.untrusted import check_digest, check_list, check_mapping, check_text
+from labeler.untrusted import MOST_PROBE_CHARACTERS, check_digest, check_list, check_mapping, check_text
 
 if TYPE_CHECKING:  # the mailroom reads facts
     from api.coordinator.invitations import Invitations
@@ -142,7 +143,7 @@ MAX_FINGERPRINT_CHARACTERS = 200
 
 MAX_DIMENSION = 2**20
 
-_KNOWN = ("backbone_fingerprint", "classes", "dimension", "winner_group")
+_KNOWN = ("backbone_fingerprint", "classes", "dimension", "probe", "winner_group")
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,14 @@ class Facts:
         backbone_fingerprint: of the backbone that made its features; None where it has not said.
         classes: names of the classes of its records, in order; empty where it has not said.
         dimension: entries of a feature that this backbone makes; None where it has not said.
+        probe: features of the published probe (feature_store.rows), where the site made its features itself.
         winner_group: of a tallier: digest of the three talliers it finds winners with; None where it does not.
     """
 
     backbone_fingerprint: str | None = None
     classes: tuple[str, ...] = ()
     dimension: int | None = None
+    probe: str | None = None
     winner_group: str | None = None
     version: str = ""
 
@@ -182,6 +185,8 @@ def check_facts(facts: object) -> dict[str, Any]:
         _check_classes(told["classes"])
     if "dimension" in told and not _is_dimension(told["dimension"]):
         raise ProtocolViolation(f"dimension of a poll is a whole number from 1 to {MAX_DIMENSION}")
+    if "probe" in told:
+        _check_probe(told["probe"], told.get("dimension"))
     if "winner_group" in told:
         check_digest(told["winner_group"], "winner_group of a poll")
     return told
@@ -198,6 +203,14 @@ def _check_classes(value: object) -> None:
         raise ProtocolViolation(f"classes of a poll are at most {MOST_CLASSES}, found {len(names)}")
     for name in names:
         check_text(name, "a class of a poll", most=MAX_CLASS_CHARACTERS)
+
+
+def _check_probe(value: object, dimension: object) -> None:
+    probe = check_text(value, "probe of a poll", most=MOST_PROBE_CHARACTERS)
+    try:
+        probe_rows(probe, dimension if isinstance(dimension, int) else 1)
+    except BadData:
+        raise ProtocolViolation("probe of a poll holds rows of the dimension that comes with it") from None
 
 
 def _is_dimension(value: object) -> bool:
@@ -372,4 +385,4 @@ class Health:
         """
         behind = self._witnesses.sentence
         if behind:
-            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/operate.md")
+            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/backup.md")

@@ -74,9 +74,11 @@ log = logging.getLogger("labeler.coordinator")
 WATCH_S = 2.0
 """Watchers of a job look into SQL at least this often, so that they need no Redis."""
 
-
 LEAST_BETWEEN_S = 0.25
 """Between two changes that a watcher is told of, but for the end: a job of few questions has eight in less."""
+
+MOST_VIEWS = 1000
+"""Views of unfinished jobs that are remembered by job and version, as many requesters look every second."""
 
 
 class Coordinator:
@@ -142,6 +144,7 @@ class Coordinator:
             relays=self.conductor.driver.relays,
         )
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
+        self._views: dict[tuple[str, int], JobView] = {}
         self.prices = Prices()
         self.estimates = Estimates(config, stores, self._owners, self.prices)
         self.invitations = Invitations(
@@ -314,7 +317,14 @@ class Coordinator:
         """One job."""
         with self.stores.database.read() as connection:
             found = self._owners.job(reader, job_id, connection=connection)
-            return shown_to(reader, read_views([found], self.stores, connection=connection)[0])
+            view = self._views.get((job_id, found.version))
+            if view is None:
+                view = read_views([found], self.stores, connection=connection)[0]
+        if not found.is_finished:  # a finished one may still be forgotten, at the same version
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            self._views[job_id, found.version] = view
+        return shown_to(reader, view)
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader

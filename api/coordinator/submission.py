@@ -30,8 +30,10 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
 from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
+from feature_store.rows import refuse_other_probe
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
+    BadData,
     BudgetExceeded,
     IdempotencyMismatch,
     InvalidSetting,
@@ -162,6 +164,7 @@ def _order(
     num_queries = _num_queries(request, upload, task)
     _check_backbone(request, upload, record, config)
     _check_dimension(upload, record, stores.parties)
+    _check_probe(request, upload, record, stores.parties)
     if num_queries > task.max_queries:
         raise InvalidSetting(
             f"{num_queries} queries are more than the {task.max_queries} of the task; ask fewer (selection.count), or "
@@ -265,6 +268,30 @@ def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) ->
             f"the task's agents have {' or '.join(map(str, sorted(told)))}. Embed with the task's backbone, and send "
             "its vectors whole"
         )
+
+
+def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, parties: PartyStore) -> None:
+    """Compare what the requester and each agent of the task made of the published probe, where one of them sent any.
+
+    Raises:
+        InvalidSetting: one sent none, or made its features with another backbone of the same name.
+    """
+    wanted = record.task.backbone_fingerprint
+    told = {one.party_id: facts_of(one.facts) for one in parties.all() if one.party_id in record.participants}
+    told = {name: facts for name, facts in told.items() if facts.backbone_fingerprint in (None, wanted)}
+    if request.probe is None and all(facts.probe is None for facts in told.values()):
+        return
+    for name, facts in told.items():
+        try:
+            refuse_other_probe(
+                request.probe or "",
+                facts.probe or "",
+                upload.dimension or facts.dimension or 1,
+                first_name="the request",
+                other_name=f"agent {name!r}",
+            )
+        except BadData as error:
+            raise InvalidSetting(f"probe: {error}") from None
 
 
 def _known(order: _Order, stores: Stores, *, connection: Connection | None = None) -> Idempotency | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STATIC = Path(str(dashboard.STATIC))
 _PAGE = "index.html"
 _BEGIN = "The dashboard is at /dashboard\n"
+_REFERENCE = "The documentation is at /api\n"
 
 
 def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
@@ -107,20 +108,23 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         made = once(app, "reference", lambda: reference_page(document(app, JobRequest, Problem)).encode())
         return HTMLResponse(made, headers=dashboard.HEADERS)
 
+    for place in ("/docs", "/redoc"):
+        router.get(
+            place,
+            summary="Where people look for the documentation",
+            description="Leads to /api, the page of every route.",
+            status_code=307,
+            response_class=Response,
+            responses=_leads_to("/api", _REFERENCE),
+        )(_to_reference)
+
     @router.get(
         "/",
         summary="Where people begin",
         description="Leads to the dashboard.",
         status_code=307,
         response_class=Response,
-        responses={
-            307: {
-                "description": "The dashboard",
-                "headers": {"Location": {"description": "/dashboard", "schema": {"type": "string"}}},
-                "content": {"text/plain": {"schema": {"type": "string"}, "example": _BEGIN}},
-            },
-            429: problem(429),
-        },
+        responses=_leads_to("/dashboard", _BEGIN),
     )
     async def begin() -> Response:
         return PlainTextResponse(_BEGIN, 307, {"Location": "/dashboard"})
@@ -148,6 +152,20 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         return _file(assets, asset)
 
     return router
+
+
+async def _to_reference() -> Response:
+    return PlainTextResponse(_REFERENCE, 307, {"Location": "/api"})
+
+
+def _leads_to(place: str, said: str) -> dict[int | str, dict[str, Any]]:
+    """The documented answers of a route that leads elsewhere."""
+    led = {
+        "description": f"Leads to {place}",
+        "headers": {"Location": {"description": place, "schema": {"type": "string"}}},
+        "content": {"text/plain": {"schema": {"type": "string"}, "example": said}},
+    }
+    return {307: led, 429: problem(429)}
 
 
 def _file(assets: dict[str, Path], name: str) -> Response:

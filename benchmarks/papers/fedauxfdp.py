@@ -449,6 +449,8 @@ def solve_noise(terms: LocalHeadTerms, *, epsilon: float, delta: float, scores_s
         delta: in (0, 1).
         scores_share: share of mu^2 for the certainty head, in (0, 1); 0 for none. `paper_scores_share` has the paper's.
     """
+    if epsilon == 0 or not 0 <= scores_share < 1:
+        raise InvalidSetting(f"epsilon must be above 0 and scores_share in [0, 1), found {epsilon} and {scores_share}")
     mu = mu_of_epsilon(epsilon, delta)
     while True:
         solved = replace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import threading
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Literal
@@ -25,6 +26,7 @@ PREFIX = "lab_"
 _SECRET_BYTES = 32
 _MAX_SECRET = 200
 _MAX_NAME = 100
+_MOST_KNOWN = 10_000
 
 _SHOWN = (tokens.c.token_id, tokens.c.name, tokens.c.role, tokens.c.created_at, tokens.c.revoked_at)
 
@@ -47,11 +49,17 @@ class TokenRecord:
 
 
 class TokenStore:
-    """All access tokens of a coordinator."""
+    """All access tokens of a coordinator.
+
+    Tokens that were found are remembered: only this object revokes any, and a revocation forgets them all.
+    """
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
         self._database = database
         self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, TokenRecord] = {}
+        self._revocations = 0
 
     def create(self, name: str, role: Role, *, connection: Connection | None = None) -> tuple[TokenRecord, str]:
         """Make a token.
@@ -81,11 +89,20 @@ class TokenStore:
         if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
             return None
         digest = _digest(secret)
+        revocations = self._revocations
         with self._database.read() as connection:
             row = select_rows(connection, tokens, secret_digest=digest).first()
         if row is None or not hmac.compare_digest(row.secret_digest, digest) or row.revoked_at is not None:
             return None
-        return TokenRecord(row.token_id, row.name, row.role, row.created_at)
+        record = TokenRecord(row.token_id, row.name, row.role, row.created_at)
+        with self._lock:
+            if revocations == self._revocations and len(self._known) < _MOST_KNOWN:
+                self._known[digest] = record
+        return record
+
+    def known(self, secret: str) -> TokenRecord | None:
+        """The token of a secret that was found before and not revoked since; no statement is made."""
+        return self._known.get(_digest(secret))
 
     def name_of(self, token_id: str) -> str:
         """The name of whoever holds a token, which never changes; empty where there is no such token."""
@@ -109,6 +126,9 @@ class TokenStore:
         with self._database.write() as joined:
             joined.execute(update(tokens).where(this, tokens.c.revoked_at.is_(None)).values(revoked_at=self._clock()))
             row = joined.execute(select(*_SHOWN).where(this)).first()
+        with self._lock:
+            self._revocations += 1
+            self._known.clear()
         if row is None:
             raise NotFound(f"there is no token {token_id[:100]!r}; look at the list of tokens")
         return TokenRecord(**row._mapping)

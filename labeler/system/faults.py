@@ -32,7 +32,7 @@ FAULT_POINTS: dict[str, str] = {
     "coordinator.sum-asked": "The talliers' requests for their sums are in the mail.",
     "coordinator.opened": "The sums are put together in memory; the release is not stored.",
     "coordinator.released": "The release is stored durably; nobody has been told.",
-    "embedder.claimed": "The embedder holds a lease on images; no feature is computed.",
+    "embedder.claimed": "The embedder holds the turn of a requester; no feature is computed.",
     "embedder.embedded": "The features are written; the work is not marked as done.",
     "agent.willing": "The agent has set the job's price aside durably; it has not said yes.",
     "agent.asked": "The agent has checked an ask; nothing is charged.",

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from feature_store.backbones import Backbone, load_backbone, network, parse_spec
-from feature_store.backbones.spec import DEFAULT_BACKBONE, PACKAGED
+from feature_store.backbones.spec import DEFAULT_BACKBONE, DEFAULT_FINGERPRINT, PACKAGED
 from feature_store.rows import quantize
 from labeler.errors import BadData, InvalidSetting, TryAgain
 
@@ -134,6 +134,7 @@ def test_packaged_weights_are_those_of_the_file_in_its_order(name: str) -> None:
         expected = whole.forward_head(whole.forward_features(backbone.tensors(images)[:]), pre_logits=True)  # type: ignore[attr-defined]
     assert np.allclose(backbone.embed(images), expected.numpy(), atol=1e-4)
     assert backbone.dimension == 1280
+    assert (backbone.fingerprint == DEFAULT_FINGERPRINT) == (name == DEFAULT_BACKBONE), "new settings name it"
 
 
 def test_packaged_weights_that_are_not_the_known_file_are_refused(

@@ -12,9 +12,9 @@ from tests.simulation.case import Rates, case_of
 from tests.simulation.seeds import comes_late, is_left_to_a_tallier, of, seeds_where
 from tests.simulation.ways import Way
 
-QUICK = 200
+QUICK = 96
 MANY = 1_200
-CHUNKS = 8
+CHUNKS = 4
 
 
 def check(stage: Stage, seeds: range) -> None:
@@ -53,11 +53,11 @@ def test_a_job_with_an_agent_that_a_tallier_does_not_know_ends_before_its_deadli
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("chunk", range(6 * CHUNKS))
+@pytest.mark.parametrize("chunk", range(12 * CHUNKS))
 def test_no_schedule_of_many_more_breaks_a_rule(stage: Stage, chunk: int) -> None:
     # Other seeds in other runs, where the run is told where to begin.
     first = int(os.environ.get("LABELER_SIMULATION_SEEDS", "1000"))
-    size = MANY // (6 * CHUNKS)
+    size = MANY // (12 * CHUNKS)
     check(stage, range(first + chunk * size, first + (chunk + 1) * size))
 
 

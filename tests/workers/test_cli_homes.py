@@ -382,7 +382,8 @@ def test_where_charges_may_be_forgotten_only_what_was_written_off_is_known(
 
 
 def test_a_person_sees_what_waits_and_approves_it_by_its_first_digits(hospital: Path, labeler: Labeler) -> None:
-    tasks = [a_task(), a_task(nonce="m")]
+    fill_in(hospital / "policy.toml")
+    tasks = [a_task(sigma_votes=90.0), a_task(sigma_votes=90.0, nonce="m")]
     with closing(open_home(hospital)) as database:
         memory = AgentMemory(database, Ledger(database, clock=lambda: NOW))
         for task in tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import shutil
@@ -157,7 +158,7 @@ def test_a_hospital_joins_with_two_commands_and_its_home_is_whole(
     assert joined.code == 0, joined.err
     for screen in (invited.out, joined.out):
         assert max(map(len, screen.splitlines())) <= 80, screen
-    for word in (service.coordinator.config.public_url, phrase[0], "t0", "t1", "t2", "approval of a person"):
+    for word in (service.coordinator.config.public_url, "t0", "t1", "t2", "approval of a person"):
         assert word in joined.out
     assert "labeler agent desk --home a" in joined.out
     # Everything is pinned, without a key copied by hand.
@@ -216,6 +217,19 @@ def test_another_phrase_does_nothing(service: Service, labeler: Labeler, tmp_pat
     # Nobody at the keyboard: nothing is agreed to.
     assert labeler("tallier", "join", "t0.invitation.json", "--home", "t0").code == 1
     assert not (tmp_path / "t0").exists()
+
+
+def test_whoever_joins_types_the_phrase_they_hear_and_is_shown_none(
+    service: Service, labeler: Labeler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = json.loads(labeler("invite", "t0", "--role", "tallier", "--json").out)
+    join = ("tallier", "join", made["file"], "--home", "t0")
+    for typed, code in (("y", 2), ("AAAA-BBBB-CCCC", 2), (made["phrase"].lower().replace("-", " "), 0)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
+        said = labeler(*join)
+        assert said.code == code, said
+        assert made["phrase"] not in said.out + said.err
+        assert (tmp_path / "t0").exists() == (code == 0)
 
 
 @pytest.mark.parametrize("field", ["url", "seal_key", "party_id", "token", "expires_at"])

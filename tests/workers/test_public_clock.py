@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import fisher_exact, ks_2samp
+from scipy.stats import fisher_exact, ks_2samp, mannwhitneyu
 
 from feature_store.shard import Shard, declare_most
 from labeler.errors import InvalidSetting
@@ -369,8 +369,8 @@ service.run_agent(home, stop=threading.Event(), wait_s=5.0)
 
 def real_site(path: Path, make_shard: MakeShard, relay: Any, records: int, start: Any = None, **config: Any) -> Site:
     """A site at the relay, as the first that ever spoke to it."""
-    shard = make_shard(f"own-{records}", records=records, max_records=64)
-    batch = QueryBatch(make_shard(f"public-{records}", records=8, seed=99, public=True).features[:])
+    shard = make_shard(f"own-{path.name}-{records}", records=records, max_records=64)
+    batch = QueryBatch(make_shard(f"public-{path.name}-{records}", records=8, seed=99, public=True).features[:])
     talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
     site = Site(path / f"agent-{records}", shard, relay, talliers, batch, start)
     config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy", **config)
@@ -427,9 +427,13 @@ def test_a_process_that_waits_for_a_far_tick_stops_within_five_seconds_and_loses
 def test_one_record_more_is_not_seen_at_a_real_process_and_without_the_clock_it_is(
     tmp_path: Path, make_shard: MakeShard, relay: Any, has_clock: bool, is_found: bool
 ) -> None:
-    """A false alarm has a chance of 1e-6. An ask is heard of within 10 ms, so 25 ms more are most of what varies."""
-    worlds = []
-    for records in (60, 61):
-        site = real_site(tmp_path, make_shard, relay, records)
-        worlds.append(real_waits(site, has_clock=has_clock, rounds=200))
-    assert bool(ks_2samp(*worlds).pvalue < FALSE_ALARM) is is_found
+    """A false alarm has a chance of 1e-3, the exact test of eight processes in each world, in turns.
+
+    The unit is a process, not a round: each plans its ticks once, from a probe that a busy machine makes longer, so
+    rounds of one process are alike for a reason that is no record. Without the clock all of one world are slower.
+    """
+    shortest: dict[int, list[float]] = {60: [], 61: []}
+    for number, records in enumerate([60, 61, 61, 60] * 4):
+        site = real_site(tmp_path / str(number), make_shard, relay, records)
+        shortest[records].append(min(real_waits(site, has_clock=has_clock, rounds=9)))
+    assert bool(mannwhitneyu(shortest[60], shortest[61], method="exact").pvalue < 1e-3) is is_found, shortest

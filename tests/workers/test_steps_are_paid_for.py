@@ -274,14 +274,13 @@ def test_a_step_is_asked_with_its_public_model_and_nothing_else_is() -> None:
     assert again.round == Ask(task(), batch(2, model.copy()), keys, 1e9).round
     for other in (batch(1, model), batch(2), batch(2, model + 2.0**-16), QueryBatch(model_rows(ROWS - 1), 2 * ROWS)):
         assert again.round.digest != round_of(task(), other).digest
-    bare = Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), keys, 1e9)
     with pytest.raises(ProtocolViolation, match="carries a public model where its task trains one in steps"):
-        Ask.decode(bare.encode())
+        Ask(task(), QueryBatch(model_rows(ROWS - 1), 0), keys, 1e9)
     counting = parse_task(
         {"name": "t", "classes": ["a", "b"], "sigma_votes": 30.0, "delta": 1e-5, "agents": 3, "max_queries": 40}
     )
     with pytest.raises(ProtocolViolation, match="and nowhere else"):
-        Ask.decode(Ask(counting, batch(0, model), keys, 1e9).encode())
+        Ask(counting, batch(0, model), keys, 1e9)
 
 
 def test_the_key_of_a_round_never_serves_two_models(make_shard: Any) -> None:

@@ -181,6 +181,7 @@ class _Records:
             "backbone_fingerprint": shard.fingerprint,
             "classes": list(shard.classes),
             "dimension": shard.dimension,
+            **({} if shard.probe is None else {"probe": shard.probe}),
         }
 
     def shard(self) -> Shard:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
+from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
     CaFile,
     Json,
@@ -29,8 +30,6 @@ from workers.commands.console import (
     MaybeUrl,
     Token,
     Url,
-    check_file,
-    check_folder,
     connect,
     escaped,
     one_of,
@@ -46,15 +45,15 @@ if TYPE_CHECKING:
     from api.schema import JobView, Selection
 
 
-Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
-FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
+Format = Literal["parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv"]
+FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv")
 LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
 MODELS = ("student", "model")
 _TASK_ID = re.compile("[0-9a-f]{64}")
 
 
 def submit(
-    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, or one image.")],
+    images: Annotated[Path, typer.Argument(help="Folder of images, zip, Parquet file, one image, or a public shard.")],
     task: Annotated[str, typer.Option(help="Task file as for `labeler run` (docs/task-file.md), or a task's id.")],
     url: Url,
     token: Token,
@@ -250,11 +249,15 @@ def _image_table(service: Client, job: str) -> pa.Table:
 
 
 def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[str, Any], *, as_json: bool) -> None:
-    from feature_store.results.exports import Wanted, export_images
+    from feature_store.results.exports import Wanted, config_beside, export_images
 
     export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
     document = {"job": job, "format": kind, "images": table.num_rows, "out": str(out)}
-    tell(document, f"Labels of {table.num_rows} images are in {out}", as_json=as_json)
+    said = f"Labels of {table.num_rows} images are in {out}"
+    if kind == "label-studio":
+        document["config"] = str(config_beside(out))
+        said += f", the project's labeling configuration is in {config_beside(out)}"
+    tell(document, said, as_json=as_json)
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
@@ -295,7 +298,7 @@ def _task(
     """The id of the task, made now where a file was named, and which images are asked about."""
     from pydantic import ValidationError
 
-    from api.client import image_parts
+    from api.client import image_parts, is_shard
     from api.schema import TaskRequest
     from labeler.task import describe_validation
     from workers.run.task_file import BudgetTable, read_task_file
@@ -323,7 +326,8 @@ def _task(
         request = TaskRequest.model_validate(fields)
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, path.name)) from None
-    image_parts(images, left_out)  # no task is made for images that could not be sent
+    if not is_shard(images):
+        image_parts(images, left_out)  # no task is made for images that could not be sent
     return service.create_task(request).task_id, selection
 
 
@@ -341,9 +345,11 @@ def _selection(fields: dict[str, Any]) -> Selection:
 
 def _count(images: Path) -> int:
     """How many questions asking about every image makes."""
-    from api.client import IMAGE_SUFFIXES
+    from api.client import IMAGE_SUFFIXES, is_shard, public_shard
     from workers.embedder.image_count import count_images
 
+    if is_shard(images):
+        return len(public_shard(images))
     return count_images(images, endings=IMAGE_SUFFIXES)
 
 

@@ -207,7 +207,7 @@ def serve(
         edge=None if edge is None else Edge(edge, edge_port, edge_tls, files),
         is_behind_proxy=behind_proxy,
         log_file=log_file,
-        on_ready=lambda url: print_json({"url": url}) if as_json else None,
+        on_ready=lambda url: tell({"url": url}, f"Listening at {url}, until Ctrl-C.", as_json=as_json),
     )
 
 

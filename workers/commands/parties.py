@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +25,7 @@ Invited = Annotated[Path, typer.Argument(help="The invitation that the operator 
 Phrase = Annotated[
     str | None,
     typer.Option(
-        help="The phrase as the operator read it out by telephone; without it you are asked.", metavar="WORDS"
+        help="The phrase as the operator reads it out by telephone; without it you are asked.", metavar="WORDS"
     ),
 ]
 
@@ -331,17 +330,16 @@ def _agree(
         for change in changes:
             typer.echo(f"{'Changes'.ljust(width)}{escaped(change)}")
         typer.echo("")
-    if phrase is not None:
-        if not same_phrase(phrase, asked.phrase):
-            raise InvalidSetting(
-                f"the phrase of {path.name} is {asked.phrase}, and --phrase is another one: the file was exchanged on "
-                "its way, or is an older one. Nothing was done. Ask the operator for the file by another way"
-            )
-        return asked
-    if quiet or not sys.stdin.isatty():
-        typer.echo("Call the operator, by a number you know, and compare the phrase.", err=True)
-    question = f"Does the operator, by telephone, read out {asked.phrase}?"
-    typer.confirm(question, abort=True, err=True)
+    if phrase is None:
+        # What is shown is agreed to without listening, so the file's own phrase is not shown before it is typed.
+        typer.echo("Call the operator, by a number you know, and have the phrase read out to you.", err=True)
+        phrase = typer.prompt("Phrase", err=True)
+    if not same_phrase(phrase, asked.phrase):
+        raise InvalidSetting(
+            f"this is not the phrase of {path.name}: you misheard, or the file was exchanged on its way, or is an "
+            "older one. Nothing was done. Have the phrase read out again; if it differs again, ask for the file by "
+            "another way"
+        )
     return asked
 
 

@@ -114,7 +114,6 @@ def terms_of(invitation: Invitation) -> list[tuple[str, str]]:
         *terms,
         ("Roster", invitation.roster_digest[:16]),
         ("Valid until", f"{until:%Y-%m-%d %H:%M} UTC"),
-        ("Phrase", invitation.phrase),
     ]
 
 

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from feature_store.backbones.spec import DEFAULT_BACKBONE, DEFAULT_FINGERPRINT
 from feature_store.shard import Shard, check_served
 from labeler.errors import BadData, InvalidSetting, JournalInUse, ProtocolViolation
 from labeler.ledger.database import open_database
@@ -77,7 +78,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
         instance_epsilon=1.0,
         agent_epsilon="unlimited",
         classes=None,
-        backbones={},
+        backbones={DEFAULT_FINGERPRINT: DEFAULT_BACKBONE},
     )
     document = make_keys(home, party_id="coordinator", role="coordinator")
     # The settings last, which make a folder a home: where the disk was full, the same command goes on.
@@ -323,7 +324,7 @@ def coordinator_toml(
         "[agents]",
         *caps,
         "",
-        "# Fingerprint of a backbone = what loads it; a relative path is looked for in this folder.",
+        "# Fingerprint of a backbone (labeler embed prints it) = what loads it; a relative path is of this folder.",
         "[backbones]",
         *(f"{toml_value(fingerprint)} = {toml_value(path)}" for fingerprint, path in backbones.items()),
         "",

@@ -232,7 +232,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
         instance_epsilon=budget.instance_epsilon,
         agent_epsilon=budget.agent_epsilon,
         classes=data.classes,
-        backbones={data.fingerprint: data.backbone},
+        backbones={data.fingerprint: data.backbone} if data.backbone else {},
         ask_again_s=2.0,
         life_epsilon=budget.life_epsilon,
     )
@@ -449,7 +449,7 @@ class FederationData:
     Attributes:
         shards: one per agent.
         classes: public class names.
-        backbone: what the coordinator's settings name for it.
+        backbone: what the coordinator's settings name for it; empty where nobody here can load it.
     """
 
     shards: tuple[Path, ...]
@@ -500,6 +500,9 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
     for path, shard in zip(paths[1:], shards[1:], strict=True):
         if (shard.fingerprint, shard.classes) != (shards[0].fingerprint, shards[0].classes):
             raise MixedShards(f"{path} and {paths[0]} differ in backbone or class list; embed them alike")
+    if shards[0].probe is not None and backbone is None:  # requesters bring features, too
+        paths = tuple(path.resolve() for path in paths)
+        return FederationData(paths, shards[0].classes, shards[0].fingerprint, "")
     spec = _named_in(shards[0].backbone) if backbone is None else read_spec(backbone)
     fingerprint = load_backbone(spec).fingerprint
     if fingerprint != shards[0].fingerprint:

@@ -230,8 +230,11 @@ def create_desk(site: Site, *, token: str) -> FastAPI:
         return JSONResponse({"detail": str(error)}, status_code=status)
 
     @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, __: Exception) -> Response:
-        return JSONResponse({"detail": "a decision is JSON with at most a reason of 1000 characters"}, status_code=422)
+    async def malformed(_: Request, error: Exception) -> Response:
+        kinds = [one["type"] for one in error.errors()] if isinstance(error, RequestValidationError) else []
+        status = 400 if "json_invalid" in kinds else 422
+        told = "a decision is JSON with at most a reason of 1000 characters"
+        return JSONResponse({"detail": told}, status_code=status)
 
     app.add_middleware(Guard, token=token)
     return app

@@ -135,6 +135,15 @@ function failed(error, { quiet = false } = {}) {
 }
 
 async function round(count) {
+  try {
+    await refreshAll(count);
+  } catch (error) {
+    failed(error, { quiet: true }); // a refused token signs out; all else is the connection's to tell
+    throw error;
+  }
+}
+
+async function refreshAll(count) {
   readiness = await api.readiness();
   showReadiness(readiness);
   if (!api.hasToken) return;
@@ -159,9 +168,7 @@ async function round(count) {
     newJob.again();
   }
   await Promise.all([attempt(ledgerJobs.refresh()), attempt(ledgerEntries.refresh()), attempt(charts.refresh())]);
-  const refused = failures.find((error) => error instanceof Problem && error.status === 401);
-  if (refused) failed(refused);
-  else if (failures.length > 0) throw failures[0];
+  if (failures.length > 0) throw failures.find((error) => error instanceof Problem && error.status === 401) ?? failures[0];
 }
 
 async function learnWhoIAm() {

@@ -165,6 +165,8 @@ def test_bodies_are_small_json(desk: Desk) -> None:
         assert http.post("/v1/stop", json={"reason": "x" * 1001}).status_code == 422
         assert http.post("/v1/stop", json={"because": "x"}).status_code == 422
         assert http.post("/v1/stop", content=b"[").status_code == 422
+        as_json = {"Content-Type": "application/json"}
+        assert http.post("/v1/stop", content=b"[", headers=as_json).status_code == 400
     assert len(desk.site.done) == before
 
 

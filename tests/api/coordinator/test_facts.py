@@ -9,6 +9,7 @@ import pytest
 from api.coordinator.roster import MAX_CLASS_CHARACTERS, Facts, check_facts, facts_of
 from labeler.errors import ProtocolViolation
 from labeler.task import MOST_CLASSES
+from labeler.untrusted import MOST_PROBE_CHARACTERS
 
 GOOD = {"backbone_fingerprint": "sha256:a", "classes": ["cat", "a dog"], "dimension": 1280}
 BAD: list[dict[str, Any]] = [
@@ -28,10 +29,15 @@ BAD: list[dict[str, Any]] = [
     {"dimension": "64"},
     {"dimension": 2**20 + 1},
     {"records": 100},
+    {"probe": "AAAA"},  # of which dimension?
+    {"probe": "AAAA", "dimension": 4},
+    {"probe": "no base64", "dimension": 4},
+    {"probe": "A" * (MOST_PROBE_CHARACTERS + 4), "dimension": 1},
+    {"probe": 5, "dimension": 1},
 ]
 
 
-@pytest.mark.parametrize("facts", [{}, GOOD, {"classes": []}])
+@pytest.mark.parametrize("facts", [{}, GOOD, {"classes": []}, {"probe": "AAAA" * 2, "dimension": 3}])
 def test_facts_that_hold_are_taken_as_they_are(facts: dict[str, Any]) -> None:
     assert check_facts(facts) == facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 import threading
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -134,6 +136,27 @@ def test_vectors_of_a_length_that_no_agent_has_are_refused_as_soon_as_one_has_to
     assert house.submit(before, 3, start=10).state == "queued"
     house.enrol("right", dimension=3)
     assert house.submit(house.task(agents=["right", "south"]), 3).state == "queued"
+
+
+def test_a_probe_names_the_agent_that_has_another_backbone_and_nothing_is_charged(house: House) -> None:
+    """Features of the requester, and of two agents, of which one is 3 grid units away; 2 are rounding."""
+    ours, near, far = ([[2048, moved, 0], [0, 2048, 0]] for moved in (0, 2, 3))
+    ours, near, far = (base64.b64encode(np.array(one, dtype="<i2").tobytes()).decode() for one in (ours, near, far))
+    house.enrol("near", dimension=3, probe=near)
+    house.enrol("far", dimension=3, probe=far)
+    house.enrol("silent", dimension=3)
+    both = house.task(agents=["near", "far"])
+    head, files = house.ledger.head(), house.files()
+    for record, fields, said in (
+        (both, {"probe": ours}, "probe: agent 'far' embedded the probe 3 grid units from the request"),
+        (both, {}, "probe: the request embedded no probe"),
+        (house.task(agents=["near", "silent"]), {"probe": ours}, "probe: agent 'silent' embedded no probe"),
+        (both, {"probe": "AAAA"}, "this is no probe of features of 3 entries"),
+    ):
+        with pytest.raises(InvalidSetting, match=re.escape(said)):
+            house.submit(record, 3, key="once", **fields)
+    assert (house.ledger.head(), house.files()) == (head, files)
+    assert house.submit(house.task(agents=["near"]), 3, probe=ours).state == "queued"
 
 
 @pytest.mark.parametrize(

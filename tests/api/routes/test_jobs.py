@@ -162,7 +162,7 @@ BROKEN = {
     "unreadable parquet": ({"request": "TASK"}, [("parquet", ("a.parquet", b"PAR1"))], 422),
     "two kinds": ({"request": "TASK"}, [("archive", ("a.zip", archive("a.png"))), ("images", ("b.png", b""))], 422),
     "same name": ({"request": "TASK"}, [("images", ("a.png", picture(0))), ("images", ("a.png", picture(1)))], 422),
-    "request is no JSON": ({"request": "{"}, [("images", ("a.png", picture(0)))], 422),
+    "request is no JSON": ({"request": "{"}, [("images", ("a.png", picture(0)))], 400),
     "request does not fit": ({"request": '{"task_id": 3}'}, [("images", ("a.png", picture(0)))], 422),
     "large request": ({"request": " " * 1_100_000}, [("images", ("a.png", picture(0)))], 413),
 }
@@ -214,7 +214,7 @@ def test_vectors_that_are_no_vectors_are_refused(service: Service) -> None:
             assert response.status_code == status, (features, response.text)
         text = json.dumps({"task_id": task_id, "backbone_fingerprint": "f", "features": [[float("nan")]]})
         headers = {"Content-Type": "application/json"}
-        assert http.post("/v1/jobs", content=text, headers=headers).status_code == 422
+        assert http.post("/v1/jobs", content=text, headers=headers).status_code == 400
         assert http.post("/v1/jobs", content=b"x", headers={"Content-Type": "text/csv"}).status_code == 415
 
 

@@ -135,12 +135,13 @@ def test_metrics_say_what_was_asked_spent_and_taken(service: Service) -> None:
     assert not any(name == "labeler_scrape_missing" for name, _ in samples)
 
 
-def test_the_address_alone_leads_to_the_dashboard(service: Service) -> None:
+@pytest.mark.parametrize(("path", "place"), [("/", "/dashboard"), ("/docs", "/api"), ("/redoc", "/api")])
+def test_addresses_that_people_guess_lead_to_a_page(service: Service, path: str, place: str) -> None:
     with service.http(None) as http:
-        answer = http.get("/")
-        assert (answer.status_code, answer.headers["Location"]) == (307, "/dashboard")
+        answer = http.get(path)
+        assert (answer.status_code, answer.headers["Location"]) == (307, place)
         assert answer.headers["Content-Type"].startswith("text/plain")
-        assert http.get("/", follow_redirects=True).headers["Content-Type"].startswith("text/html")
+        assert http.get(path, follow_redirects=True).headers["Content-Type"].startswith("text/html")
 
 
 def test_the_dashboard_is_served_from_here_alone(service: Service) -> None:

@@ -275,8 +275,8 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     visit.keep(screenshots, "overview-alerts")
     dear.get_by_role("link", name="Open the job").click()
     reason = page.get_by_role("region", name="Why")
-    left = page.locator("#headline").inner_text().rpartition("; ")[2]
-    expect(reason).to_contain_text(f"and {percent(left)} % is left")
+    spent = percent(page.locator("#headline").inner_text().rpartition("; ")[2])
+    expect(reason).to_contain_text(f"and {round(100 - spent, 1)} % is left")
     assert percent(reason.locator(".reason").inner_text()) > 100
     reason.get_by_text("In nano-units").click()
     for words in ("Federation", "one image", "Asked", "epsilon 60.0", "Limit"):

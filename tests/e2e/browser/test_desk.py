@@ -114,7 +114,8 @@ def operator(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.write_text(text)
     made = place.labeler("keys", "token", "--home", "coordinator", "--name", "first", "--role", "admin", "--json")
     monkeypatch.setenv("LABELER_TOKEN", json.loads(made)["token"])
-    place.start("coordinator", "serve", "--home", "coordinator", "--port", url.rsplit(":", 1)[1], "--json", told=True)
+    told = place.start("coordinator", "serve", "--home", "coordinator", "--port", url.rsplit(":", 1)[1], told=True)
+    assert told == f"Listening at {url}, until Ctrl-C.\n"
     place.start("embedder", "embedder", "--home", "coordinator")
 
 

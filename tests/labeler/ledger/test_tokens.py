@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from labeler.errors import InvalidSetting, NotFound
+from labeler.ledger import tokens as tokens_module
 from labeler.ledger.database import Database
 from labeler.ledger.tokens import TokenRecord, TokenStore
 from tests.labeler.ledger.conftest import Clock
@@ -69,6 +72,33 @@ def test_a_revoked_token_opens_nothing_for_ever(store: TokenStore, database: Dat
     for statement in ("UPDATE tokens SET revoked_at = NULL", "UPDATE tokens SET role = 'admin', name = 'x'"):
         with pytest.raises(IntegrityError), database.write() as connection:
             connection.execute(text(statement))
+
+
+def test_a_token_is_known_from_its_first_use_until_any_is_revoked(store: TokenStore, database: Database) -> None:
+    (record, secret), (other, _) = store.create("ci", "admin"), store.create("ops", "admin")
+    assert store.known(secret) is None
+    assert store.find(secret) == record == store.known(secret)
+    store.revoke(other.token_id)
+    assert store.known(secret) is None
+    assert store.find(secret) == record
+    store.revoke(record.token_id)
+    assert store.known(secret) is store.find(secret) is None
+
+
+def test_a_look_that_began_before_a_revocation_is_not_remembered(
+    store: TokenStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, secret = store.create("ci", "admin")
+    read = tokens_module.select_rows
+
+    def and_then_revoked(*asked: Any, **values: Any) -> Any:
+        found = read(*asked, **values)
+        monkeypatch.undo()
+        return found if store.revoke(record.token_id) else None
+
+    monkeypatch.setattr(tokens_module, "select_rows", and_then_revoked)
+    assert store.find(secret) == record  # it was asked while the token was good
+    assert store.known(secret) is store.find(secret) is None
 
 
 @pytest.mark.parametrize(("name", "role"), [("", "admin"), ("x" * 101, "admin"), ("a\nb", "admin"), ("a", "root")])
