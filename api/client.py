@@ -5,7 +5,7 @@ with Client("https://labels.example.org", token) as service:
     service.wait(job.job_id)
     service.labels(job.job_id, Path("labels.parquet"))
 
-One class, and so one file of more than 400 lines: its methods mirror the routes one by one.
+More than 600 lines: one class, whose methods mirror the routes one by one.
 """
 
 from __future__ import annotations

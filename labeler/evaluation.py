@@ -45,7 +45,7 @@ Z: Final = 1.959964
 
 DRAWS: Final = 2000
 _NUMBERS_AT_ONCE: Final = 2**22
-WIDE_ENOUGH: Final = 0.1
+WIDE_ENOUGH: Final = 0.05
 """Standard deviation of the recall of a class, by noise alone, up to which a finer layout is chosen."""
 
 BANDS: Final = 5
@@ -342,10 +342,14 @@ def area_under(counts: Counts) -> Counts:
 def choose_layout(num_classes: int, *, sigma: float, records: int, bands: int = BANDS) -> Layout:
     """The finest layout in which noise leaves the recall of a class a deviation of WIDE_ENOUGH; else the coarsest.
 
+    Of two classes always the finest: it has no more than twice as many cells as the coarsest, and AUROC needs it.
+
     Args:
         sigma: of one count.
         records: of all agents together, as far as anybody may know.
     """
+    if num_classes == 2:
+        return "confusion"
     for layout in ("confusion", "classes"):
         if share_spread(layout, bands, num_classes, sigma=sigma, records=records / num_classes) <= WIDE_ENOUGH:
             return layout

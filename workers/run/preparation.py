@@ -303,12 +303,12 @@ def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
         InvalidSetting: a setting is out of bounds.
         BudgetExceeded: it costs more than its budget.
     """
-    if not job.shards:
-        raise InvalidSetting("an evaluation needs at least one private shard; name one for each agent")
-    if job.test is not None or job.backbone is not None:
-        raise InvalidSetting("an evaluation asks about a model and reads no images; leave --test and --backbone out")
-    shards = tuple(Shard.open(path, verify=False) for path in job.shards)
-    _check_together(job, shards, [])
+    shards, images, _ = open_shards(job)
+    if images is not None or job.test is not None or job.backbone is not None:
+        raise InvalidSetting(
+            "an evaluation asks about a model and reads no public images: --images names the model's file; leave "
+            "--test and --backbone out"
+        )
     if shards[0].has_attributes:
         raise MixedShards("the shards hold attributes, any number per record, and an evaluation counts one class each")
     folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
@@ -346,7 +346,7 @@ def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, lis
     asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
     scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
     _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
-    if asked is None:
+    if asked is None and not METHODS[job.file.task.method].evaluates:
         _check_images(job)
     return shards, asked, scored
 
