@@ -3,7 +3,7 @@
 Requests refuse unknown fields, so that a misspelt setting never falls back to a default. Prices are epsilons for people
 and nano-units of mu^2 (see labeler.budget) for programs; `null` stands where no finite bound exists.
 
-One file of more than 400 lines, because it is one document: what /openapi.json says.
+More than 600 lines: it is one document, what /openapi.json says.
 """
 
 from __future__ import annotations
