@@ -36,13 +36,13 @@ from feature_store.backbones.backbone import Backbone, ImageLike, decode_for, pr
 from feature_store.backbones.spec import Transform
 from feature_store.decode import Skipped, png_thumbnail
 from feature_store.rows import usable_rows
-from feature_store.same_images import find_same_images, named, refusal, refuse_same_bytes
+from feature_store.same_images import KeptFirst, find_same_images, keep_first, named, refusal, refuse_same_bytes
 from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import ShardWriter
 from feature_store.sources import AttributeSource, ImageSource, PersonColumn, open_source, source_digest
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
-from labeler.settings import check_names_are_text
-from labeler.system.files import is_full
+from labeler.settings import check_names_are_text, misspelt
+from labeler.system.files import PRIVATE_FILE, is_full, replace_file
 from labeler.system.site_key import KEY_BYTES, SITE_KEY_FILE, Digests, SiteKey, as_digests, site_key
 
 _THUMBNAIL_PIXELS = 64
@@ -302,7 +302,7 @@ Progress = Callable[[int, int], None]
 Loader = Callable[[int], Generator[list[Loaded]]]
 """Gives the images of a source from an index on, in batches of any size, in order."""
 
-Embedder = Callable[[Callable[[int], Loaded], range], Generator[Embedded]]
+Embedder = Callable[[Backbone, Callable[[int], Loaded], range], Generator[Embedded]]
 """Loads images with what it is given, a function that can be sent elsewhere, and embeds them, in order."""
 
 CHECKPOINT = 32
@@ -331,6 +331,9 @@ class EmbedReport:
         notes: sentences a person should read, for example where the class list came from.
         same_images: images that are there more than once: the names of their files, and how they contradict themselves
             ("" where they do not). Those under different labels come first. For the site's own people.
+        passed_over: files that are certainly no images (feature_store.sources).
+        copies, contradictions, shared: how many private images were left out, and why (feature_store.same_images).
+        listed: the table of them beside the shard; None where there is none.
     """
 
     path: Path
@@ -341,11 +344,16 @@ class EmbedReport:
     fingerprint: str
     notes: tuple[str, ...]
     same_images: tuple[tuple[tuple[str, ...], str], ...] = ()
+    passed_over: tuple[str, ...] = ()
+    copies: int = 0
+    contradictions: int = 0
+    shared: int = 0
+    listed: Path | None = None
 
 
 def embed_source(
     source: ImageSource | str | Path,
-    backbone: Backbone,
+    backbone: Backbone | Callable[[], Backbone],
     out: str | Path,
     *,
     classes: Sequence[str] | None = None,
@@ -370,6 +378,7 @@ def embed_source(
 
     Args:
         source: an ImageSource, or what `open_source` opens.
+        backbone: makes the features; or what loads it, once source, labels, people and place were found to be right.
         out: folder of the shard.
         classes: the PUBLIC class list, in label order. Labels of the source are matched by name. Without it the
             source's own names are taken: right only if they are public, the same for all parties, and complete.
@@ -381,8 +390,9 @@ def embed_source(
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
         threads: that read and prepare images while the backbone computes; as many as there are cores when None.
         persons: where it is said whose images are whose; kept with a private shard, as digests.
-        duplicates: what becomes of private images that are there more than once: refused (the default), only the first
-            of each kept, or all. Public ones are all kept, and reported.
+        duplicates: what becomes of private images that are there more than once: of each person's identical ones the
+            first is kept, and none under different labels (the default; feature_store.same_images); or they are
+            refused, or all kept. Public ones are all kept, and reported.
         key: the site's key for digests of persons and images, or its file; by default the file SITE_KEY_FILE beside
             `out`, which is made where there is none. Private shards only.
         scanned: called while private images are compared before they are embedded, with (images read, images in all).
@@ -396,8 +406,9 @@ def embed_source(
     Raises:
         BadData: no image could be read; private images without a label or with one outside `classes`, or without a
             person.
-        IdenticalImages: private images are there more than once. Found by their bytes before anything is embedded; by
-            their features at the end, when the same call with another `duplicates` has nothing left to compute.
+        IdenticalImages: private images are there more than once, and are to be refused. Found by their bytes before
+            anything is embedded; by their features at the end, when the same call with another `duplicates` has
+            nothing left to compute.
         InvalidSetting: a setting out of bounds, or `out` holds something else; there are more records than declared.
         OutputInUse: another process is writing it.
         StorageFull: there is no room left; the same call goes on from the last checkpoint.
@@ -419,7 +430,7 @@ def embed_source(
             f"the shard is to be written to {str(path)!r}, which is there already and is no shard; name a new folder"
         )
     keep_thumbnails = public if thumbnails is None else thumbnails
-    policy: Duplicates = duplicates or ("keep-all" if public else "refuse")
+    policy: Duplicates = duplicates or ("keep-all" if public else "keep-first")
     images = open_source(source) if isinstance(source, str | Path) else source
     if public:
         check_names_are_text(images.names)
@@ -431,25 +442,27 @@ def embed_source(
     names = tuple(images.label_names if classes is None else classes)
     labels = match_labels(images, names, public=public)
     notes = _notes(images, names, given=classes is not None, public=public)
-    passes = -(-(batch_size or (CHECKPOINT if backbone.batch_size == 1 else 1)) // backbone.batch_size)
+    named_people = None if persons is None else persons.of(images)
+    network = backbone() if callable(backbone) else backbone
+    passes = -(-(batch_size or (CHECKPOINT if network.batch_size == 1 else 1)) // network.batch_size)
 
     digester = _PUBLIC_KEY if public else _site_key(path, key)
-    sent = partial(load_image, images, transform=backbone.transform, keep_thumbnail=keep_thumbnails)
+    sent = partial(load_image, images, transform=network.transform, keep_thumbnail=keep_thumbnails)
     one = partial(sent, digester=digester)
 
     def load(indices: range) -> Generator[list[Loaded]]:
-        return loaded_batches(one, indices, batch_size=passes * backbone.batch_size, threads=threads or all_cores())
+        return loaded_batches(one, indices, batch_size=passes * network.batch_size, threads=threads or all_cores())
 
     def embedded(indices: range) -> Generator[Embedded]:
         if embedder is not None:
-            with closing(embedder(sent, indices)) as elsewhere:
+            with closing(embedder(network, sent, indices)) as elsewhere:
                 yield from (digested(images, digester, batch) for batch in elsewhere)
             return
         with closing(load(indices) if loader is None else loader(indices.start)) as batches:
-            yield from embedded_batches(backbone, batches)
+            yield from embedded_batches(network, batches)
 
-    people = None if persons is None else digester.digests("person", [name.encode() for name in persons.of(images)])
-    job = _job_digest(images, backbone, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
+    people = None if named_people is None else digester.digests("person", [name.encode() for name in named_people])
+    job = _job_digest(images, network, names, labels, public=public, thumbnails=keep_thumbnails, people=people)
     if path.exists():
         return _report_finished(path, job, images, notes, policy, max_records, digester)
     with (
@@ -457,10 +470,10 @@ def embed_source(
         ShardWriter(
             path,
             classes=names,
-            fingerprint=backbone.fingerprint,
-            dimension=backbone.dimension,
+            fingerprint=network.fingerprint,
+            dimension=network.dimension,
             public=public,
-            backbone=backbone.spec,
+            backbone=network.spec,
             job=job,
             site_key=None if public else digester.name,
             max_records=max_records,
@@ -474,21 +487,46 @@ def embed_source(
             refuse_same_bytes(images, labels, people, digester, scanned)
         rows = Records(images, labels, people, keep_thumbnails)
         with closing(embedded(range(writer.position, total))) as batches:
-            for position in appended_batches(writer, rows, batches, aside=backbone.passes_ahead > 0):
+            for position in appended_batches(writer, rows, batches, aside=network.passes_ahead > 0):
                 if progress is not None:
                     progress(position, total)
         skipped = writer.skipped()
-        same = find_same_images(writer.gathered())
+        first = keep_first(writer.gathered()) if policy == "keep-first" else None
+        same = find_same_images(writer.gathered()) if first is None else first.same
         said = named(same, writer.sources() if same else ())
         if policy == "refuse" and same:
             raise refusal(said, "they were compared by their features as well, and nothing is left to be computed")
-        keep = None
-        if policy == "keep-first":
-            keep = np.ones(writer.records, dtype=bool)
-            keep[[row for group in same for row in group.rows[1:]]] = False
-        records = writer.records if keep is None else int(keep.sum())
-        writer.finish(keep=keep)
-    return EmbedReport(path, records, skipped, resumed_from, names, backbone.fingerprint, notes, said)
+        if first is None:
+            records = writer.records
+            writer.finish()
+        else:
+            records = int(first.keep.sum())
+            _list_same_images(path, first, writer)
+            writer.finish(keep=first.keep)
+    report = EmbedReport(
+        path, records, skipped, resumed_from, names, network.fingerprint, notes, said, images.passed_over
+    )
+    if first is None or not same:
+        return report
+    return replace(
+        report,
+        copies=first.copies,
+        contradictions=first.contradictions,
+        shared=first.shared,
+        listed=same_images_list(path),
+    )
+
+
+def same_images_list(shard: Path) -> Path:
+    """The table of identical images of a shard: names of files, for nobody but its owner."""
+    return shard.with_name(f"{shard.name}.duplicates.csv")
+
+
+def _list_same_images(path: Path, first: KeptFirst, writer: ShardWriter) -> None:
+    if first.same:
+        replace_file(same_images_list(path), first.listed(writer.sources()), mode=PRIVATE_FILE)
+    else:
+        same_images_list(path).unlink(missing_ok=True)  # of an earlier shard of this name
 
 
 def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool) -> NDArray[np.int16]:
@@ -500,8 +538,8 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
         Shape (images,), or (images, classes) of a source of attributes.
 
     Raises:
-        BadData: private images without a label, or with a name that is not in the list. Names are not repeated,
-            since which classes a party holds is its secret.
+        BadData: private images without a label, or with a name that is not in the list. Which classes a party holds is
+            its secret: no name is repeated but the one that a name of the list was probably meant to be.
     """
     if isinstance(images, AttributeSource):
         return images.columns(classes, public=public)
@@ -521,6 +559,7 @@ def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool)
         raise BadData(
             f"{missing} of {len(labels)} private images have no label in the class list of {len(classes)} names; "
             "labels are matched by name, so check the list's spelling, or take those images out"
+            + misspelt(classes, known)
         )
     return labels
 
@@ -573,6 +612,8 @@ def _notes(images: ImageSource, classes: tuple[str, ...], *, given: bool, public
             f"The class list ({len(classes)} names) was taken from the source. It becomes public: name it yourself "
             "if which classes are present is private, or if other parties hold more."
         )
+    if public and given and (hint := misspelt(classes, images.label_names)):
+        notes.append(f"Some labels of these images are not in the class list, and will not be scored{hint}")
     if public and images.label_names:
         notes.append("Labels of these public images are kept for scoring only; no vote and no query sees them.")
     return tuple(notes)
@@ -598,14 +639,27 @@ def _report_finished(
             f"{path.name!r} exists already, and was not declared to hold at most {max_records} records; embed into "
             "another output, or delete it first"
         )
-    same = find_same_images(shard, rows=shard.rows)
+    same = find_same_images(shard, rows=shard.rows, by_person=policy == "keep-first")
     if same and policy == "keep-first":
-        raise InvalidSetting(f"{path.name!r} exists already, with all files of equal images; delete it first")
+        raise InvalidSetting(
+            f"{path.name!r} exists already, with all files of identical images; delete it first, or keep them "
+            "(--duplicates keep-all)"
+        )
     said = named(same, shard.sources if same else ())
     if same and policy == "refuse":
         raise refusal(said, f"{path.name!r} exists already and holds them all")
+    listed = same_images_list(path)
     return EmbedReport(
-        path, len(shard.labels), shard.skipped, len(images.names), shard.classes, shard.fingerprint, notes, said
+        path,
+        len(shard.labels),
+        shard.skipped,
+        len(images.names),
+        shard.classes,
+        shard.fingerprint,
+        notes,
+        said,
+        images.passed_over,
+        listed=listed if listed.exists() else None,
     )
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from feature_store.backbones.backbone import fingerprint_of
+from feature_store.backbones.backbone import Backbone, fingerprint_of
 from feature_store.backbones.spec import Transform
 from feature_store.decode import MAX_PIXELS, Skipped
 from feature_store.embedding import Embedded, Loaded
@@ -116,6 +116,7 @@ class FeatureSource:
     names_are_declared = False
     max_pixels = MAX_PIXELS
     left_out: tuple[Skipped, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class FeatureSource:
         """What is one record: its row as it is stored."""
         yield quantize(self.rows[index : index + 1]).astype("<i2").tobytes()
 
-    def embedded(self, _: Callable[[int], Loaded], indices: range) -> Generator[Embedded]:
+    def embedded(self, _: Backbone, __: Callable[[int], Loaded], indices: range) -> Generator[Embedded]:
         """The rows as batches of a source, for `embed_source`."""
         for start in range(indices.start, indices.stop, _ROWS_AT_ONCE):
             some = range(start, min(start + _ROWS_AT_ONCE, indices.stop))

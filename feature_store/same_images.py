@@ -8,15 +8,30 @@ pair of images is compared, and no image is kept in memory.
 * Equal **features**: pictures that the backbone cannot tell apart, a re-encoded copy for example. Also what shards say
   that keep no digests.
 
-They are looked for before hours go into embedding them, and refused in a sentence that counts; names of files stand
-beside it, for the people of the site.
+**Keeping the first** (`keep_first`): of identical images with one label the first becomes a record; of identical images
+with different labels none does. Then a record may stand for several files, so the rule has to be kept to one person:
+
+    which files of a person become records depends on that person's files alone.
+
+*A file* that comes or goes changes its own group of identical images and no other: a feature is a function of its image
+(feature_store.embedding). Such a group is one record or none before, and one or none after; where it is one both
+times, both have the same feature, label and person, and their ids are random. So shards with and without one
+file differ in one record at most. *A person* whose files all come or go changes no record of anybody else, which is
+what prices of people count on (labeler.methods.sensitivity). Were identical images of two people one record, or none,
+a person who leaves would let one image of each such other person in: as many records as the two share images, whatever
+`records_per_person` says. So each person keeps their own, and the site is told.
+
+Where identical images are refused, equal bytes are looked for before hours go into embedding, and refused in a sentence
+that counts; names of files stand beside it, for the people of the site.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -66,20 +81,26 @@ class SameImages:
         return f"under {' and '.join(found)}" if found else ""
 
 
-def find_same_images(records: Comparable, *, rows: NDArray[np.int64] | None = None) -> tuple[SameImages, ...]:
+def find_same_images(
+    records: Comparable, *, rows: NDArray[np.int64] | None = None, by_person: bool = False
+) -> tuple[SameImages, ...]:
     """Every group of records that are one image, by bytes or by features.
 
     Args:
         records: what is compared.
         rows: which of them, ascending; all where absent.
+        by_person: compare the images of each person among themselves, where it is known whose they are.
 
     Returns:
         Those under different labels first, then those of different people, then the rest; each by its first row.
     """
     chosen = np.arange(len(records.labels)) if rows is None else rows
-    runs = list(_runs(feature_digests(records.features, chosen)))
+    compared = [feature_digests(records.features, chosen)]
     if records.image_digests is not None:
-        runs += _runs(records.image_digests[chosen])
+        compared.append(records.image_digests[chosen])
+    if by_person and records.persons is not None:
+        compared = [np.hstack([digests, records.persons[chosen]]) for digests in compared]
+    runs = [run for digests in compared for run in _runs(digests)]
     return _ordered((chosen[places] for places in _joined(runs)), records.labels, records.persons)
 
 
@@ -127,6 +148,47 @@ def _ordered(
         for rows in groups
     ]
     return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.persons_differ, one.rows)))
+
+
+@dataclass(frozen=True, eq=False)
+class KeptFirst:
+    """What becomes of records that are one image; see the module. Private; does not print.
+
+    Attributes:
+        keep: which records stay, shape (n,).
+        same: every group of records that are one image, whoever's they are.
+        copies: how many records go because an equal one of the same person stays.
+        contradictions: how many go because identical images of their person have different labels.
+        shared: how many images are there under several people, each of whom keeps their own.
+    """
+
+    keep: NDArray[np.bool_] = field(repr=False)
+    same: tuple[SameImages, ...] = field(repr=False)
+    copies: int
+    contradictions: int
+    shared: int
+
+    def listed(self, sources: Sequence[str]) -> bytes:
+        """A table in CSV for the site's own people: each identical image by its files, and what became of them."""
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(("image", "file", "kept", "contradiction"))
+        for number, group in enumerate(self.same, 1):
+            for row in group.rows:
+                table.writerow((number, sources[row], "yes" if self.keep[row] else "no", group.contradiction))
+        return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def keep_first(records: Comparable) -> KeptFirst:
+    """Keep one of each person's identical images with one label, and none where labels differ; see the module."""
+    keep = np.ones(len(records.labels), dtype=bool)
+    copies = contradictions = 0
+    for group in find_same_images(records, by_person=True):
+        keep[list(group.rows if group.labels_differ else group.rows[1:])] = False
+        copies += 0 if group.labels_differ else len(group.rows) - 1
+        contradictions += len(group.rows) if group.labels_differ else 0
+    same = find_same_images(records)
+    return KeptFirst(keep, same, copies, contradictions, shared=sum(group.persons_differ for group in same))
 
 
 Twice = tuple[tuple[tuple[str, ...], str], ...]

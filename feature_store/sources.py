@@ -53,6 +53,7 @@ from PIL import Image
 from feature_store.decode import MAX_PIXELS, Skipped, decode_image, to_rgb
 from feature_store.results.image_labels import FILE_HEADINGS
 from labeler.errors import BadData, InvalidSetting, UnreadableImage
+from labeler.settings import misspelt
 
 _READ_BYTES = 1 << 20
 _MOST_AT_ONCE = 64 << 20
@@ -69,6 +70,7 @@ class ImageSource(Protocol):
             collected from the labels of its records, which would change when a record does.
         max_pixels: most width times height of an image.
         left_out: what lies in the source but is no image of it.
+        passed_over: names of files that are certainly no images, of which people are told and nothing is expected.
     """
 
     @property
@@ -85,6 +87,9 @@ class ImageSource(Protocol):
 
     @property
     def left_out(self) -> tuple[Skipped, ...]: ...
+
+    @property
+    def passed_over(self) -> tuple[str, ...]: ...
 
     @property
     def max_pixels(self) -> int: ...
@@ -118,16 +123,25 @@ def source_digest(source: ImageSource) -> str:
 class FolderSource:
     """CLASS/anything/file for labelled images, or files alone for unlabelled ones; names in sorted order.
 
-    Every file is tried, except hidden ones (a leading dot); one that is no image is reported by `read`. Files beside
-    class folders have no class and are left out.
+    Passed over are hidden files (a leading dot), what systems put into folders by themselves, and texts. Every other
+    file is tried; one that is no image is reported by `read`. Files beside class folders have no class and are left
+    out.
     """
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self._path = path.resolve()
         self.max_pixels = max_pixels
-        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-        folders = [entry for entry in entries if entry.is_dir()]
-        files = [entry for entry in entries if entry.is_file()]
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        passed_over: list[str] = []
+
+        def images(folder: Path, found: Iterator[Path]) -> Iterator[Path]:
+            for file in sorted(one for one in found if one.is_file()):
+                if _is_no_image(file, hidden_below=folder):
+                    passed_over.append(file.relative_to(path).as_posix())
+                else:
+                    yield file
+
+        files = list(images(path, path.iterdir()))
         self.label_names = tuple(folder.name for folder in folders)
         self.names_are_declared = True
         self.left_out: tuple[Skipped, ...] = ()
@@ -137,8 +151,9 @@ class FolderSource:
                 Skipped(file.name, "lies beside the class folders, in none of them") for file in files
             )
             labelled = [
-                (file, label) for label, folder in enumerate(folders) for file in sorted(_visible_files(folder))
+                (file, label) for label, folder in enumerate(folders) for file in images(folder, folder.rglob("*"))
             ]
+        self.passed_over = tuple(passed_over)
         if not labelled:
             raise BadData(f"folder {path.name!r} holds no image: put images in it, or in one folder per class")
         self.names = [file.relative_to(path).as_posix() for file, _ in labelled]
@@ -167,12 +182,29 @@ class FolderSource:
             raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
 
 
-def _visible_files(folder: Path) -> list[Path]:
-    return [
-        file
-        for file in folder.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+_OF_SYSTEMS: Final = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
+_HEAD_BYTES: Final = 4096
+_NO_TEXT: Final = frozenset(range(32)) - frozenset(b"\t\n\f\r")
+_WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")
+"""How a text in UTF-16 begins."""
+
+
+def _is_no_image(file: Path, *, hidden_below: Path) -> bool:
+    """Whether a file is certainly none, and not perhaps a damaged one: hidden, a system's own, or a text."""
+    if any(part.startswith(".") for part in file.relative_to(hidden_below).parts) or file.name.lower() in _OF_SYSTEMS:
+        return True
+    if (ending := file.suffix.lower()) in Image.registered_extensions() or ending in _MORE_ENDINGS:
+        return False
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return head.startswith(_WIDE_TEXT) or _NO_TEXT.isdisjoint(head)
+
+
+_MORE_ENDINGS: Final = frozenset({".dcm", ".dicom", ".heic", ".heif"})
+"""Of images that other libraries than Pillow read."""
 
 
 class ParquetSource:
@@ -201,6 +233,7 @@ class ParquetSource:
         groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)])
         self.left_out: tuple[Skipped, ...] = ()
+        self.passed_over: tuple[str, ...] = ()
         self.names = self._read_names(path, schema)
         self.labels, self.label_names = self._read_labels(path, schema)
         self.names_are_declared = bool(_metadata_label_names(schema))
@@ -321,6 +354,7 @@ class TorchvisionSource:
         self.names_are_declared = bool(self.label_names)
         self.labels = self._read_labels(count)
         self.left_out: tuple[Skipped, ...] = ()
+        self.passed_over: tuple[str, ...] = ()
         self.max_pixels = MAX_PIXELS
 
     def __reduce__(self) -> tuple[type[TorchvisionSource], tuple[str]]:
@@ -428,6 +462,7 @@ class AttributeSource(FolderSource):
         tables = (one.resolve() for one in (table, table.with_name(CELEBA_SPLITS)))
         beside = {one.relative_to(self._path).as_posix() for one in tables if one.is_relative_to(self._path)}
         everything = [name for name in everything if name not in beside]
+        self.passed_over = tuple(name for name in self.passed_over if name not in beside)
         if not everything:
             raise BadData(f"folder {images.name!r} holds a table of attributes and no image")
         if split is not None:
@@ -453,7 +488,7 @@ class AttributeSource(FolderSource):
         if missing:
             raise BadData(
                 f"the table has no attribute {missing[0]!r}; its {len(place)} attributes are matched by name, so check "
-                "the spelling in --classes"
+                f"the spelling in --classes{misspelt(classes, self.label_names)}"
             )
         chosen = self.attributes[:, [place[name] for name in classes]]
         silent = int((chosen == UNKNOWN).any(axis=1).sum())

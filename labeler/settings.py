@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -131,6 +131,12 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
     """The one of some words that somebody who wrote this probably meant."""
     close = get_close_matches(word.lower().replace("-", "_"), known, n=1) or get_close_matches(word, known, n=1)
     return close[0] if close else None
+
+
+def misspelt(words: Collection[str], known: Collection[str]) -> str:
+    """The end of a refusal of some words: for the first that looks like a known one, that one; "" where none does."""
+    found = ((word, nearest(word, [one for one in known if one not in words])) for word in words if word not in known)
+    return next((f"; did you mean {near!r} by {word!r}?" for word, near in found if near is not None), "")
 
 
 def dotted(loc: Loc) -> str:

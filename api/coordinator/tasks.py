@@ -19,6 +19,7 @@ from labeler.errors import InvalidTask
 from labeler.ledger.parties import PartyRecord, PartyStore
 from labeler.ledger.tasks import TaskRecord, TaskStore
 from labeler.methods import METHODS
+from labeler.settings import misspelt
 from labeler.system.clock import Clock
 from labeler.task import Task
 
@@ -167,7 +168,7 @@ def _classes(request: TaskRequest, config: CoordinatorConfig, agents: Sequence[P
         raise InvalidTask(
             f"classes: agents {listed(different)} have other classes, or the same in another order, than the task "
             f"({len(chosen)} classes, beginning with {listed(chosen)}); leave these agents out, or name the classes "
-            "that all of them were set up with"
+            "that all of them were set up with" + misspelt(chosen, reported[different[0]])
         )
     return chosen
 

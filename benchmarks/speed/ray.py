@@ -73,7 +73,7 @@ def _embedding(folder: Path, driver: Driver, *, images: int, turns: int) -> list
     pairs = []
     for turn in range(turns):
         alone = embed(f"alone-{turn}", threads=_WORKERS)
-        pairs.append((alone, embed(f"ray-{turn}", embedder=cluster_embedder(recipe, backbone, driver))))
+        pairs.append((alone, embed(f"ray-{turn}", embedder=cluster_embedder(recipe, driver))))
         files = [{file.name: file.read_bytes() for file in (folder / f"{who}-{turn}").iterdir()} for who in _WHO]
         if files[0] != files[1]:
             raise LabelerError("the shard of two workers is not that of one process")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from feature_store.backbones.backbone import Backbone, ImageLike, load_pixels
-from feature_store.backbones.spec import BackboneSpec, Decoder, Transform, parse_spec, read_spec
+from feature_store.backbones.spec import BackboneSpec, Decoder, Transform, check_device, parse_spec, read_spec
 
 __all__ = ["Backbone", "BackboneSpec", "Decoder", "ImageLike", "Transform", "load_backbone", "parse_spec", "read_spec"]
 
@@ -37,6 +37,7 @@ def load_backbone(
         TryAgain: published weights could not be fetched.
     """
     # Heavy libraries are imported here and not above, so that the coordinator never loads them.
+    check_device(device)
     spec = source if isinstance(source, BackboneSpec) else read_spec(source, architecture=architecture)
     if spec.kind == "pixels":
         return load_pixels(spec)

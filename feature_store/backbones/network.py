@@ -41,7 +41,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from feature_store.backbones.backbone import ImageLike, fingerprint_of, stack_prepared
-from feature_store.backbones.spec import DEFAULT_DECODER, PACKAGED, BackboneSpec, Package, Transform
+from feature_store.backbones.spec import (
+    DEFAULT_DECODER,
+    PACKAGED,
+    BackboneSpec,
+    Package,
+    Transform,
+    check_device,
+)
 from feature_store.rows import usable_rows
 from labeler.errors import BadData, InvalidSetting, TryAgain
 
@@ -200,14 +207,10 @@ def to_unit_range(pixels: Tensor) -> Tensor:
 
 def resolve_device(device: str) -> torch.device:
     """The torch device a name means; refuses a GPU that is not there."""
+    check_device(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError:
-        raise InvalidSetting(f"device must be auto, cpu, cuda or cuda:N, found {device!r}") from None
-    if resolved.type not in ("cpu", "cuda"):
-        raise InvalidSetting(f"device must be auto, cpu, cuda or cuda:N, found {device!r}")
+    resolved = torch.device(device)
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetting(f"device {device!r} was asked for, but torch sees no GPU here; use auto or cpu")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():

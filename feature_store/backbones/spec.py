@@ -27,7 +27,9 @@ is prepared as that architecture's published weights are.
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +195,26 @@ def _read_toml(path: Path) -> BackboneSpec:
     return text.check(
         BackboneSpec, text.fields | ({"weights": path.parent / weights} if isinstance(weights, str) else {})
     )
+
+
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(?::[0-9]{1,4})?")
+
+
+def check_device(device: str) -> None:
+    """Refuse what names no device, and a GPU where no driver of one is, before a deep-learning library is loaded.
+
+    Raises:
+        InvalidSetting: it is none of "auto", "cpu", "cuda" and "cuda:N", or there is no driver.
+    """
+    if _DEVICE.fullmatch(device) is None:
+        raise InvalidSetting(f"device must be auto, cpu, cuda or cuda:N, found {device!r}")
+    if device.startswith("cuda") and sys.platform == "linux" and not Path("/dev/kfd").exists():  # AMD's
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise InvalidSetting(
+                f"device {device!r} was asked for, and there is no driver of a GPU here; use auto or cpu"
+            ) from None
 
 
 DEFAULT_BACKBONE = "efficientnet-lite0"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from feature_store.backbones import Backbone, load_backbone
 from feature_store.cluster.driver import Driver, cluster_here, ray_module
-from feature_store.embedding import Embedded, Loaded, loaded_batches
+from feature_store.embedding import Embedded, Embedder, Loaded, loaded_batches
 from labeler.errors import MixedShards
 
 _SEEN: Final = np.empty(0, dtype=np.uint8)
@@ -53,17 +53,14 @@ class Recipe:
         )
 
 
-def cluster_embedder(
-    recipe: Recipe, backbone: Backbone, driver: Driver
-) -> Callable[[Load, range], Generator[Embedded]]:
+def cluster_embedder(recipe: Recipe, driver: Driver) -> Embedder:
     """What embeds images of a source in a cluster, for feature_store.embedding.embed_source.
 
     Args:
-        recipe: of the backbone.
-        backbone: the same, here; workers whose own differs are refused.
+        recipe: of the backbone; workers whose own differs from the one here are refused.
     """
 
-    def embedded(load: Load, indices: range) -> Generator[Embedded]:
+    def embedded(backbone: Backbone, load: Load, indices: range) -> Generator[Embedded]:
         return driver.stream(_stream, load, indices, recipe, (backbone.fingerprint, backbone.batch_size))
 
     return embedded

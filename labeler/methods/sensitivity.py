@@ -30,6 +30,9 @@ Each method's module holds its proof. A winner is computed from the histogram, s
 
 A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
 
+Records, and not files: of identical images one is a record, or none where their labels differ. The rule looks at one
+person's files alone, so neighbours in files are neighbours in records, at both levels (feature_store.same_images).
+
 **Caps per person.** Of each person an agent answers with the m records of the smallest ids and with no
 other. Whether a record is among them depends on its person's records alone.
 *Instance level.* A record that is not among the m changes nothing when it leaves. One that is lets the

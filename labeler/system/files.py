@@ -12,6 +12,8 @@ Files that a person named: names that can be one, and files read whole, whatever
 A name may be a device that never ends, or a picture of a gigabyte where a task file was meant: no more is read than
 such a file can have.
 
+Where something will be written is looked at before the work: else hours of it, or a price, end with no place for them.
+
 A full disk means that nothing is wrong with the request, and that it waits for room.
 
 A charge that was acknowledged has to survive a power cut. File systems in memory keep nothing; network file systems
@@ -152,6 +154,40 @@ def named_path(path: str | os.PathLike[str], what: str) -> Path:
         found = "a text with the character NUL in it" if text else "an empty one"
         raise InvalidSetting(f"{what} must be the path of a file or folder; found {found}")
     return Path(text)
+
+
+def check_file(out: Path | None, option: str = "--out") -> None:
+    """Refuse a file that could not be written at the end.
+
+    Args:
+        out: the file; None where nothing is written.
+        option: that named it.
+
+    Raises:
+        InvalidSetting: its folder is not there or not writable, or a folder has its name.
+    """
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise InvalidSetting(f"{option} names a file in {out.parent}, which is no folder; make it first")
+    _check_writable(out.parent, f"{option} names a file in")
+    if out.is_dir():
+        raise InvalidSetting(f"{option} names a file to write, and {out} is a folder")
+
+
+def check_folder(out: Path | None, option: str = "--out") -> None:
+    """Refuse a folder that could not be made, or written into, at the end; see `check_file`."""
+    if out is None:
+        return
+    there = next(one for one in (out, *out.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise InvalidSetting(f"{option} names a folder to write, and {there} is a file")
+    _check_writable(there, f"{option} names a folder in")
+
+
+def _check_writable(folder: Path, what: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidSetting(f"{what} {folder}, where this user cannot write")
 
 
 def read_named(path: Path, *, most_bytes: int = MOST_SETTINGS_BYTES) -> bytes:

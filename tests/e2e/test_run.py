@@ -110,6 +110,18 @@ def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None
         releases = [journal.release(job.job_id, one.number) for one in journal.rounds(job.job_id)]
     assert releases
     assert all(release is not None and release.noisy_votes is None for release in releases)
+    # What it prints: first how good the labels of all images are, then the price, then what was asked.
+    said = [line.split()[0] for line in result.out.splitlines() if line[:1].strip()]
+    assert said == ["Labels", "Privacy", "Questions", "Report"]
+    report = json.loads((tmp_path / "job" / "report.json").read_text())
+    labels = pq.read_table(tmp_path / "job" / "student_labels.parquet")
+    assert report["images"]["checked"] == report["images"]["labelled"] == len(labels)
+    assert (
+        f"Labels    {report['images']['labelled']} images labeled, {report['images']['accuracy']:.1%} of them right; "
+        f"they state a confidence of {report['images']['mean_confidence']:.1%} on average\n"
+    ) in result.out
+    assert report["images"]["mean_confidence"] == pytest.approx(labels["confidence"].to_numpy().mean(), abs=1e-5)
+    assert f"Questions {report['labels']['answered']} of {report['labels']['asked']} answered; " in result.out
 
 
 def test_three_talliers_find_the_winners_that_one_finds(labeler, federation, tmp_path) -> None:

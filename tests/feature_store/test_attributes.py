@@ -117,9 +117,11 @@ def test_a_site_may_keep_the_whole_table_and_has_a_row_for_each_of_its_own_image
 
 def test_a_table_among_the_images_is_none_of_them(celeba: Path, tmp_path: Path) -> None:
     images = celeba / "img_align_celeba"
-    assert _said(_embedded(AttributeSource(images, _csv(images)), tmp_path / "own.shard")).keys() == TRUTH.keys()
+    source = AttributeSource(images, _csv(images))
+    assert source.passed_over == ()
+    assert _said(_embedded(source, tmp_path / "own.shard")).keys() == TRUTH.keys()
     (tmp_path / "alone").mkdir()
-    with pytest.raises(BadData, match="a table of attributes and no image"):
+    with pytest.raises(BadData, match="holds no image"):
         AttributeSource(tmp_path / "alone", _csv(tmp_path / "alone"))
 
 
@@ -197,7 +199,7 @@ def test_people_bounds_and_equal_images_go_on_as_they_are(celeba: Path, tmp_path
     (images / "bob" / "twin.jpg").write_bytes((images / "ann" / "000001.jpg").read_bytes())
     table.write_text(table.read_text() + "\nbob/twin.jpg,0,1,0\n")
     with pytest.raises(IdenticalImages) as refused:
-        _embedded(AttributeSource(images, table), tmp_path / "b.shard")
+        _embedded(AttributeSource(images, table), tmp_path / "b.shard", duplicates="refuse")
     assert refused.value.groups == ((("ann/000001.jpg", "bob/twin.jpg"), "under different labels"),)
 
 

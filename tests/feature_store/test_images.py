@@ -59,8 +59,32 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
 
 def test_a_file_beside_class_folders_is_reported(tmp_path: Path) -> None:
     root = folder_of_classes(tmp_path / "images")
-    (root / "notes.txt").write_text("x")
-    assert open_source(root).left_out == (Skipped("notes.txt", "lies beside the class folders, in none of them"),)
+    shutil.copy(root / "cat" / "0.png", root / "stray.png")
+    assert open_source(root).left_out == (Skipped("stray.png", "lies beside the class folders, in none of them"),)
+
+
+def test_what_is_certainly_no_image_is_passed_over_and_a_damaged_image_is_not(tmp_path: Path) -> None:
+    root = folder_of_classes(tmp_path / "images")
+    no_images = {
+        "cat/.DS_Store": b"\0\0\0\1Bud1",
+        "cat/Thumbs.db": b"\xd0\xcf\x11\xe0\0",
+        "dog/notes.txt": b"three dogs\r\n",
+        "owl/LIESMICH": "eine Eule, zwei K\u00e4uze\n".encode("cp1252"),
+        "owl/windows.ini": "[owl]\r\n".encode("utf-16"),
+        "readme.md": b"",
+    }
+    perhaps = {
+        "dog/cut.png": b"\x89PNG\r\n",
+        "dog/empty.jpg": b"",
+        "owl/mislabeled.jpeg": b"a text",
+        "owl/scan": b"\0\1",
+    }
+    for name, data in (no_images | perhaps).items():
+        (root / name).write_bytes(data)
+    source = open_source(root)
+    assert set(source.passed_over) == no_images.keys()
+    assert set(source.names) - {f"{name}/{n}.png" for name in ("cat", "dog", "owl") for n in range(2)} == perhaps.keys()
+    assert source.left_out == ()
 
 
 def test_an_empty_folder_and_a_wrong_path_are_refused(tmp_path: Path) -> None:

@@ -142,12 +142,18 @@ def test_bad_input_gets_one_sentence_and_leaves_no_shard(wrong: dict[str, Any], 
     assert not (tmp_path / "a.shard").exists()
 
 
-def test_features_that_are_there_twice_are_refused_like_images(tmp_path: Path) -> None:
+def test_features_that_are_there_twice_are_left_out_or_refused_like_images(tmp_path: Path) -> None:
     x = rows(20)
-    x[5] = 3 * x[4]
-    with pytest.raises(LabelerError, match="1 private image is there more than once") as refused:
-        labeler.embed(**in_memory(tmp_path, x), **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES)
-    assert refused.value.groups == ((("scan 4", "scan 5"), "under different labels"),)
+    x[5], x[7] = 3 * x[4], 2 * x[9]  # of two classes, and of one
+    options: dict[str, Any] = (
+        in_memory(tmp_path, x) | {"persons": None} | DECLARED | {"probe": PROBE, "classes": CLASSES}
+    )
+    with pytest.raises(LabelerError, match="2 private images are there more than once") as refused:
+        labeler.embed(**options, out=tmp_path / "a.shard", duplicates="refuse")
+    assert refused.value.groups == ((("scan 4", "scan 5"), "under different labels"), (("scan 7", "scan 9"), ""))
+    made = labeler.embed(**options, out=tmp_path / "b.shard")
+    assert (made.records, made.copies, made.contradictions) == (17, 1, 2)
+    assert made.listed == tmp_path / "b.shard.duplicates.csv"
 
 
 def test_a_private_name_is_in_no_public_field_of_a_shard(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from PIL import Image
 
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import EmbedReport, embed_source
-from feature_store.same_images import find_same_images
+from feature_store.same_images import find_same_images, keep_first
 from feature_store.shard import Shard
 from feature_store.shard_writer import Gathered
 from feature_store.sources import PersonColumn, open_source
@@ -205,7 +208,13 @@ def test_equal_bytes_are_refused_before_anything_is_embedded_and_listed_by_file(
     _plant(photos)
     steps: list[int] = []
     with pytest.raises(IdenticalImages, match=r"1 private image is there more than once, as 3 files, 1 of") as refused:
-        _embed(photos, tmp_path / "s", persons=PersonColumn(level=2), progress=lambda done, _: steps.append(done))
+        _embed(
+            photos,
+            tmp_path / "s",
+            persons=PersonColumn(level=2),
+            duplicates="refuse",
+            progress=lambda done, _: steps.append(done),
+        )
     assert steps == []
     assert refused.value.groups == (
         (
@@ -223,44 +232,128 @@ def test_equal_features_are_refused_at_the_end_and_another_choice_computes_nothi
 ) -> None:
     Image.open(photos / "cat" / "Cy Crane" / "1.png").save(photos / "cat" / "Cy Crane" / "copy.bmp")
     with pytest.raises(IdenticalImages, match="nothing is left to be computed") as refused:
-        _embed(photos, tmp_path / "s")
+        _embed(photos, tmp_path / "s", duplicates="refuse")
     assert refused.value.groups == ((("cat/Cy Crane/1.png", "cat/Cy Crane/copy.bmp"), ""),)
     monkeypatch.setattr(PixelBackbone, "embed_prepared", None)
-    report = _embed(photos, tmp_path / "s", duplicates="keep-first")
+    report = _embed(photos, tmp_path / "s")
     assert (report.records, report.resumed_from, report.same_images) == (12, 13, refused.value.groups)
     assert "cat/Cy Crane/copy.bmp" not in Shard.open(tmp_path / "s").sources
 
 
-def test_the_first_of_each_or_all_are_kept_and_contradictions_listed_first(photos: Path, tmp_path: Path) -> None:
+def test_the_first_of_equal_images_is_kept_and_none_of_those_that_contradict_each_other(
+    photos: Path, tmp_path: Path
+) -> None:
     _plant(photos)
     # Begins before the others: only its contradiction puts the planted one first.
     shutil.copy(photos / "cat" / "Ada Ambrose" / "1.png", photos / "cat" / "Ada Ambrose" / "1 again.png")
-    first = _embed(photos, tmp_path / "first", duplicates="keep-first", persons=PersonColumn(level=2))
-    every = _embed(photos, tmp_path / "every", duplicates="keep-all", persons=PersonColumn(level=2), batch_size=2)
-    assert (first.records, every.records) == (12, 16)
+    first = _embed(photos, tmp_path / "first")
+    every = _embed(photos, tmp_path / "every", duplicates="keep-all", batch_size=2)
+    assert (first.records, first.copies, first.contradictions, first.shared) == (11, 2, 3, 0)
+    assert (every.records, every.copies, every.contradictions, every.listed) == (16, 0, 0, None)
     assert first.same_images == every.same_images
-    assert [contradiction for _, contradiction in every.same_images] == [
-        "under different labels and different people", "", "",
-    ]  # fmt: skip
+    assert [contradiction for _, contradiction in every.same_images] == ["under different labels", "", ""]
     kept = Shard.open(tmp_path / "first")
-    assert len(kept) == 12
-    assert "dog/Bo Berg/again.png" not in kept.sources
-    assert _people(kept).keys() == _digests(kept).keys() == set(kept.sources)
+    assert set(Shard.open(tmp_path / "every").sources) - set(kept.sources) == {
+        "cat/Ada Ambrose/0.png", "dog/Bo Berg/again.png", "dog/Bo Berg/once more.png",
+        "cat/Ada Ambrose/1.png", "cat/Cy Crane/copy.bmp",
+    }  # fmt: skip
+    assert _digests(kept).keys() == set(kept.sources)
     assert find_same_images(kept) == ()
-    # Each row kept its own label, person and digest.
+    # Each row kept its own label and digest.
     for name, place in zip(kept.sources, np.asarray(kept.labels), strict=True):
         assert CLASSES[place] == name.split("/")[0]
     every_digest = _digests(Shard.open(tmp_path / "every"))
     assert all(every_digest[name] == digest for name, digest in _digests(kept).items())
 
 
+def test_the_table_beside_the_shard_says_what_became_of_each_and_is_its_owners_alone(
+    photos: Path, tmp_path: Path
+) -> None:
+    _plant(photos)
+    report = _embed(photos, tmp_path / "a.shard", persons=PersonColumn(level=2))
+    # The image of two people stays with both, once with each.
+    assert (report.records, report.copies, report.contradictions, report.shared) == (13, 2, 0, 1)
+    listed = tmp_path / "a.shard.duplicates.csv"
+    assert report.listed == listed
+    assert listed.stat().st_mode & 0o777 == 0o600
+    both = "under different labels and different people"
+    assert list(csv.reader(listed.read_text().splitlines())) == [
+        ["image", "file", "kept", "contradiction"],
+        ["1", "cat/Ada Ambrose/0.png", "yes", both],
+        ["1", "dog/Bo Berg/again.png", "yes", both],
+        ["1", "dog/Bo Berg/once more.png", "no", both],
+        ["2", "cat/Cy Crane/1.png", "yes", ""],
+        ["2", "cat/Cy Crane/copy.bmp", "no", ""],
+    ]
+    again = _embed(photos, tmp_path / "a.shard", persons=PersonColumn(level=2))
+    assert (again.records, again.listed) == (13, listed)
+    shutil.rmtree(tmp_path / "a.shard")
+    for file in (*photos.rglob("again.png"), *photos.rglob("once more.png"), *photos.rglob("copy.bmp")):
+        file.unlink()
+    assert _embed(photos, tmp_path / "a.shard", persons=PersonColumn(level=2)).listed is None
+    assert not listed.exists()
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a site: which picture it shows, as which bytes, under which label and whose."""
+
+    picture: int
+    encoding: int
+    label: int
+    person: int
+
+
+def _stored(files: list[File], *, knows_persons: bool) -> Counter[tuple[int, ...]]:
+    """The records of a site as a multiset of (picture, label, person); ids are random and say nothing."""
+    key = SiteKey(b"k" * 32)
+    records = Gathered(
+        np.array([[one.picture + 1, 7] for one in files], dtype=np.int16).reshape(len(files), 2),
+        np.array([one.label for one in files], dtype=np.int16),
+        key.digests("person", [bytes([one.person]) for one in files]) if knows_persons else None,
+        key.digests("image", [bytes([one.picture, one.encoding]) for one in files]),
+    )
+    kept = keep_first(records)
+    found = [(one.picture, one.label, one.person) for one, keep in zip(files, kept.keep, strict=True) if keep]
+    assert len(files) - len(found) == kept.copies + kept.contradictions
+    return Counter(record if knows_persons else record[:2] for record in found)
+
+
+files = st.builds(File, st.integers(0, 3), st.integers(0, 1), st.integers(0, 2), st.integers(0, 3))
+
+
+@given(st.lists(files, max_size=12), files, st.integers(0, 12), st.booleans())
+def test_worlds_that_differ_in_one_file_differ_in_one_record_at_most(
+    others: list[File], one: File, place: int, knows_persons: bool
+) -> None:
+    without = _stored(others, knows_persons=knows_persons)
+    with_it = _stored([*others[:place], one, *others[place:]], knows_persons=knows_persons)
+    assert ((with_it - without) + (without - with_it)).total() <= 1
+
+
+@given(st.lists(files, max_size=14), st.integers(0, 3))
+def test_a_person_who_leaves_changes_no_record_of_anybody_else(world: list[File], person: int) -> None:
+    """Against the definition: what of a person's files becomes records is computed from their files alone."""
+    with_them = _stored(world, knows_persons=True)
+    without = _stored([one for one in world if one.person != person], knows_persons=True)
+    assert with_them - without == Counter({record: n for record, n in with_them.items() if record[2] == person})
+    assert without - with_them == Counter()
+    pictures = {(one.person, one.picture) for one in world}
+    expected = Counter(
+        (picture, labels.pop(), whose)
+        for whose, picture in pictures
+        if len(labels := {one.label for one in world if (one.person, one.picture) == (whose, picture)}) == 1
+    )
+    assert with_them == expected
+
+
 def test_a_finished_shard_is_asked_the_same_question(photos: Path, tmp_path: Path) -> None:
     _plant(photos)
     _embed(photos, tmp_path / "s", duplicates="keep-all")
     with pytest.raises(IdenticalImages, match="exists already and holds them all"):
-        _embed(photos, tmp_path / "s")
+        _embed(photos, tmp_path / "s", duplicates="refuse")
     with pytest.raises(InvalidSetting, match="delete it first"):
-        _embed(photos, tmp_path / "s", duplicates="keep-first")
+        _embed(photos, tmp_path / "s")
     again = _embed(photos, tmp_path / "s", duplicates="keep-all")
     assert again.resumed_from == 15
     assert [set(names) for names, _ in again.same_images] == [

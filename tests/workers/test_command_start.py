@@ -13,8 +13,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from feature_store.backbones.backbone import PixelBackbone
+from feature_store.embedding import embed_source
 from labeler.system.process_pool import start_process
 from workers.commands.catalogue import CATALOGUE, load_commands
 
@@ -46,6 +50,11 @@ HEAVY = (
 @cache
 def modules_after(*arguments: str) -> set[str]:
     """What a fresh interpreter has loaded once a command has ended."""
+    return _ended(*arguments)[0]
+
+
+def _ended(*arguments: str) -> tuple[set[str], str, int]:
+    """What it has loaded, what it complained of, and its exit code."""
     code = (
         "import atexit, json, sys\n"
         "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
@@ -55,7 +64,8 @@ def modules_after(*arguments: str) -> set[str]:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert "Traceback" not in ended.stderr, ended.stderr
-    return set(json.loads(ended.stderr.splitlines()[-1]))
+    *said, loaded = ended.stderr.splitlines()
+    return set(json.loads(loaded)), "\n".join(said), ended.returncode
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,57 @@ def test_a_light_command_loads_no_heavy_library(arguments: tuple[str, ...], also
     loaded = modules_after(*arguments)
     assert "typer" in loaded
     assert loaded & {*HEAVY, *also_absent} == set()
+
+
+LEARNING = {"faiss", "matplotlib", "sklearn", "timm", "torch", "torchvision"}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("embed nowhere --out a.shard", "check the path"),
+        ("embed SCANS --out a.shard --classes headphone,mug", "did you mean 'headphones' by 'headphone'"),
+        ("embed SCANS --out a.shard --public --classes headphone,mug --device gpu", "device must be auto, cpu"),
+        ("embed SCANS --out a.shard --device cuda", "there is no driver of a GPU here"),
+        ("embed SCANS --out SCANS/mug/1.png/a.shard", "is a file"),
+        ("pretrain nowhere --out backbone", "check the path"),
+        ("predict nothing.safetensors SCANS", "cannot be read"),
+        ("demo --out SCANS/mug/1.png", "is a file"),
+        ("run nothing.toml --shard a.shard --images SCANS --out job", "cannot read task file"),
+        ("run TASK --shard a.shard --images SCANS --out job", "'a.shard' is no finished shard"),
+        ("run TASK --shard SHARD --images nowhere --out job", "no shard, folder or file nowhere"),
+        ("run TASK --shard SHARD --images SCANS --out TASK", "is a file"),
+        ("run MISSPELT --shard SHARD --images SCANS --out job", "did you mean 'headphones' by 'headphone'"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_told_before_a_learning_library_is_loaded(
+    inputs: dict[str, Path], command: str, said: str
+) -> None:
+    """One of them costs seconds of a core: `modules_after` says what was loaded when the command had ended."""
+    if "driver" in said and Path("/dev/nvidiactl").exists():
+        pytest.skip("here is a GPU")
+    words = [str(inputs.get(word, word)).replace("SCANS/", f"{inputs['SCANS']}/") for word in command.split()]
+    loaded, complaint, code = _ended(*words)
+    assert said in " ".join(complaint.split())
+    assert code in (1, 2)
+    assert loaded & LEARNING == set()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of two classes, a shard of them, a task, and one that misspells a class."""
+    root = tmp_path_factory.mktemp("inputs")
+    for name in ("headphones", "mug"):
+        (root / "scans" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.default_rng(number + len(name)).integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "scans" / name / f"{number}.png")
+    embed_source(root / "scans", PixelBackbone(size=4), root / "a.shard", classes=("headphones", "mug"))
+    task = '[task]\nname = "t"\nepsilon = 0.5\ndelta = 1e-5\ncolluding_agents = 0\n'
+    (root / "task.toml").write_text(task)
+    (root / "misspelt.toml").write_text(task + 'classes = ["headphone", "mug"]\n')
+    shard = {"SHARD": root / "a.shard", "TASK": root / "task.toml", "MISSPELT": root / "misspelt.toml"}
+    return shard | {"SCANS": root / "scans"}
 
 
 def test_the_help_of_no_command_loads_a_heavy_library() -> None:

@@ -33,16 +33,42 @@ def _labeler(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_embed_lists_what_contradicts_itself_refuses_and_goes_on_as_told(scans: Path, tmp_path: Path) -> None:
+def test_embed_says_what_it_left_out_and_where_the_list_is(scans: Path, tmp_path: Path) -> None:
+    shutil.copy(scans / "ill/P-17/0.png", scans / "ill/P-17/again.png")
+    for name in ("Thumbs.db", "well/.DS_Store", "well/P-17/notes.txt"):
+        (scans / name).write_text("no image")
+    options = ("--backbone", "pixels:4", "--classes", "ill,well")
+    done = _labeler("embed", scans, *options, "--out", tmp_path / "a.shard")
+    assert done.returncode == 0, done.stderr
+    shard = Shard.open(tmp_path / "a.shard")
+    assert done.stdout.splitlines()[:4] == [
+        f"5 images are in {tmp_path / 'a.shard'} (backbone pixels:4, {shard.fingerprint[:12]})",
+        "Left out as copies of other images: 1",
+        "Left out because identical images have different labels: 2",
+        f"Identical images are listed in {tmp_path / 'a.shard.duplicates.csv'}; delete it once you have looked at it",
+    ]
+    assert "ill/P-23" not in done.stdout + done.stderr
+    assert done.stderr.strip().endswith(
+        "Warning: 3 files are no images and were passed over: Thumbs.db, well/.DS_Store, well/P-17/notes.txt."
+    )
+    (scans / "ill/P-17/cut.png").write_bytes((scans / "ill/P-17/1.png").read_bytes()[:40])
+    done = _labeler("embed", scans, *options, "--out", tmp_path / "b.shard", "--json")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert [one["source"] for one in document["skipped"]] == ["ill/P-17/cut.png"]
+    assert (document["records"], document["copies"], document["contradictions"]) == (5, 1, 2)
+
+
+def test_embed_refuses_what_is_there_twice_where_it_is_told_to(scans: Path, tmp_path: Path) -> None:
     options = ("--backbone", "pixels:4", "--out", tmp_path / "a.shard", "--classes", "ill,well", "--person-level", 2)
-    refused = _labeler("embed", scans, *options)
+    refused = _labeler("embed", scans, *options, "--duplicates", "refuse")
     assert refused.returncode == 1
     assert "the same image (under different labels and different people): ill/P-23/0.png, well/P-17/copy.png" in (
         refused.stderr
     )
     assert "--duplicates keep-first" in refused.stderr
 
-    as_json = _labeler("embed", scans, *options, "--json")
+    as_json = _labeler("embed", scans, *options, "--duplicates", "refuse", "--json")
     assert as_json.returncode == 1
     assert json.loads(as_json.stdout)["duplicates"] == [
         {

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from labeler.errors import InvalidSetting
 from labeler.setting import StatedLevel
-from workers.commands.console import Json, cell, check_file, check_folder, one_of, print_json
+from labeler.system.files import check_file, check_folder
+from workers.commands.console import Json, cell, one_of, print_json
 from workers.doctor.checkup import CheckUp
 from workers.progress import say_seconds
 

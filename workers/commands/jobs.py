@@ -11,12 +11,12 @@ from rich.console import Console
 
 from labeler.errors import InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS
+from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
     CaFile,
     Json,
     MaybeToken,
     MaybeUrl,
-    check_file,
     connect,
     escaped,
     one_of,
@@ -59,6 +59,8 @@ def demo(
     Example: `labeler demo --out demo`
     """
     from workers.progress import StageClock, progress_bars
+
+    check_folder(out)
     from workers.run.demo import run_demo
 
     clock = StageClock()
@@ -98,12 +100,13 @@ def run(
     Example: `labeler run task.toml --shard a.shard --shard b.shard --images public.shard --out job`
     """
     from workers.progress import StageClock, progress_bars
-    from workers.run.labelling import run_job
-    from workers.run.preparation import LabellingJob
     from workers.run.task_file import read_task_file
 
+    file = read_task_file(task)
+    from workers.run.preparation import LabellingJob, open_shards
+
     job = LabellingJob(
-        file=read_task_file(task),
+        file=file,
         shards=tuple(shard),
         queries=images,
         out=out,
@@ -115,6 +118,9 @@ def run(
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
         winner=one_of("winner", winner, ("plain", "secure")),
     )
+    open_shards(job)  # a wrong path or class is told before anything large is loaded
+    from workers.run.labelling import run_job
+
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
@@ -225,8 +231,6 @@ def predict(
     from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
     from workers.progress import progress_bars
-    from workers.run.publishing import write_table
-    from workers.run.student import predict_images
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")
@@ -234,6 +238,9 @@ def predict(
     if out is not None and out.suffix == ".csv":
         check_new(out)
     stored = read_model(model)
+    from workers.run.publishing import write_table
+    from workers.run.student import predict_images
+
     with progress_bars(quiet=as_json) as progress:
         found = predict_images(stored, images, backbone=backbone, architecture=architecture, progress=progress)
     if out is not None and out.suffix == ".csv":
@@ -253,8 +260,6 @@ def predict(
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:
-    # To standard error and nowhere else: how long a stage took tells how many private records there are.
-    Console(highlight=False, stderr=True, quiet=as_json, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
     if as_json:
         print_json(summary)
         return
@@ -263,8 +268,7 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     labels, privacy = summary["labels"], summary["privacy"]
     console = Console(highlight=False)
     console.print()
-    accuracy = f", {labels['accuracy']:.1%} of them right" if labels.get("accuracy") is not None else ""
-    console.print(f"Labels    {labels['answered']} of {labels['asked']} questions answered{accuracy}")
+    console.print(f"Labels    {_labeled(summary['images'], summary['task']['method'])}", soft_wrap=True)
     if summary.get("student", {}).get("accuracy") is not None:
         console.print(f"Student   {summary['student']['accuracy']:.1%} right on unseen images")
     agent = privacy["agent"]["epsilon"]
@@ -273,7 +277,24 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
         f"{say_epsilon(agent) if agent is not None else 'none'} per agent (delta {privacy['delta']:g})"
     )
     console.print(f"          {privacy['holds_against']}", soft_wrap=True)
+    right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
+    console.print(f"Questions {labels['answered']} of {labels['asked']} answered{right}")
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
+    # To standard error and nowhere else: how long a stage took tells how many private records there are.
+    Console(highlight=False, stderr=True, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
+
+
+def _labeled(images: dict[str, Any], method: str) -> str:
+    """How good the labels of all images are: what was checked, and what they state of themselves."""
+    if not images:
+        return "no image is labeled, because nothing was answered"
+    said = f"{images['labelled']:,} images labeled"
+    if "accuracy" in images:
+        checked = "" if images["checked"] == images["labelled"] else f" the {images['checked']:,} whose truth is known"
+        said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right"
+    if METHODS[method].asks_for_a_model:  # its own confidence claims nothing
+        return said
+    return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
 
 
 def plan(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from labeler.errors import IdenticalImages, InvalidSetting
-from workers.commands.console import Json, escaped, one_of, print_json, tell
+from workers.commands.console import Json, escaped, one_of, print_json, tell, tell_warning
 
 
 def embed(
@@ -77,7 +77,7 @@ def embed(
     ] = None,
     duplicates: Annotated[
         str | None,
-        typer.Option(help="Private images that are there twice: refuse (default), keep-first or keep-all."),
+        typer.Option(help="Private images that are there twice: keep-first (default), refuse or keep-all."),
     ] = None,
     site_key: Annotated[
         Path | None, typer.Option(help="The site's key for digests of people and images. Default: beside the shard.")
@@ -103,8 +103,9 @@ def embed(
 ) -> None:
     """Turn images into a shard of features. Continues where it was interrupted.
 
-    Unreadable images are listed and skipped, and the command then ends with exit code 1. Private images that are there
-    twice are listed, those under different labels first, and refused.
+    Damaged images are listed and skipped, and the command then ends with exit code 1. Hidden files, Thumbs.db and texts
+    are passed over. Of private images that are there twice the first is kept; under different labels none is. A table
+    beside the shard lists them.
 
     Say whose images are whose, so that a task can bound how many of one person's vote (records_per_person). Names of
     people are kept as digests under the site's key; back the key up, and use one for all shards of a site.
@@ -201,7 +202,7 @@ def embed(
             raise
         print_json({"error": str(error), "duplicates": told(error.groups)})
         sys.exit(error.exit_code)
-    _print_embed(result, as_json=as_json)
+    _print_embed(result, backbone_name or Path(backbone or DEFAULT_BACKBONE).name, as_json=as_json)
     if result["skipped"]:
         sys.exit(1)
 
@@ -276,10 +277,11 @@ def delete(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Delete the records of people, or of images, from a shard; a running agent sees it at once.
+    """Delete the records of people, or of images, from a shard and from the bytes of its files.
 
-    All that is named is deleted, or nothing. Again: no change. No job reads the records any more; their rows stay in
-    the shard's files until it is embedded anew. What was released before stays covered by its price.
+    All that is named is deleted, or nothing. A running agent goes on without them, and is not restarted. The shard is
+    written anew beside the old files, so it needs room for a second copy. What remains elsewhere is printed. After an
+    interruption, run it again without names. What was released before stays covered by its price.
 
     Example: `labeler delete hospital-a.shard --persons leaving.txt`
     """
@@ -292,6 +294,8 @@ def delete(
         key=site_key,
     )
     said = f"{result['deleted']} records were deleted, {result['left']} are left in {shard}"
+    remains = "".join(f"\n  {sentence}" for sentence in result["remains"])
+    said += f"\nNo file of the shard holds a deleted record any more. What remains elsewhere:{remains}"
     tell(result, said, as_json=as_json)
 
 
@@ -316,18 +320,35 @@ def pretrain(
     tell(result, said, as_json=as_json)
 
 
-def _print_embed(result: dict[str, Any], *, as_json: bool) -> None:
+def _print_embed(result: dict[str, Any], backbone: str, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    typer.echo(f"{result['records']} images are in {result['out']}, backbone {result['fingerprint']}")
+    typer.echo(f"{result['records']} images are in {result['out']} (backbone {backbone}, {result['fingerprint'][:12]})")
+    counts = {
+        "Left out as copies of other images": result["copies"],
+        "Left out because identical images have different labels": result["contradictions"],
+        "Images that several people have, kept with each of them": result["shared"],
+    }
+    for what, count in counts.items():
+        if count:
+            typer.echo(f"{what}: {count}")
+    if result["listed"]:
+        typer.echo(f"Identical images are listed in {result['listed']}; delete it once you have looked at it")
+    elif result["duplicates"]:
+        typer.echo(f"{len(result['duplicates'])} images are there more than once: labeler duplicates {result['out']}")
     for note in result["notes"]:
         typer.echo(note)
-    _list_duplicates(result["duplicates"])
+    if passed := result["passed_over"]:
+        shown = ", ".join(passed[:_SHOWN]) + (f" and {len(passed) - _SHOWN} more" if len(passed) > _SHOWN else "")
+        tell_warning(f"{len(passed)} files are no images and were passed over: {shown}")
     for skipped in result["skipped"]:
-        typer.echo(f"skipped {skipped['source']}: {skipped['reason']}", err=True)
+        typer.echo(f"skipped {escaped(skipped['source'])}: {skipped['reason']}", err=True)
     if result["skipped"]:
         typer.echo(f"{len(result['skipped'])} images could not be read and were skipped", err=True)
+
+
+_SHOWN = 5
 
 
 def _list_duplicates(groups: list[dict[str, Any]]) -> None:

@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting, NotFound
-from workers.commands.console import Json, check_file, escaped, one_of, print_json, tell
+from labeler.system.files import check_file
+from workers.commands.console import Json, escaped, one_of, print_json, tell
 from workers.commands.federation import stop_signal
 
 Home = Annotated[Path, typer.Option(help="Home folder of this agent.")]

@@ -45,6 +45,9 @@ class EmbeddedImages:
         classes: in label order.
         fingerprint: of the backbone; shards of one job share it.
         skipped: images that could not be read, with the reason.
+        copies, contradictions: private images that were left out because an identical one is kept, or because
+            identical ones have different labels.
+        listed: a table of them beside the shard, for its owner; None where there is none.
     """
 
     path: Path
@@ -52,6 +55,9 @@ class EmbeddedImages:
     classes: tuple[str, ...]
     fingerprint: str
     skipped: tuple[tuple[str, str], ...] = ()
+    copies: int = 0
+    contradictions: int = 0
+    listed: Path | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -93,7 +99,8 @@ def embed(
         classes: PUBLIC class names in label order. Private images need them.
         public: these are public images: thumbnails are kept for reports.
         persons: whose images are whose (feature_store.sources); of features a name each, too.
-        duplicates: what becomes of private images that are there twice: "refuse", "keep-first" or "keep-all".
+        duplicates: what becomes of private images that are there twice: "keep-first" (the default: one of
+            identical ones, and none under different labels), "refuse" or "keep-all".
         max_records: a public bound on private images, declared before they are counted; more are refused.
         quiet: no progress bar.
 
@@ -158,6 +165,9 @@ def _embedded(made: dict[str, Any]) -> EmbeddedImages:
         tuple(made["classes"]),
         made["fingerprint"],
         tuple((one["source"], one["reason"]) for one in made["skipped"]),
+        made["copies"],
+        made["contradictions"],
+        None if made["listed"] is None else Path(made["listed"]),
     )
 
 
@@ -349,8 +359,7 @@ def run(
     from labeler.system.files import named_path
     from labeler.task import describe_validation
     from workers.progress import progress_bars
-    from workers.run.labelling import run_job
-    from workers.run.preparation import LabellingJob
+    from workers.run.preparation import LabellingJob, open_shards
     from workers.run.task_file import TaskFile
 
     if isinstance(shards, (str, PathLike)):  # else a text would be read letter by letter
@@ -377,6 +386,9 @@ def run(
         allow_small_shards=allow_small_shards,
         seed=seed,
     )
+    open_shards(job)  # a wrong path or class is told before anything large is loaded
+    from workers.run.labelling import run_job
+
     with progress_bars(quiet=quiet) as progress:
         run_job(job, progress=progress)
     return LabelledJob(folder)

@@ -25,7 +25,8 @@ from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask,
 from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.rounds.effects import StudentKind
-from labeler.settings import check_names_are_text
+from labeler.settings import check_names_are_text, misspelt
+from labeler.system.files import check_folder
 from labeler.tally import QueryBatch
 from labeler.task import Level, Task
 from workers.progress import ProgressCallback, silent
@@ -196,13 +197,8 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
         InvalidSetting: a setting is out of bounds, or k is larger than a shard.
         BudgetExceeded: the job costs more than its budget.
     """
-    if not job.shards:
-        raise InvalidSetting("a job needs at least one private shard; name one for each agent")
     load_engine(job.engine)
-    shards = tuple(Shard.open(path, verify=False) for path in job.shards)
-    asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
-    scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
-    _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
+    shards, asked, scored = open_shards(job)
     folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
     if asked is None:
         _check_source(job, shards[0])
@@ -238,6 +234,34 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
 
 
+def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, list[Shard]]:
+    """The private shards, the public one and the one to score on, where they are there and go together.
+
+    Commands call it before they load what labels, so that a wrong path or class is told at once.
+    """
+    if not job.shards:
+        raise InvalidSetting("a job needs at least one private shard; name one for each agent")
+    check_folder(job.out)
+    shards = tuple(Shard.open(path, verify=False) for path in job.shards)
+    asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
+    scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
+    _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
+    if asked is None:
+        _check_images(job)
+    return shards, asked, scored
+
+
+def _check_images(job: LabellingJob) -> None:
+    """Public images that are embedded on the way are there, and so is the name of a backbone."""
+    if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
+        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
+    if job.backbone is None:
+        raise InvalidSetting(
+            f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "
+            "with --backbone so that its images are embedded now"
+        )
+
+
 def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequence[Shard]) -> None:
     """Refuse shards that do not go together, by their manifests."""
     check_compatible([*private, *public])
@@ -250,7 +274,10 @@ def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequenc
             )
     classes = next((shard.classes for shard in [*private, *public] if shard.classes), ())
     if job.file.task.classes is not None and tuple(job.file.task.classes) != tuple(classes):
-        raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
+        raise InvalidTask(
+            "the task file lists other classes than the shards; both must name them in the same order"
+            + misspelt(job.file.task.classes, classes)
+        )
     if job.test is not None and private[0].has_attributes and not public[-1].has_attributes:
         raise MixedShards(
             f"{job.test} holds one class per image, and the shards hold attributes; embed it with a table of attributes"
@@ -258,18 +285,11 @@ def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequenc
 
 
 def _check_source(job: LabellingJob, shard: Shard) -> None:
-    """Public images that are embedded on the way: they are there, and so is the backbone of the shards."""
-    if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
-        raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
-    if job.backbone is None:
-        raise InvalidSetting(
-            f"{job.queries} is no shard; embed it first with `labeler embed ... --public`, or name the backbone "
-            "with --backbone so that its images are embedded now"
-        )
+    """Public images that are embedded on the way: by the backbone of the shards."""
     # Loaded where it is wanted: questions mostly come embedded.
     from feature_store.backbones import load_backbone
 
-    fingerprint = load_backbone(job.backbone).fingerprint
+    fingerprint = load_backbone(str(job.backbone)).fingerprint
     if fingerprint != shard.fingerprint:
         raise MixedShards(
             f"--backbone has the fingerprint {fingerprint[:12]}, and shard {shard.path.name!r} was made by another, "
@@ -317,8 +337,6 @@ def settle(job: LabellingJob, shards: Sequence[Shard], *, questions: int) -> Tas
     )
     if task.attributes_per_record is not None and job.file.student.kind is not None:
         raise InvalidTask("student.kind: of attributes there is one kind of student, a head for each; leave it out")
-    if tuple(task.classes) != tuple(shards[0].classes):
-        raise InvalidTask("the task file lists other classes than the shards; both must name them in the same order")
     return task
 
 

@@ -379,6 +379,11 @@ class ImageLabels:
         return float(self.right.sum() / self.known.sum()) if self.known.any() else None
 
     @property
+    def mean_confidence(self) -> float:
+        """The share of the labels that is right, as they state it themselves."""
+        return float(np.mean(self.confidences))
+
+    @property
     def median_confidence(self) -> float:
         """Half of the labels are stated with at least this."""
         return float(np.median(self.confidences))

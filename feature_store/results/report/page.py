@@ -441,7 +441,11 @@ def report_json(report: JobReport) -> dict[str, Any]:
     if report.attributes is not None:
         images = report.attributes.to_json()
     if report.images is not None:
-        images = {"labelled": len(report.images), "median_confidence": round(report.images.median_confidence, 6)}
+        images = {
+            "labelled": len(report.images),
+            "mean_confidence": round(report.images.mean_confidence, 6),
+            "median_confidence": round(report.images.median_confidence, 6),
+        }
         if report.images.accuracy is not None:
             images |= {
                 "accuracy": report.images.accuracy,

@@ -45,7 +45,7 @@ def images_at(folder: Path) -> Path:
 
 def embed(folder: Path, out: Path, recipe: Recipe, *, driver: Driver | None = None, **settings: Any) -> EmbedReport:
     backbone = recipe.load()
-    embedder = None if driver is None else cluster_embedder(recipe, backbone, driver)
+    embedder = None if driver is None else cluster_embedder(recipe, driver)
     return embed_source(
         folder,
         backbone,
@@ -134,7 +134,7 @@ def test_nothing_of_an_image_is_left_in_the_folder_of_a_cluster(two_workers: Dri
 def test_workers_with_another_backbone_are_refused(two_workers: Driver, tmp_path: Path) -> None:
     folder, recipe = images_at(tmp_path / "images"), Recipe("pixels")
     backbone = recipe.load()
-    elsewhere = cluster_embedder(Recipe("pixels:8"), backbone, two_workers)
+    elsewhere = cluster_embedder(Recipe("pixels:8"), two_workers)
     with pytest.raises(LabelerError):
         embed_source(folder, backbone, tmp_path / "out", classes=CLASSES, key=KEY, embedder=elsewhere)
     assert not (tmp_path / "out").exists()
