@@ -221,7 +221,10 @@ def evidence(
     The journal is read from its first entry; one that was cut or edited gives no evidence. Of an agent's home the
     document is that agent's own. Of a running service: `--url`, with an administrator's or a viewer's token.
 
-    Example: `labeler evidence --home coordinator --task 3f9a... --out evidence.json`
+    Example:
+
+    `labeler evidence --home coordinator --out evidence.json
+    --task 3f9a0c51d27be846a1f3c09e5d7b82640e1c9f3a5b7d2468ace013579bdf2468`
     """
     if context.invoked_subcommand is not None:
         return
