@@ -1,4 +1,4 @@
-"""Labels as files: JSON lines, Parquet, Label Studio tasks, and the metadata.csv of an image folder.
+"""Labels as files: JSON lines, Parquet, Label Studio tasks and setup, and the metadata.csv of an image folder.
 
 Of every image (feature_store.results.image_labels), or of the questions that were asked (pseudo_labels): the columns
 of the table say which. Images have a confidence, which Label Studio gets as the score and the CSV as a column.
@@ -26,14 +26,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.schema import LabelFormat, LabelsOf
+from feature_store.results.exports import LABEL_STUDIO_CHOICES, LABEL_STUDIO_IMAGE, label_studio_config
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL
 
 ROWS_PER_CHUNK = 1024
 _PIECE_BYTES = 2**20
 _JSON = json.JSONEncoder(ensure_ascii=False, default=datetime.isoformat).encode
-LABEL_STUDIO_CHOICES = "label"
-LABEL_STUDIO_IMAGE = "image"
-"""Tags of the Label Studio project: <Image name="image" value="$image"/> and <Choices name="label" toName="image">."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,11 @@ def label_studio(table: pa.Table) -> Iterator[bytes]:
     yield b"\n]\n"
 
 
+def labeling_setup(table: pa.Table) -> Iterator[bytes]:
+    """The labeling configuration that a Label Studio project needs for the tasks."""
+    yield label_studio_config(table)
+
+
 def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
     """`file_name,label` and, of images, `confidence,origin`: beside the images, as metadata.csv, it is what the
     imagefolder builder of `datasets` reads. Of attributes `file` and a column of 1 and 0 for each, as `labeler embed
@@ -118,6 +121,7 @@ EXPORTS: dict[LabelFormat, Export] = {
     "jsonl": Export("application/jsonl", "jsonl", json_lines),
     "parquet": Export("application/vnd.apache.parquet", "parquet", parquet),
     "label-studio": Export("application/json", "label-studio.json", label_studio),
+    "label-studio-config": Export("application/xml", "label-studio.config.xml", labeling_setup),
     "image-folder-csv": Export("text/csv", "csv", image_folder_csv),
 }
 

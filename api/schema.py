@@ -25,7 +25,7 @@ from labeler.untrusted import ENROLLED_NAME, MOST_PROBE_CHARACTERS
 
 Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
-LabelFormat = Literal["jsonl", "parquet", "label-studio", "image-folder-csv"]
+LabelFormat = Literal["jsonl", "parquet", "label-studio", "label-studio-config", "image-folder-csv"]
 LabelsOf = Literal["images", "questions"]
 """Every public image, asked about or not; or what was asked and what was released for it."""
 

@@ -15,6 +15,9 @@ A shard is a folder:
     answers-for.json     private shards that answer: {"version", "agent", "journal": hash of the first entry of its
                          ledger, which is salted}
 
+Once deleted records were erased (`feature_store.shard_writer.erase_deleted`), the files of rows have a number in their
+names: `features.1.npy`. The manifest says which, so its rename alone goes over from the old files to the new.
+
 Rows of a private shard are in random order, so that a row number says nothing about the source's order. Its folder and
 files are their owner's alone (labeler.system.files).
 
@@ -45,7 +48,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from feature_store.decode import Skipped
 from feature_store.rows import largest_square_length, quantize, refuse_other_probe
-from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards
+from labeler.errors import BadData, DamagedShard, InvalidSetting, MixedShards, OutputInUse
 from labeler.system.files import exclusive, keep_private, replace_file
 from labeler.system.site_key import DIGEST_WORDS
 
@@ -99,16 +102,27 @@ class Shard:
         """
         folder = Path(path)
         folder = folder if folder.name else folder.absolute()  # messages name it
-        manifest = read_manifest(folder)
+        while True:
+            manifest = read_manifest(folder)
+            try:
+                shard = cls._opened(folder, manifest)
+                if verify:
+                    shard.verify()
+                return shard
+            except (DamagedShard, FileNotFoundError):
+                # Another process may have erased deleted records since: then there are other files by now.
+                if read_manifest(folder) == manifest:
+                    raise
+
+    @classmethod
+    def _opened(cls, folder: Path, manifest: Manifest) -> Shard:
         _check_files(folder, manifest)
         if manifest.role == "private":
-            keep_private(folder, [*manifest.files, MANIFEST_NAME])
+            keep_private(folder, [*map(manifest.stored, manifest.files), MANIFEST_NAME])
         kinds = _ARRAYS | {name: np.int64 for name in _DIGESTS if name in manifest.files}
-        arrays = {name: _map_array(folder, name, kind) for name, kind in kinds.items()}
+        arrays = {name: _map_array(folder, manifest.stored(name), kind) for name, kind in kinds.items()}
         shard = cls(folder, manifest, arrays)
         shard._check_shapes()
-        if verify:
-            shard.verify()
         return shard
 
     def verify(self) -> None:
@@ -118,7 +132,7 @@ class Shard:
             DamagedShard: a file was altered.
         """
         for name, stated in self._manifest.files.items():
-            if sum_file(self.path / name) != stated:
+            if sum_file(self.path / self._manifest.stored(name)) != stated:
                 raise DamagedShard(
                     f"shard {self.path.name!r}: the bytes of {name} do not match its checksum; embed the images again"
                 )
@@ -250,7 +264,7 @@ class Shard:
 
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""
-        path = self.path / "thumbnails.parquet"
+        path = self.path / self._manifest.stored("thumbnails.parquet")
         if not path.exists():
             return {}
         wanted = [int(record_id) for record_id in record_ids]
@@ -262,7 +276,7 @@ class Shard:
     def delete(self, record_ids: Sequence[int] | NDArray[np.int64]) -> int:
         """Delete records for good: they are marked in the manifest in one atomic step, and `version` changes.
 
-        The marked rows stay in the files until the shard is embedded anew; no index built from `rows` sees them.
+        No index built from `rows` sees a marked row; its bytes stay until `feature_store.shard_writer.erase_deleted`.
         Repeating a deletion changes nothing.
 
         Returns:
@@ -271,7 +285,7 @@ class Shard:
         Raises:
             BadData: an id this shard never held.
             InvalidSetting: nothing would be left; delete the folder instead.
-            OutputInUse: another process is deleting.
+            OutputInUse: another process is deleting, or has erased deleted records since this shard was opened.
         """
         asked = np.unique(np.asarray(record_ids, dtype=np.int64))
         unknown = int((~np.isin(asked, self.record_ids)).sum())
@@ -281,6 +295,8 @@ class Shard:
             )
         with exclusive(self.path / ".lock", f"shard {self.path.name!r}"):
             manifest = read_manifest(self.path)
+            if manifest.erasures != self._manifest.erasures:
+                raise OutputInUse(f"another process erased records of shard {self.path.name!r}; try again")
             deleted = np.union1d(np.array(manifest.deleted, dtype=np.int64), asked)
             if len(deleted) >= manifest.records:
                 raise InvalidSetting(
@@ -295,7 +311,7 @@ class Shard:
         return len(deleted) - len(manifest.deleted)
 
     def _lines(self, name: str) -> list[Any]:
-        path = self.path / name
+        path = self.path / self._manifest.stored(name)
         try:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError):
@@ -427,7 +443,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
     if manifest.role == "public" and manifest.files.keys() & set(_DIGESTS):
         raise DamagedShard(f"public shard {folder.name!r} holds digests of persons or images, which only a private may")
     for name, stated in manifest.files.items():
-        path = folder / name
+        path = folder / manifest.stored(name)
         if Path(name).name != name or not path.is_file():
             raise DamagedShard(f"shard {folder.name!r}: file {name!r} is missing; embed the images again")
         size = path.stat().st_size
@@ -586,6 +602,7 @@ class Manifest(BaseModel):
         job: digest of the source and settings it was made from; empty if unknown.
         files: checksum per file name.
         deleted: record ids that must never be used again, ascending.
+        erasures: how often deleted records were erased, which is the number in the names of files.
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
         attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
@@ -607,6 +624,12 @@ class Manifest(BaseModel):
     site_key: str | None = None
     max_records: Annotated[int, Field(ge=1)] | None = None
     attributes: bool = False
+    erasures: Annotated[int, Field(ge=0)] = 0
+
+    def stored(self, name: str) -> str:
+        """Name in the folder of a file of the layout."""
+        stem, _, suffix = name.partition(".")
+        return f"{stem}.{self.erasures}.{suffix}" if self.erasures else name
 
     @model_validator(mode="after")
     def _check_bound(self) -> Manifest:
@@ -660,5 +683,6 @@ def sum_file(path: Path) -> FileSum:
 
 
 def _canonical(manifest: Manifest) -> bytes:
-    fields = manifest.model_dump(mode="json")
+    # Left out where there was none: manifests of before keep their checksum.
+    fields = manifest.model_dump(mode="json", exclude=None if manifest.erasures else {"erasures"})
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

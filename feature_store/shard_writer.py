@@ -4,6 +4,8 @@ Rows are gathered in a hidden folder beside the shard. After each batch a small 
 file count; whatever a crash left beyond them is cut off on resuming. `finish` turns them into the shard's files in
 another hidden folder and renames it: the shard is there complete, or not at all. Folders and files of a private shard,
 half-written ones included, are their owner's alone.
+
+Writing a shard anew without its deleted records, so that their bytes are in none of its files (`erase_deleted`).
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
@@ -28,9 +32,12 @@ from numpy.typing import NDArray
 from feature_store.decode import Skipped
 from feature_store.rows import quantize
 from feature_store.shard import (
+    FileSum,
     Manifest,
+    Shard,
     check_features,
     check_labels,
+    read_manifest,
     sum_file,
     write_manifest,
 )
@@ -113,7 +120,7 @@ class ShardWriter:
         self._max_records = max_records
         self._attributes = attributes
         self._random_bytes = random_bytes
-        self._work = self.path.with_name(f".{self.path.name}.writing")
+        self._work = half_written(self.path)
         self._sizes = dict.fromkeys(_PARTS, 0)
         self._open = contextlib.ExitStack()
         _check_classes(self._classes, public=public)
@@ -298,12 +305,7 @@ class ShardWriter:
 
     def _write_arrays(self, final: Path, ids: NDArray[np.int64], order: NDArray[np.int64]) -> None:
         written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=(self.records, self._dimension))
-        # Written, not mapped: where a mapped page finds no room on the disk, the system ends the process.
-        with (final / "features.npy").open("wb") as file:
-            shape = (len(order), self._dimension)
-            write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
-            for start in range(0, len(order), _ROWS_PER_BLOCK):
-                file.write(np.ascontiguousarray(written[order[start : start + _ROWS_PER_BLOCK]]).tobytes())
+        _write_features(final / "features.npy", written, order)
         np.save(final / "labels.npy", self._labels()[order])
         np.save(final / "record_ids.npy", ids)
 
@@ -403,6 +405,110 @@ class ShardWriter:
                         f"delete the folder {self._work.name!r} and begin again"
                     )
                 file.truncate(self._sizes[part])
+
+
+def half_written(path: Path) -> Path:
+    """The folder in which a writer gathers what will be the shard of a path."""
+    return path.with_name(f".{path.name}.writing")
+
+
+_FILE_OF_ROWS = re.compile(
+    r"(features|labels|record_ids|persons|image_digests|sources|skipped|thumbnails)(\.\d+)?\.(npy|jsonl|parquet)"
+    r"|\.manifest\.json\..+"
+)
+"""Names of the files of a shard that hold something of its records, also those of half a manifest."""
+
+
+def erase_deleted(folder: Path) -> int:
+    """Write a shard anew without its deleted records, and remove the files that hold them.
+
+    A reader finds the shard of before or that of after, whole, wherever this process is killed; the next call removes
+    what was left over. A process that has mapped the old files keeps them until it opens the shard again. The mark of
+    the journal that it answers for stays, and so do record ids. Two texts go that are about no row and could name
+    whoever left: the reasons of a private shard's unread images, and the digest of the source's names.
+
+    Returns:
+        How many records were erased.
+
+    Raises:
+        DamagedShard: a file was altered; nothing was erased.
+        OutputInUse: another process changes the shard.
+        OSError: there was no room; nothing was erased, and deleted records stay marked.
+    """
+    with exclusive(folder / ".lock", f"shard {folder.name!r}"):
+        manifest = read_manifest(folder)
+        _remove_unlisted(folder, manifest)
+        if not manifest.deleted:
+            return 0
+        shard = Shard.open(folder)
+        after = manifest.model_copy(
+            update={"erasures": manifest.erasures + 1, "records": len(shard), "deleted": (), "job": ""}
+        )
+        try:
+            files = dict(_written_anew(shard, manifest, after))
+            sync_folder(folder)
+            write_manifest(folder, after.model_copy(update={"files": files}))
+        finally:
+            _remove_unlisted(folder, read_manifest(folder))
+    return len(manifest.deleted)
+
+
+def remove_leftovers(folder: Path) -> bool:
+    """Remove files of rows that the manifest does not list: an erasure that was interrupted left them."""
+    with exclusive(folder / ".lock", f"shard {folder.name!r}"):
+        return _remove_unlisted(folder, read_manifest(folder))
+
+
+def _remove_unlisted(folder: Path, manifest: Manifest) -> bool:
+    listed = {manifest.stored(name) for name in manifest.files}
+    found = [file for file in folder.iterdir() if _FILE_OF_ROWS.fullmatch(file.name) and file.name not in listed]
+    for file in found:
+        file.unlink()
+    if found:
+        sync_folder(folder)
+    return bool(found)
+
+
+def _written_anew(shard: Shard, manifest: Manifest, after: Manifest) -> Iterator[tuple[str, FileSum]]:
+    """Write each file with the rows that are left, durably, and give its name and checksum."""
+    arrays: dict[str, NDArray[Any] | None] = {
+        "labels.npy": shard.labels,
+        "record_ids.npy": shard.record_ids,
+        "persons.npy": shard.persons,
+        "image_digests.npy": shard.image_digests,
+    }
+    for name in after.files:
+        path, before = shard.path / after.stored(name), shard.path / manifest.stored(name)
+        path.touch(mode=PRIVATE_FILE if after.role == "private" else 0o644)
+        if name == "features.npy":
+            _write_features(path, shard.features, shard.rows)
+        elif (array := arrays.get(name)) is not None:
+            np.save(path, array[shard.rows])
+        elif name == "sources.jsonl":
+            _reorder_lines(before, path, shard.rows)
+        elif name == "thumbnails.parquet":
+            _copy_pictures(before, path, shard.record_ids[shard.rows])
+        elif after.role == "public":
+            shutil.copyfile(before, path)
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+        yield name, sum_file(path)
+
+
+def _write_features(path: Path, features: NDArray[np.int16], order: NDArray[np.int64]) -> None:
+    # Written, not mapped: where a mapped page finds no room on the disk, the system ends the process.
+    with path.open("wb") as file:
+        shape = (len(order), features.shape[1])
+        write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
+        for start in range(0, len(order), _ROWS_PER_BLOCK):
+            file.write(np.ascontiguousarray(features[order[start : start + _ROWS_PER_BLOCK]]).tobytes())
+
+
+def _copy_pictures(before: Path, path: Path, kept: NDArray[np.int64]) -> None:
+    wanted = pa.array(kept)
+    with pq.ParquetFile(before) as file, pq.ParquetWriter(path, file.schema_arrow) as parquet:
+        for batch in file.iter_batches(_ROWS_PER_BLOCK):
+            parquet.write_batch(batch.filter(pc.is_in(batch["record_id"], value_set=wanted)))
 
 
 def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:

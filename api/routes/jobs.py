@@ -212,8 +212,9 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         summary="Download the labels",
         description="The label of every image with a calibrated confidence, asked about or inferred (of=images, "
         "docs/labels.md); or the questions with what was released for each (of=questions). Streamed as JSON lines, "
-        "Parquet, Label Studio tasks with predictions, or the metadata.csv of a Hugging Face image folder. 409 until "
-        "the job is completed, 503 while its images are being labelled, 410 once its labels were deleted.",
+        "Parquet, Label Studio tasks with predictions (and label-studio-config, the labeling setup they need), or the "
+        "metadata.csv of a Hugging Face image folder. 409 until the job is completed, "
+        "503 while its images are being labelled, 410 once its labels were deleted.",
         response_class=Response,
         responses=_label_answers(),
     )
@@ -327,6 +328,7 @@ def _label_answers() -> dict[int | str, dict[str, Any]]:
             "schema": {"type": "array", "items": {"type": "object"}},
             "example": [{"data": {"image": "photo-1.jpg"}, "predictions": []}],
         },
+        "application/xml": {"schema": text, "example": "<View><Choices>...</Choices></View>"},
         "text/csv": {"schema": text, "example": "file_name,label,confidence,origin\nphoto-1.jpg,mug,0.9712,inferred\n"},
     }
     documented: dict[int | str, dict[str, Any]] = {200: {"description": "The labels", "content": content}}

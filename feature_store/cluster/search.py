@@ -18,7 +18,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -109,8 +109,8 @@ class _Records:
 
     @property
     def place(self) -> str:
-        """An index of the same place takes the other's: of one shard there is one at a time."""
-        return str(self.features.file or self.key)
+        """An index of the same place takes the other's: of one shard there is one at a time, whatever its files."""
+        return self.key if self.features.file is None else str(self.features.file.parent)
 
     def part(self, start: int, stop: int) -> _Records:
         ids = self.record_ids.open()[start:stop]
@@ -119,8 +119,13 @@ class _Records:
 
     def index(self) -> NeighborIndex:
         """The index over them, in this process: the fastest engine, on the GPU that Ray gives where it gives one."""
-        ids = np.ascontiguousarray(self.record_ids.open())
-        return build_index(self.features.open(), ids, memory_limit_bytes=self.limit_bytes, removed=self.gone)
+        return _index(self.features.open(), self.record_ids.open(), self.gone, self.limit_bytes)
+
+
+def _index(
+    features: NDArray[np.int16], ids: NDArray[np.int64], gone: NDArray[np.int64], limit: int | None
+) -> NeighborIndex:
+    return build_index(features, np.ascontiguousarray(ids), memory_limit_bytes=limit, removed=gone)
 
 
 class ClusterIndex:
@@ -194,7 +199,9 @@ class ClusterIndex:
                 best.merge(some, self._ask_twice(_searched, np.ascontiguousarray(queries[some]), k))
         except LabelerError as error:
             log.warning("the cluster is lost; this process searches alone", extra={"sentence": str(error)})
-            return replace(self._records, limit_bytes=self._limit or _ALONE_BYTES).index().search(queries, k)
+            # Of the rows that this process has mapped: their files may have been erased since.
+            alone = _index(self._features, self._ids, self._alive.gone, self._limit or _ALONE_BYTES)
+            return alone.search(queries, k)
         return best
 
     def _ask_twice(self, call: Callable[..., Any], *arguments: Any) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,7 +66,30 @@ def export_images(format: ExportFormat, wanted: Wanted) -> Path:
 
 LABEL_STUDIO_CHOICES = "label"
 LABEL_STUDIO_IMAGE = "image"
-"""Tags of the Label Studio project: <Image name="image" value="$image"/> and <Choices name="label" toName="image">."""
+"""Names of the tags in `label_studio_config`, to which each prediction refers."""
+
+
+def config_beside(out: Path) -> Path:
+    """Where the labeling configuration of Label Studio tasks lies."""
+    return out.with_suffix(".config.xml")
+
+
+def label_studio_config(table: pa.Table) -> bytes:
+    """The labeling configuration of a Label Studio project that takes the tasks of a table of labels, as XML.
+
+    To be pasted into the project's settings (Labeling Interface, Code) before its tasks are imported: a prediction of a
+    choice that the project does not have is refused.
+    """
+    several = "multiple" if are_attributes(table) else "single"
+    view = ElementTree.Element("View")
+    ElementTree.SubElement(view, "Image", name=LABEL_STUDIO_IMAGE, value=f"${LABEL_STUDIO_IMAGE}")
+    choices = ElementTree.SubElement(
+        view, "Choices", name=LABEL_STUDIO_CHOICES, toName=LABEL_STUDIO_IMAGE, choice=several
+    )
+    for name in json.loads(table.schema.metadata[b"classes"]):
+        ElementTree.SubElement(choices, "Choice", value=name)
+    ElementTree.indent(view)
+    return ElementTree.tostring(view, encoding="unicode").encode() + b"\n"
 
 
 def write_csv(wanted: Wanted) -> Path:
@@ -95,10 +119,14 @@ def write_csv(wanted: Wanted) -> Path:
 def write_label_studio(wanted: Wanted) -> Path:
     """A JSON array of tasks; each label is a prediction with its score, so that a person can accept or correct it.
 
-    Tasks come least certain first: Label Studio shows them in this order.
+    Tasks come least certain first: Label Studio shows them in this order. Beside it lies the labeling configuration of
+    the project, which `config_beside` names.
     """
     stamp = stamp_of(wanted.table)
+    config = config_beside(wanted.out)
     check_new(wanted.out)
+    check_new(config)
+    replace_file(config, label_studio_config(wanted.table))
     rows = sorted(wanted.table.to_pylist(), key=lambda row: row["confidence"])
     tasks = [_task(row, wanted.image_root, stamp) for row in rows]
     replace_file(wanted.out, json.dumps(tasks, ensure_ascii=False, indent=1).encode())

@@ -38,6 +38,7 @@ from workers.agent.decisions import approve, revoke_approval
 from workers.agent.driver import AgentDriver
 from workers.agent.policy import Policy, policy_toml
 from workers.agent.service import run_agent
+from workers.embedder.shards import delete_records
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import KEYS_FILE, AgentConfig, create_agent_home
 from workers.party.link import converse
@@ -557,6 +558,31 @@ def test_what_nobody_misses_any_more_is_erased_and_refused_for_ever_in_the_same_
     assert keys_of(site) == ["home"]
     running.end()
     assert site.spent() == price(ask.task).instance.charge_nano
+
+
+def test_an_agent_process_goes_on_while_records_are_erased_and_closes_their_files(site: Site) -> None:
+    first, second = site.ask(), site.ask(sigma_votes=41.0)
+    site.send(first)
+    code = (
+        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
+        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(site.home)], cwd=Path(__file__).parents[2]) as agent:
+        try:
+            site.shares(first, 1)
+            images = site.shard.sources[:7]
+            delete_records(site.shard.path, images=images)
+            until, maps = time.monotonic() + 60, Path(f"/proc/{agent.pid}/maps")
+            while "features.npy" in (mapped := maps.read_text()) or "features.1.npy" not in mapped:
+                assert time.monotonic() < until, "it never closed the files of those who left"
+                time.sleep(0.1)
+            site.send(second)
+            site.shares(second, 1)
+            assert agent.poll() is None
+        finally:
+            agent.kill()
+    charges = [price(ask.task).instance.charge_nano for ask in (first, second)]
+    assert site.spent() == sum(charges), "a deletion gives no budget back"
 
 
 def test_a_deadline_far_away_keeps_nothing_for_longer_than_a_month(site: Site) -> None:

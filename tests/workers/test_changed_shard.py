@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from feature_store.shard import Shard
+from feature_store.shard_writer import erase_deleted
 from labeler.errors import LabelerError
 from labeler.ledger.lifetimes import LifetimeSpends
 from labeler.tally import QueryBatch
@@ -33,6 +34,7 @@ def records(tmp_path: Path) -> _Records:
 def delete_one(records: _Records) -> None:
     shard = Shard.open(records._path)
     shard.delete(shard.record_ids[shard.alive][:1])
+    erase_deleted(records._path)
 
 
 @pytest.mark.parametrize("way", ["knn", "ensemble"])
@@ -85,6 +87,22 @@ def test_what_was_built_while_the_new_index_was_is_taken_over_too(
     records.look()
     monkeypatch.setattr("workers.learning.linear.train_head", lambda *_, **__: pytest.fail("trained when asked"))
     assert records.agent().ballots(task, BATCH, KEY).sum() == len(BATCH)
+
+
+def test_an_agent_lets_go_of_the_files_of_whoever_left_and_answers_as_before(records: _Records) -> None:
+    """Erased bytes that a process has mapped stay on the disk, under no name, until it closes them."""
+    task = task_of(method="knn", k=100)
+    agent = records.agent()
+    agent.ballots(task, BATCH, KEY)
+    delete_one(records)
+    assert agent.ballots(task, BATCH, KEY).sum() == 21 * len(BATCH), "the rows of before are there until it looks"
+    del agent
+    records.look()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(records._path) in line]
+    assert {line.split(maxsplit=5)[5] for line in mapped} == {
+        str(records._path / f"{name}.1.npy") for name in ("features", "labels", "record_ids")
+    }
+    assert records.agent().ballots(task, BATCH, KEY).sum(axis=1).tolist() == [20] * len(BATCH)
 
 
 def test_models_are_forgotten_whichever_shard_they_are_of(records: _Records) -> None:

@@ -55,7 +55,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "declare": Entry("shards", "Declare a public bound on the records of a shard that was embedded without one."),
     "delete": Entry(
-        "shards", "Delete the records of people, or of images, from a shard; a running agent sees it at once."
+        "shards", "Delete the records of people, or of images, from a shard and from the bytes of its files."
     ),
     "pretrain": Entry("shards", "Pretrain a SimCLR backbone on public images. Continues from its last checkpoint."),
     "up": Entry(

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from api.schema import JobView, Selection
 
 
-Format = Literal["parquet", "jsonl", "label-studio", "image-folder-csv"]
-FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "image-folder-csv")
+Format = Literal["parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv"]
+FORMATS: tuple[Format, ...] = ("parquet", "jsonl", "label-studio", "label-studio-config", "image-folder-csv")
 LABELS_OF: tuple[Literal["images", "questions"], ...] = ("images", "questions")
 MODELS = ("student", "model")
 _TASK_ID = re.compile("[0-9a-f]{64}")
@@ -263,11 +263,15 @@ def _image_table(service: Client, job: str) -> pa.Table:
 
 
 def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[str, Any], *, as_json: bool) -> None:
-    from feature_store.results.exports import Wanted, export_images
+    from feature_store.results.exports import Wanted, config_beside, export_images
 
     export_images(one_of("format", kind, EXPORT_FORMATS), Wanted(table, out, **wanted))
     document = {"job": job, "format": kind, "images": table.num_rows, "out": str(out)}
-    tell(document, f"Labels of {table.num_rows} images are in {out}", as_json=as_json)
+    said = f"Labels of {table.num_rows} images are in {out}"
+    if kind == "label-studio":
+        document["config"] = str(config_beside(out))
+        said += f", the project's labeling configuration is in {config_beside(out)}"
+    tell(document, said, as_json=as_json)
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:

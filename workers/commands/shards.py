@@ -277,10 +277,11 @@ def delete(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Delete the records of people, or of images, from a shard; a running agent sees it at once.
+    """Delete the records of people, or of images, from a shard and from the bytes of its files.
 
-    All that is named is deleted, or nothing. Again: no change. No job reads the records any more; their rows stay in
-    the shard's files until it is embedded anew. What was released before stays covered by its price.
+    All that is named is deleted, or nothing. A running agent goes on without them, and is not restarted. The shard is
+    written anew beside the old files, so it needs room for a second copy. What remains elsewhere is printed. After an
+    interruption, run it again without names. What was released before stays covered by its price.
 
     Example: `labeler delete hospital-a.shard --persons leaving.txt`
     """
@@ -293,6 +294,8 @@ def delete(
         key=site_key,
     )
     said = f"{result['deleted']} records were deleted, {result['left']} are left in {shard}"
+    remains = "".join(f"\n  {sentence}" for sentence in result["remains"])
+    said += f"\nNo file of the shard holds a deleted record any more. What remains elsewhere:{remains}"
     tell(result, said, as_json=as_json)
 
 

@@ -2,8 +2,10 @@
 
 Deleting records of a shard by what its owner knows of them: whose they are, or the names of their images.
 
-A running agent sees the change at its next ask. What was charged for before is answered with the stored bytes, and what
-was released before stays covered by its price; spends of votes for life stay with the image, should it come back.
+They are marked first, in one step, and vote no more; then the shard is written anew without them. A running agent goes
+over to it by itself, and lets go of the old files then. What was charged for before is answered with the stored bytes,
+and what was released before stays covered by its price; spends of votes for life stay with the image, should it come
+back.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from feature_store.own_features import (
 )
 from feature_store.same_images import Twice, find_same_images, named
 from feature_store.shard import OF_OTHER_RECORDS, Shard
+from feature_store.shard_writer import erase_deleted, half_written, remove_leftovers
 from feature_store.sources import (
     CELEBA_TABLE,
     AttributeSource,
@@ -44,8 +47,8 @@ from feature_store.sources import (
     one_name,
     open_source,
 )
-from labeler.errors import BadData, InvalidSetting, UnreadableImage
-from labeler.system.files import check_folder
+from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
+from labeler.system.files import check_folder, is_full
 from labeler.system.site_key import SITE_KEY_FILE, site_key
 from workers.progress import ProgressCallback, silent
 
@@ -316,6 +319,9 @@ def delete_records(
 ) -> dict[str, Any]:
     """Delete all records of some people, and those of some images; all that was named, or nothing.
 
+    Then the bytes of all deleted records are erased from the shard's files, also of those that an earlier version or an
+    interrupted deletion had marked only. Without a name that is all that is done.
+
     Args:
         path: the shard.
         persons: names, as they were given when it was embedded.
@@ -323,19 +329,45 @@ def delete_records(
         key: the file of the site's key; beside the shard where None.
 
     Returns:
-        {"shard", "deleted", "left"}: how many were not deleted before, and how many there are now.
+        {"shard", "deleted", "erased", "left", "remains"}: how many were not deleted before, how many were erased from
+        the files, how many there are now, and sentences about what is left elsewhere.
 
     Raises:
-        InvalidSetting: nobody and nothing is named, the shard does not know people, or nothing would be left.
-        BadData: a name that the shard never held, or another site's key. No name is repeated.
+        InvalidSetting: nobody and nothing is named and nothing waits to be erased, the shard does not know people, or
+            nothing would be left.
+        BadData: a name that the shard does not hold, or another site's key. No name is repeated.
+        StorageFull: the records are deleted, and there is no room to write the shard anew.
     """
-    if not persons and not images:
-        raise InvalidSetting("name people (--persons) or images (--images) to delete")
     shard = Shard.open(path, verify=False)
+    # Before names are looked up: those whose files an interrupted deletion left over are not known any more.
+    had_leftovers = remove_leftovers(path)
+    if not persons and not images and not had_leftovers and shard.alive.all():
+        raise InvalidSetting("name people (--persons) or images (--images) to delete; nothing waits to be erased")
     rows = _of_persons(shard, persons, key) | _of_images(shard, images)
     deleted = shard.delete(shard.record_ids[rows])
     same_images_list(path).unlink(missing_ok=True)  # it may name what was deleted
-    return {"shard": str(path), "deleted": deleted, "left": len(shard.rows)}
+    try:
+        erased = erase_deleted(path)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise StorageFull(
+            f"the records vote no more, and their bytes are still in the files: there is no room to write shard "
+            f"{path.name!r} anew. Make room for a second copy of it, then run labeler delete {path.name} without a name"
+        ) from error
+    remains = list(_REMAINS)
+    if (work := half_written(path)).exists():
+        remains.append(f"{work.name} beside the shard is an interrupted embedding, which may hold them too: delete it.")
+    return {"shard": str(path), "deleted": deleted, "erased": erased, "left": len(shard), "remains": remains}
+
+
+_REMAINS = (
+    "Images, backups and copies of the shard's folder are not touched: delete them there too.",
+    "The disk keeps the old bytes until it uses their place again; an encrypted disk without snapshots hides them.",
+    "A running agent goes over to the new files within seconds, and closes the old ones then.",
+    "What was answered before stays released and stays charged: no budget comes back.",
+    "With votes for life, the agent's journal keeps a keyed digest of each image and what it has spent.",
+)
 
 
 def lines_of(path: Path) -> list[str]:
@@ -373,8 +405,9 @@ def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArr
         found |= theirs
     if unknown:
         raise BadData(
-            f"{unknown} of {len(persons)} people never had an image in shard {shard.path.name!r}; nothing was deleted. "
-            "Write each name as it was when the shard was embedded, one a line"
+            f"{unknown} of {len(persons)} people have no image in shard {shard.path.name!r}: they never had one, or it "
+            "was deleted before. Nothing was deleted now. Write each name as it was when the shard was embedded, one a "
+            "line"
         )
     return found
 

@@ -11,6 +11,7 @@ const FORMATS = [
   ["jsonl", "JSON lines", "jsonl", "images"],
   ["parquet", "Parquet", "parquet", "images"],
   ["label-studio", "Label Studio", "json", "images"],
+  ["label-studio-config", "Label Studio's labeling setup", "xml", "images"],
   ["image-folder-csv", "CSV for an image folder", "csv", "images"],
   ["parquet", "Questions alone", "parquet", "questions"],
   ["student", "Student, to label others", "safetensors", ""],

@@ -180,6 +180,7 @@ def test_once_charged_the_answer_comes_whatever_is_killed(
         os.kill(shared.process, signal.SIGKILL)
         if harm.endswith("no other begins"):
             monkeypatch.setattr(shared, "_begin", _no_other)
+            (shard.path / "features.npy").unlink()  # records were erased meanwhile; this process has mapped the rows
 
     monkeypatch.setattr(ledger, "charge", charged_and_then_harmed)
     reference, _ = agent_for(shard, "numpy")

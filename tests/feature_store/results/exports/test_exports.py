@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -132,14 +133,36 @@ def test_label_studio_gets_predictions_with_scores_the_least_certain_first(table
     assert chosen == set(table["label_name"].to_pylist())
 
 
+def test_label_studio_gets_the_setup_that_its_predictions_refer_to(table: pa.Table, tmp_path: Path) -> None:
+    out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+    view = ElementTree.parse(tmp_path / "tasks.config.xml").getroot()
+    (choices,), (image,) = view.iter("Choices"), view.iter("Image")
+    assert [choice.get("value") for choice in choices] == list(CLASSES)
+    assert choices.get("choice") == "single"
+    for task in json.loads(out.read_bytes()):
+        (result,) = task["predictions"][0]["result"]
+        assert (result["from_name"], result["to_name"]) == (choices.get("name"), choices.get("toName"))
+        assert result["to_name"] == image.get("name")
+        assert (image.get("value") or "").removeprefix("$") in task["data"]
+    with pytest.raises(InvalidSetting, match="is there already"):
+        export_images("label-studio", Wanted(table, tmp_path / "tasks.jsonl"))
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-def test_label_studio_takes_every_prediction(table: pa.Table, tmp_path: Path) -> None:
+def test_label_studio_takes_the_setup_and_every_task_with_its_prediction(table: pa.Table, tmp_path: Path) -> None:
+    interface = pytest.importorskip("label_studio_sdk.label_interface")
     objects = pytest.importorskip("label_studio_sdk.label_interface.objects")
     out = export_images("label-studio", Wanted(table, tmp_path / "tasks.json"))
+    project = interface.LabelInterface((tmp_path / "tasks.config.xml").read_text(encoding="utf-8"))
+    project.validate()
     for task in json.loads(out.read_bytes()):
-        read = objects.PredictionValue.model_validate(task["predictions"][0])
-        assert read.score == task["predictions"][0]["score"]
+        (prediction,) = task["predictions"]
+        assert objects.PredictionValue.model_validate(prediction).score == prediction["score"]
+        assert project.validate_task({"data": task["data"]}), task
+        assert not project.validate_prediction(prediction, return_errors=True)
+    (result,) = prediction["result"]
+    assert project.validate_prediction({"result": [result | {"value": {"choices": ["no such"]}}]}, return_errors=True)
 
 
 def test_torchvision_reads_the_folders(table: pa.Table, images: Path, tmp_path: Path) -> None:
