@@ -106,7 +106,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
 
 GROUPS: Final[Mapping[str, str]] = {
     "Try": "demo up bench",
-    "Label images": "plan embed duplicates pretrain run student predict export",
+    "Label images": "plan embed duplicates pretrain run student evaluate predict export",
     "Ask a service": "submit status budget share",
     "Run a site": "agent tallier declare delete",
     "Operate a service": "serve embedder invite keys evidence audit prune journal doctor",

@@ -17,6 +17,7 @@ from workers.commands.console import (
     MaybeToken,
     MaybeUrl,
     connect,
+    folder_of,
     one_of,
     print_json,
     tell_warning,
@@ -25,8 +26,11 @@ from workers.commands.console import (
 
 def evaluate(
     model: Annotated[
-        Path | None, typer.Argument(metavar="[MODEL]", help="student.safetensors or model.safetensors of a job.")
-    ] = None,
+        str,
+        typer.Argument(
+            help="A job's student.safetensors or model.safetensors, or its folder here; or its id at a service."
+        ),
+    ],
     shard: Annotated[list[Path] | None, typer.Option(help="An agent's shard; repeat for each agent.")] = None,
     epsilon: Annotated[float, typer.Option(help="The price per private image.")] = 0.1,
     delta: Annotated[float, typer.Option(help="At which it holds.")] = 1e-5,
@@ -48,9 +52,6 @@ def evaluate(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the files say so.")
     ] = None,
-    job: Annotated[
-        str | None, typer.Option(help="Of a service: the id of a completed job, whose student is evaluated.")
-    ] = None,
     url: MaybeUrl = None,
     token: MaybeToken = None,
     ca_file: CaFile = None,
@@ -65,7 +66,7 @@ def evaluate(
 
     `labeler evaluate job/student.safetensors --shard a.shard --shard b.shard --epsilon 0.1`
 
-    `labeler evaluate --job job-5c1e --url https://labels.example.org --epsilon 0.1`
+    `labeler evaluate job-5c1e09ab74d2f3186e0a --url https://labels.example.org --epsilon 0.1`
     """
     price: dict[str, Any] = {
         "epsilon": epsilon,
@@ -78,21 +79,23 @@ def evaluate(
         "bands": bands,
         "records": records,
     }
-    if job is None:
-        if model is None or not shard:
-            raise InvalidSetting("name a model and a --shard for each agent; or a service's job with --job and --url")
-        found = _here(model, shard, out, price=price, counted=counted, seed=seed, as_json=as_json)
+    here = Path(model) if Path(model).is_file() else folder_of(model, url, token)
+    if here is not None:
+        if not shard:
+            raise InvalidSetting("name a --shard for each agent, on whose records the model is scored")
+        path = here / "student.safetensors" if here.is_dir() else here
+        found = _here(path, shard, out, price=price, counted=counted, seed=seed, as_json=as_json)
     else:
-        if model is not None or shard or seed is not None:
-            raise InvalidSetting("a service evaluates the student of its --job; leave model, --shard and --seed out")
-        if url is None or token is None:
-            raise InvalidSetting("say which service: --url and --token (or LABELER_URL, LABELER_TOKEN)")
+        if shard or seed is not None:
+            raise InvalidSetting(
+                "a service scores the student of its job at its own agents; leave --shard and --seed out"
+            )
         from feature_store.results.evaluations import evaluation_bytes
         from labeler.system.files import replace_file
         from workers.commands.client import wait_for
 
-        with connect(url, token, ca_file) as service:
-            asked = wait_for(service, service.evaluate(job, **price, **counted), quiet=as_json)
+        with connect(str(url), str(token), ca_file) as service:
+            asked = wait_for(service, service.evaluate(model, **price, **counted), quiet=as_json)
             if asked.state != "completed":
                 why = asked.stage if asked.problem is None else asked.problem.detail
                 raise JobNotCompleted(f"the evaluation {asked.job_id} is {asked.state}: {why}")

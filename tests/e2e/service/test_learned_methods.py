@@ -269,7 +269,7 @@ def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
     assert measured.card["guarantees"]["instance"]["epsilon"] == pytest.approx(4.0, abs=0.01)
 
     told = labeler(
-        "evaluate", "--job", job, "--url", learning.url, "--token", learning.token, "--epsilon", 1,
+        "evaluate", job, "--url", learning.url, "--token", learning.token, "--epsilon", 1,
         "--out", tmp_path / "evaluation",
     )  # fmt: skip
     assert told.code == 0, told.err

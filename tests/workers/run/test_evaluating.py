@@ -88,7 +88,7 @@ def test_a_measured_model_says_where_its_confidence_comes_from_and_what_both_hav
     student: Path, make_shard: MakeShard, tmp_path: Path, labeler: Labeler
 ) -> None:
     shards = [part for path in shards_of(make_shard) for part in ("--shard", path)]
-    assert labeler("evaluate", student, *shards, "--epsilon", 2, "--out", tmp_path / "e").code == 0
+    assert labeler("evaluate", student.parent, *shards, "--epsilon", 2, "--out", tmp_path / "e").code == 0
     measured, labels = tmp_path / "e" / "measured.safetensors", tmp_path / "new.parquet"
     card = dict(read_model(measured).card)
     assert card["guarantees"]["instance"]["epsilon"] == pytest.approx(22.0, abs=0.01)
