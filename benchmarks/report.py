@@ -1,10 +1,10 @@
-"""BENCHMARKS.md, made of benchmarks/page.md and of the documents in benchmarks/results.
+"""BENCHMARKS.md and docs/benchmarks, made of benchmarks/pages and of the documents in benchmarks/results.
 
-    python -m benchmarks.report        writes BENCHMARKS.md
+    python -m benchmarks.report        writes every page to where it lies in benchmarks/pages
 
 A document is what `labeler bench NAME --full --json` printed, in results/NAME.json. One with the key "carried" was
 not: its rows were carried over from the page of that commit, where a cell that held more than one number stands in
-`settings["printed"]`. A line of page.md names a table of such a document:
+`settings["printed"]`. A line of a page names a table of such a document:
 
     @table NAME rows=FIELD,FIELD columns=FIELD [also=FIELD] [FIELD=VALUE ...]    a column for each value of a field
     @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
@@ -25,7 +25,7 @@ from benchmarks import BenchRow
 from labeler.errors import BadData
 
 HERE: Final = Path(__file__).parent
-PAGE: Final = HERE.parent / "BENCHMARKS.md"
+PAGES: Final = HERE / "pages"
 HEADINGS: Final = {"reference": "wanted, or printed by the paper"}
 
 
@@ -98,7 +98,14 @@ def number(value: float) -> str:
     return f"{value:,}" if round(value, 4) == value else f"{value:.3g}"
 
 
+def pages() -> dict[Path, str]:
+    """Every page, by where it lies."""
+    found = {path: path.read_text() for path in sorted(PAGES.rglob("*.md"))}
+    return {HERE.parent / path.relative_to(PAGES): render(text, HERE / "results") for path, text in found.items()}
+
+
 if __name__ == "__main__":
-    made = render((HERE / "page.md").read_text(), HERE / "results")
-    PAGE.write_text(made)
-    sys.stdout.write(f"{PAGE.name}: {made.count(chr(10))} lines\n")
+    for target, made in pages().items():
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(made)
+        sys.stdout.write(f"{target.relative_to(HERE.parent)}: {len(made.split()):,} words\n")

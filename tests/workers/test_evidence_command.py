@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -87,6 +88,60 @@ def test_one_task_has_a_document_of_its_own(federation: Path, labeler: Labeler, 
     assert missing.code == 1
     assert "there is no task" in missing.err
     assert not (tmp_path / "none.json").exists()
+
+
+REGISTRY: dict[str, set[str]] = {
+    "basic": {"name", "data_curators", "intended_use", "data_product_type", "data_product_region", "description"}
+    | {"publication_date"},
+    "dp_variant": {"variant_name", "data_domain", "unprotected_quantities"},
+    "privacy_loss": {"privacy_unit", "privacy_unit_details", "privacy_parameters", "privacy_parameters_details"},
+    "deployment_model": {"model_name", "model_name_details", "actors", "release_type", "release_type_details"}
+    | {"access_type", "access_type_details"},
+    "accounting": {"post_processing", "composition"},
+    "implementation": {"preprocessing_and_hyperparameter_tuning", "mechanisms", "justification"},
+    "administrative": {"sources", "notes", "registry_authors"},
+}
+"""Fields of the registry's schema (opendp/deployments-registry-data, July 2026) that a record fills."""
+
+
+def test_a_record_for_the_registry_says_what_the_evidence_says_and_names_nobody(
+    federation: Path, labeler: Labeler, tmp_path: Path
+) -> None:
+    home, out = federation / "coordinator", tmp_path / "one.json"
+    several = labeler("evidence", "--home", home, "--out", out, "--format", "dp-registry")
+    assert several.code == 2
+    assert "this evidence is about 2; name one (--task)" in several.err
+    digest = read_signed(out.read_bytes()).evidence.facts.tasks[0].digest
+    arguments = ("--task", digest, "--out", out, "--format", "dp-registry", "--json")
+    told = labeler("evidence", "--home", home, *arguments)
+    assert told.code == 0, told.err
+    evidence = read_signed(out.read_bytes()).evidence
+    text = (tmp_path / "one.yaml").read_text()
+    record = yaml.safe_load(text)
+    assert record.keys() == {"url_slug", "status", "tier", "deployment"}
+    assert (record["status"], record["tier"]) == ("Draft", 3)
+    assert {name: set(fields) for name, fields in record["deployment"].items()} == REGISTRY
+    said = record["deployment"]
+    [found] = evidence.tasks
+    promised = {one.unit: one for one in found.promised}
+    loss = said["privacy_loss"]["privacy_parameters"]
+    assert f"epsilon: {promised['image'].epsilon}\n" in text  # every digit, rounded up
+    assert loss == {"epsilon": float(promised["image"].epsilon or "nan"), "delta": 1e-5}
+    details = said["privacy_loss"]["privacy_parameters_details"]
+    assert all(str(one.epsilon) in details for one in (*found.promised, *found.spent) if one.epsilon is not None)
+    assert said["deployment_model"]["model_name"] == "Federated"
+    assert said["dp_variant"]["variant_name"] == "Approximate DP"
+    assert said["deployment_model"]["release_type"] == "One release"
+    assert f"Questions charged: {found.cadence.questions_charged};" in said["administrative"]["notes"]
+    assert evidence.facts.journal.head in said["administrative"]["sources"]
+    assert said["basic"]["publication_date"] == found.cadence.first_at[:10]
+    assert "NIST SP 800-226" in said["administrative"]["notes"]
+    named = {*evidence.facts.tasks[0].participants, *(job.job_id for job in evidence.facts.tasks[0].jobs)}
+    assert not any(name in text for name in named), "a registry is public"
+    # An agent's own evidence is no deployment.
+    mine = labeler("evidence", "--home", federation / "agents" / "agent-1", *arguments)
+    assert mine.code == 2
+    assert "from a coordinator's journal" in mine.err
 
 
 def test_an_agents_evidence_is_its_own_and_names_nobody_else(

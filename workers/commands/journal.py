@@ -210,6 +210,10 @@ def evidence(
     since: Annotated[str, typer.Option(help="Jobs submitted from this day or time on, in UTC: 2027-03-01.")] = "",
     until: Annotated[str, typer.Option(help="And before this one.")] = "",
     out: Annotated[Path, typer.Option(help="File to write; a page to print comes beside it.")] = Path("evidence.json"),
+    kind: Annotated[
+        str,
+        typer.Option("--format", help="signed; or dp-registry: also a record for the registry of DP deployments."),
+    ] = "signed",
     ca_file: CaFile = None,
     audit: Annotated[
         list[Path] | None, typer.Option(help="audit.json of `labeler audit`, of a task in it; with --home; repeat.")
@@ -221,11 +225,19 @@ def evidence(
     The journal is read from its first entry; one that was cut or edited gives no evidence. Of an agent's home the
     document is that agent's own. Of a running service: `--url`, with an administrator's or a viewer's token.
 
-    Example: `labeler evidence --home coordinator --task 3f9a... --out evidence.json`
+    A record for the registry (dp-registry) is about one task, and comes beside as YAML: a draft that names nobody.
+
+    Examples:
+
+    `labeler evidence --home coordinator --task 3f9a... --out evidence.json`
+
+    `labeler evidence --home coordinator --task 3f9a... --format dp-registry`
     """
     if context.invoked_subcommand is not None:
         return
+    chosen = one_of("format", kind, ("signed", "dp-registry"))
     from feature_store.results.evidence import render_page
+    from labeler.evidence.registry import as_yaml, registry_record
     from labeler.system.files import replace_file
 
     check_file(out)
@@ -233,6 +245,8 @@ def evidence(
     if page == out:
         raise InvalidSetting(f"--out names the signed file, beside which its page comes as {page}; name it otherwise")
     check_file(page)
+    record = out.with_suffix(".yaml") if chosen == "dp-registry" else None
+    check_file(record)
     if home is not None:
         signed = _made(home, task, since, until, audit or [])
         replace_file(out, signed.to_bytes(), mode=0o600)
@@ -244,11 +258,15 @@ def evidence(
         raise InvalidSetting("evidence is made from a home (--home), or asked of a service (--url and --token)")
     shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
     replace_file(page, shown.encode(), mode=0o600)
+    if record is not None:
+        replace_file(record, as_yaml(registry_record(signed.evidence)).encode(), mode=0o600)
     journal = signed.evidence.facts.journal
     remarks = list(signed.evidence.remarks)
     tell(
-        {"out": str(out), "page": str(page), "entries": journal.entries, "head": journal.head, "remarks": remarks},
+        {"out": str(out), "page": str(page), "entries": journal.entries, "head": journal.head, "remarks": remarks}
+        | ({} if record is None else {"record": str(record)}),
         f"{out} is signed; {page} is the same to print. The journal was verified to entry {journal.entries}.",
+        *([] if record is None else [f"{record} is a draft for the registry of deployments; it says what to fill in."]),
         *(f"Note: {escaped(remark)}" for remark in remarks),
         as_json=as_json,
     )
