@@ -88,7 +88,11 @@ OVERFLOWS = """() => [...document.querySelectorAll('pre, pre > code, .md-content
 
 @pytest.mark.long
 @pytest.mark.parametrize("width", [1400, 390])
-def test_no_line_of_code_and_no_picture_is_cut_off(site: Path, chromium: Browser, width: int) -> None:
+def test_no_line_of_code_and_no_picture_is_cut_off(
+    site: Path,
+    chromium: Browser,  # noqa: F811
+    width: int,
+) -> None:
     page = chromium.new_page(viewport={"width": width, "height": 900})
     cut = {}
     for path in site.rglob("*.html"):
