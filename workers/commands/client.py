@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
+from labeler.budget import NANO
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
@@ -369,6 +370,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
     ]
     if job.price.holds_against:
         lines.append(f"           {job.price.holds_against}")
+    lines += _costs(job)
     if job.ledger:
         lines.append(f"Ledger     {job.ledger}")
     if job.problem is not None:
@@ -385,6 +387,23 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
     console = Console(highlight=False, soft_wrap=True)
     for line in lines:
         console.print(escaped(line), markup=False, emoji=False)
+
+
+def _costs(job: JobView) -> list[str]:
+    """What the job has cost so far, and what each question takes where it has a share of its own."""
+    if job.cost is None or not job.cost.questions:
+        return []
+    level, spent = job.price.instance_question_nano, job.cost
+    share = (
+        "the job is priced once, however many questions it has"
+        if level is None
+        else f"each question takes {level / NANO:.3g} of mu squared per private image"
+    )
+    return [
+        f"Cost       so far epsilon {_say(spent.instance_epsilon)} per private image, {_say(spent.agent_epsilon)} per "
+        f"agent, for {spent.questions} questions",
+        f"           {share}",
+    ]
 
 
 _WAITING = {
