@@ -71,9 +71,10 @@ def command_line() -> dict[str, str]:
     named = {name for _, names in GROUPS.values() for name in names}
     commands, made = load_commands(), {}
     lead = [
-        "# Command line\n\nEvery command has `--help` with an example, and most have `--json` for programs. Exit "
-        "codes: 0 done, 1 failed, 2 wrong usage or setting, 75 try again. `labeler --version` tells the version; a shell "
-        'completes commands after `eval "$(_LABELER_COMPLETE=source_bash labeler)"` (`source_zsh`, `source_fish`).\n'
+        "# Command line\n\nEvery command has `--help` with an example, and most have `--json` for programs. "
+        "Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 75 try again. `labeler --version` tells the version; "
+        'a shell completes commands after `eval "$(_LABELER_COMPLETE=source_bash labeler)"` (`source_zsh`, '
+        "`source_fish`).\n"
     ]
     for group, (title, chosen) in GROUPS.items():
         names = [name for name in chosen if name in commands] or [name for name in commands if name not in named]
