@@ -54,21 +54,10 @@ def _of_root(text: str) -> str:
     return re.sub(r"\]\(docs/", "](", text).replace("](LICENSE)", "](LICENSE.md)").replace("](README.md", "](index.md")
 
 
-GROUPS = {
-    "try": ("Try it, and know the price", ("demo", "up", "plan", "doctor", "bench")),
-    "label": ("Label images", ("embed", "duplicates", "pretrain", "run", "student", "predict", "export")),
-    "service": ("Use a service", ("submit", "status", "budget", "share")),
-    "site": ("Take part as a site", ("agent", "tallier", "declare", "delete")),
-    "operate": ("Operate a federation", ()),
-}
-"""Pages of the command line: title, and commands; the last has all that are named in no other."""
-
-
 def command_line() -> dict[str, str]:
-    """Every command with its options, of the commands themselves: a page for each group, and one that leads there."""
-    from workers.commands.catalogue import CATALOGUE, load_commands
+    """Every command with its options: a page for each group of `labeler --help`, and one that leads there."""
+    from workers.commands.catalogue import CATALOGUE, GROUPS, load_commands
 
-    named = {name for _, names in GROUPS.values() for name in names}
     commands, made = load_commands(), {}
     lead = [
         "# Command line\n\nEvery command has `--help` with an example, and most have `--json` for programs. "
@@ -76,14 +65,14 @@ def command_line() -> dict[str, str]:
         'a shell completes commands after `eval "$(_LABELER_COMPLETE=source_bash labeler)"` (`source_zsh`, '
         "`source_fish`).\n"
     ]
-    for group, (title, chosen) in GROUPS.items():
-        names = [name for name in chosen if name in commands] or [name for name in commands if name not in named]
+    for title, names in GROUPS.items():
+        page = f"cli/{title.split()[0].lower()}.md"
         parts = [f"# {title}\n"]
-        lead += [f"## [{title}](cli/{group}.md)\n", "| command | what |", "|---|---|"]
-        for name in names:
+        lead += [f"## [{title}]({page})\n", "| command | what |", "|---|---|"]
+        for name in names.split():
             parts += _command([name], commands[name])
-            lead.append(f"| [`labeler {name}`](cli/{group}.md#labeler-{name}) | {CATALOGUE[name].summary} |")
-        made[f"reference/cli/{group}.md"] = "\n".join(parts)
+            lead.append(f"| [`labeler {name}`]({page}#labeler-{name}) | {CATALOGUE[name].summary} |")
+        made[f"reference/{page}"] = "\n".join(parts)
         lead.append("")
     return made | {"reference/cli.md": "\n".join(lead)}
 
