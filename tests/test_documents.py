@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CODE_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/round.md", "docs/threat-model.md")
+CODE_PAGES = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/round.md",
+    "docs/threat-model.md",
+    "docs/threats-from-outside.md",
+)
 PAGES = ("SECURITY.md", "docs/upgrades.md", "docs/dpia-template.md")
 
 

@@ -385,4 +385,4 @@ class Health:
         """
         behind = self._witnesses.sentence
         if behind:
-            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/operate.md")
+            raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/backup.md")

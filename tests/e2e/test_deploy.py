@@ -27,6 +27,7 @@ from workers.up.redis_server import RedisServer
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 OPERATE = (ROOT / "docs" / "operate.md").read_text()
+BACKUP = (ROOT / "docs" / "backup.md").read_text()
 CONTAINERS = (ROOT / "docs" / "containers.md").read_text()
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SITES = [f"hospital-{letter}" for letter in "abcde"] + [f"tallier-{number}" for number in range(3)]
@@ -137,10 +138,10 @@ import api.app, api.server, api.coordinator.service
 
 
 def test_the_page_is_one_page() -> None:
-    assert len(PAGE.splitlines()) <= 110
+    assert len(PAGE.split()) <= 1000
 
 
-@pytest.mark.parametrize("page", [PAGE, OPERATE, CONTAINERS], ids=["deploy", "operate", "containers"])
+@pytest.mark.parametrize("page", [PAGE, OPERATE, BACKUP, CONTAINERS], ids=["deploy", "operate", "backup", "containers"])
 def test_every_command_on_the_page_exists_with_its_options(page: str) -> None:
     from workers.commands.catalogue import load_commands
 
@@ -162,10 +163,12 @@ def test_every_command_on_the_page_exists_with_its_options(page: str) -> None:
         assert used <= options, line
 
 
-@pytest.mark.parametrize("page", [PAGE, OPERATE, CONTAINERS], ids=["deploy", "operate", "containers"])
+@pytest.mark.parametrize("page", [PAGE, OPERATE, BACKUP, CONTAINERS], ids=["deploy", "operate", "backup", "containers"])
 def test_links_and_files_on_the_page_exist(page: str) -> None:
     for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page):
         assert not target or (ROOT / "docs" / target).exists(), target
+        if target.endswith(".png"):
+            continue
         text = (ROOT / "docs" / target).read_text() if target else page
         titles = [
             re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall("(?m)^#+ (.*)$", text)

@@ -106,7 +106,7 @@ def test_who_goes_on_with_a_restored_home_is_told_what_its_witness_needs(
 
 
 def test_without_a_witness_the_coordinator_alone_could_tell(site: LifeSite, tmp_path: Path) -> None:
-    """What is said in docs/operate.md: such a coordinator gets the same votes twice."""
+    """What is said in docs/backup.md: such a coordinator gets the same votes twice."""
     make(site, None)
     spent = put_back_after_an_answer(site, tmp_path / "copy")
     assert 2 * sum(site.spends()) == spent

@@ -12,7 +12,7 @@ const SEEN_MOST = 200;
 const SHOWN = 4;
 const STOPPED = new Set(["failed", "refused", "expired"]);
 const CHECKS = {
-  journal: ["The ledger cannot be trusted as it is, so no job is taken.", "Restore the newest journal; docs/operate.md says how."],
+  journal: ["The ledger cannot be trusted as it is, so no job is taken.", "Restore the newest journal; docs/backup.md says how."],
   storage: ["Nothing more can be kept, so uploads are refused and rounds wait.", "Make room on the disk of the coordinator."],
   redis: ["Messages do not reach the sites, so jobs wait. Nothing is lost.", "Start Redis again, or correct its address in the settings."],
   embedder: ["Jobs with images wait before their first question.", "Start labeler embedder on the coordinator's machine."],
