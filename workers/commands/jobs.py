@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from labeler.errors import InvalidSetting
+from labeler.methods import METHODS, ReleaseKind
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
+    JOB,
     CaFile,
     Json,
     MaybeToken,
     MaybeUrl,
     connect,
     escaped,
+    folder_of,
     one_of,
     print_json,
     tell,
@@ -27,11 +31,6 @@ from workers.commands.console import (
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
-from typing import Literal
-
-from rich.table import Table
-
-from labeler.methods import METHODS, ReleaseKind
 
 Engine = Annotated[
     str,
@@ -128,9 +127,7 @@ def run(
 
 
 def student(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="Output folder of a finished job; or --job of a service.")
-    ] = None,
+    job: Annotated[str, typer.Argument(help=JOB)],
     kind: Annotated[
         str,
         typer.Option(help=f"{', '.join(STUDENT_KINDS)} or finetune."),
@@ -148,7 +145,6 @@ def student(
         int, typer.Option(min=1, help="finetune only: processes that train together, one for each GPU or a few cores.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
-    job: Annotated[str | None, typer.Option(help="Of a service: the id of a completed job.")] = None,
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labelled the job's images.")
     ] = Path("student.safetensors"),
@@ -167,15 +163,12 @@ def student(
 
     `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
 
-    `labeler student --job job_5c1e --url https://labels.example.org --out student.safetensors`
+    `labeler student job-5c1e09ab74d2f3186e0a --url https://labels.example.org --out student.safetensors`
     """
     from workers.progress import progress_bars
 
-    if (folder is None) == (job is None):
-        raise InvalidSetting("name the folder of a finished job, or a service's job with --job and --url; not both")
-    if job is not None:
-        if url is None or token is None:
-            raise InvalidSetting("for a job of a service say which: --url and --token (or LABELER_URL, LABELER_TOKEN)")
+    folder = folder_of(job, url, token)
+    if folder is None:
         if kind != "planned" or images is not None or backbone is not None or seed:
             raise InvalidSetting(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
@@ -184,7 +177,7 @@ def student(
         from workers.run.student import score_student
 
         check_file(out)
-        with connect(url, token, ca_file) as service:
+        with connect(str(url), str(token), ca_file) as service:
             service.student(job, out)
         result = score_student(out, test=test)
     else:
@@ -200,11 +193,15 @@ def student(
             sys.exit(run_in_ranks(arguments, processes))
         with progress_bars(quiet=as_json or not is_first_process()) as progress:
             result = train_student(
-                cast(Path, folder), kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
+                folder, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
             )
         if not is_first_process():
             return
-    score = "no truth to score against" if result.get("accuracy") is None else f"{result['accuracy']:.1%} right"
+    score = (
+        "no truth to score against"
+        if result.get("accuracy") is None
+        else f"{result['accuracy']:.1%} right{_balanced(result)}"
+    )
     tell(result, f"Student {result['kind']}: {score}; saved to {result['path']}", as_json=as_json)
 
 
@@ -220,18 +217,38 @@ def predict(
     architecture: Annotated[
         str | None, typer.Option(help="timm architecture, where --backbone is a safetensors file of weights.")
     ] = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option(help="A recall for the rarest class (recall=0.9), or for another (CLASS:recall=0.9)."),
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="With --prefer: a shard of labeled public images to find its threshold on.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
 
-    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint.
+    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint. Where
+    they come with their truth (class folders, or a labeled shard), how well each class is found is told.
 
-    Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+    A rare class is missed more often than others. `--prefer recall=0.9` moves its threshold until so many of its images
+    are found: on labeled public images like the new ones (--like), or as far as the model's own probabilities are
+    right.
+
+    Examples:
+
+    `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+
+    `labeler predict job/student.safetensors new-scans --prefer ill:recall=0.9 --like labeled.shard`
     """
     from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
+    from feature_store.results.scores import Preference
     from workers.progress import progress_bars
 
+    if like is not None and prefer is None:
+        raise InvalidSetting("--like goes with --prefer, whose threshold is found on it")
+    preference = None if prefer is None else Preference.parse(prefer)
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")
     check_file(out)
@@ -242,7 +259,15 @@ def predict(
     from workers.run.student import predict_images
 
     with progress_bars(quiet=as_json) as progress:
-        found = predict_images(stored, images, backbone=backbone, architecture=architecture, progress=progress)
+        found = predict_images(
+            stored,
+            images,
+            backbone=backbone,
+            architecture=architecture,
+            preference=preference,
+            like=like,
+            progress=progress,
+        )
     if out is not None and out.suffix == ".csv":
         export_images("csv", Wanted(found.table, out))
     elif out is not None:
@@ -250,16 +275,35 @@ def predict(
     if as_json:
         skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
         told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped}
+        told |= {} if found.scores is None else found.scores.to_json()
+        if found.threshold is not None:
+            told["preferred"] = {"class": found.threshold[0], "threshold": found.threshold[1]}
         print_json(told | {"out": None if out is None else str(out)})
         return
     for one in found.skipped:
         typer.echo(f"not labelled: {escaped(one.source)}: {escaped(one.reason)}", err=True)
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
+    if found.threshold is not None:
+        typer.echo(f"an image is {escaped(found.threshold[0])} from a probability of {found.threshold[1]:.3g} on")
+    if found.scores is not None:
+        typer.echo("\n".join(escaped(line) for line in found.scores.in_lines()))
     typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:
+    tell_summary(summary, out, as_json=as_json)
+    # To standard error and nowhere else: how long a stage took tells how many private records there are.
+    Console(highlight=False, stderr=True, quiet=as_json, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
+
+
+def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    """Print what a job in a folder gave: first how good its labels are and their price, then the rest.
+
+    Args:
+        summary: its report.json.
+        out: the folder.
+    """
     if as_json:
         print_json(summary)
         return
@@ -270,7 +314,8 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     console.print()
     console.print(f"Labels    {_labeled(summary['images'], summary['task']['method'])}", soft_wrap=True)
     if summary.get("student", {}).get("accuracy") is not None:
-        console.print(f"Student   {summary['student']['accuracy']:.1%} right on unseen images")
+        said = f"{summary['student']['accuracy']:.1%} right on unseen images{_balanced(summary['student'])}"
+        console.print(f"Student   {said}", soft_wrap=True)
     agent = privacy["agent"]["epsilon"]
     console.print(
         f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
@@ -280,8 +325,17 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
     console.print(f"Questions {labels['answered']} of {labels['asked']} answered{right}")
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
-    # To standard error and nowhere else: how long a stage took tells how many private records there are.
-    Console(highlight=False, stderr=True, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
+
+
+def _balanced(scored: dict[str, Any]) -> str:
+    """Balanced accuracy, where unequal classes make it another, and of two classes the AUROC."""
+    from feature_store.results.scores import UNEQUAL
+
+    balanced = scored.get("balanced_accuracy", scored.get("accuracy"))
+    if "auroc" not in scored and abs(balanced - scored["accuracy"]) < UNEQUAL:
+        return ""
+    area = f", AUROC {scored['auroc']:.3f}" if "auroc" in scored else ""
+    return f" (balanced accuracy {scored['balanced_accuracy']:.1%}{area})"
 
 
 def _labeled(images: dict[str, Any], method: str) -> str:
@@ -291,18 +345,18 @@ def _labeled(images: dict[str, Any], method: str) -> str:
     said = f"{images['labelled']:,} images labeled"
     if "accuracy" in images:
         checked = "" if images["checked"] == images["labelled"] else f" the {images['checked']:,} whose truth is known"
-        said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right"
+        said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right{_balanced(images)}"
     if METHODS[method].asks_for_a_model:  # its own confidence claims nothing
         return said
     return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
 
 
 def plan(
-    queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "knn",
+    queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = 20,
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "reverse-knn",
     k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
     sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
     agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
     colluding_agents: Annotated[
         int | None,
@@ -365,8 +419,10 @@ def plan(
     ] = None,
     unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
     release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
-    epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
-    solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The price wanted: what --solve says is found for it.")] = None,
+    solve: Annotated[
+        str | None, typer.Option(help="What to find for --epsilon: sigma (default), queries or k.")
+    ] = None,
     level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
     records: Annotated[
         int | None,
@@ -381,9 +437,11 @@ def plan(
 
     Examples:
 
+    `labeler plan --epsilon 0.5`
+
     `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
 
-    `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
+    `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --agents 3`
 
     `labeler plan --method knn --queries 206 --sigma 25 --colluding-agents 2 --dishonest-talliers 1`
 
@@ -393,13 +451,13 @@ def plan(
 
     `labeler plan --method reverse-knn --queries 20 --life-epsilon 1 --sigma 8.4 --agents 3`
 
-    `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
+    `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --agents 100`
 
-    `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --solve sigma --agents 3`
+    `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --agents 3`
 
-    `labeler plan --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --solve sigma --agents 20`
+    `labeler plan --method knn --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --agents 20`
 
-    `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --solve sigma --agents 10`
+    `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --agents 10`
 
     For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
     the model, which each step of federated asks for.

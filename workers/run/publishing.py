@@ -41,12 +41,14 @@ from feature_store.results.report.model import (
     StudentOutcome,
 )
 from feature_store.results.report.page import report_json, write_report
+from feature_store.results.scores import score_probabilities
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes, attributes_of
 from feature_store.students.labeling import LabelledImages, label_images
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
+from labeler.batching import mu_squared_of
 from labeler.linear_model import released_model
 from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
@@ -172,11 +174,11 @@ def _outcome(prepared: PreparedJob, said: LabelledImages | LabelledAttributes, k
     outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
     if test is None:
         return outcome
-    if isinstance(said, LabelledImages):
-        right = test.share_right(said.student)
-    else:
-        right = float(((said.student.predict_proba(test.features) >= ON) == test.labels).mean())
-    return replace(outcome, accuracy=right, test_images=len(test))
+    probabilities = said.student.predict_proba(test.features)
+    if not isinstance(said, LabelledImages):
+        return replace(outcome, accuracy=float(((probabilities >= ON) == test.labels).mean()), test_images=len(test))
+    scores = score_probabilities(test.labels, probabilities, prepared.task.classes)
+    return replace(outcome, accuracy=test.share_right(said.student), test_images=len(test), scores=scores)
 
 
 def _write_pseudo_labels(
@@ -191,7 +193,7 @@ def _write_pseudo_labels(
         job_id=prepared.job_id,
         backbone=prepared.public.backbone_name,
         created_at=created_at,
-        privacy=guarantee(prepared.price),
+        privacy=guarantee(prepared.price) | {"mu_squared": mu_squared_of(prepared.task, prepared.task.max_queries)},
         is_seeded=any(release.is_seeded for release in releases),
     )
     task, names = prepared.task, prepared.query_names
