@@ -144,6 +144,8 @@ def test_without_further_words_every_image_is_labelled_in_every_format(
         assert f'filename="{completed.job_id}-labels.jsonl"' in lines.headers["Content-Disposition"]
         assert [json.loads(line) for line in lines.text.splitlines()] == table.to_pylist()
         tasks = http.get(path, params={"format": "label-studio"}).json()
+        of_questions = http.get(path, params={"format": "label-studio", "of": "questions"}).json()
+        assert {one["data"]["task"] for one in (*tasks, *of_questions)} == {completed.task_name}
         assert [one["predictions"][0]["score"] for one in tasks] == [
             round(x, 4) for x in table["confidence"].to_pylist()
         ]
