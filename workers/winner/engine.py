@@ -381,7 +381,7 @@ class WinnerJob:
 
     @property
     def clipped_threshold(self) -> int | None:
-        """The threshold, moved next to the range of the sums where it lies outside, which leaves the answers the same."""
+        """The threshold; one outside the range of the sums moves next to it, which leaves the answers the same."""
         return None if self.threshold is None else min(max(self.threshold, self.lowest), self.highest + 1)
 
     @cached_property

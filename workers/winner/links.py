@@ -226,7 +226,7 @@ class Links:
         await asyncio.gather(*self._dialling, *self._talking.values(), return_exceptions=True)
 
     def disagreement(self, job: WinnerJob) -> LabelerError | None:
-        """Return why both others' statements rule a job out; None where they do not. All three talliers find the same."""
+        """Return why both others' statements rule a job out; else None. All three talliers find the same."""
         for peer, told in sorted(self._told.items()):
             theirs = told.get(job.job_id)
             if theirs is None:

@@ -270,7 +270,7 @@ class _Session:
             return await find_chunk(job, share, chunk, seeds[self._party], wire)
 
     async def _open(self, lanes: list[WinnerOrder], finished: list[list[Finished]], key: bytes) -> None:
-        """Open the winners of every job whose differences were in range; the dealer combines them and tells the others."""
+        """Open the winners of every job whose differences were in range; the dealer combines and announces them."""
         found = await asyncio.gather(
             *(self._open_one(lane, order, finished[lane] if finished else [], key) for lane, order in enumerate(lanes))
         )
