@@ -76,7 +76,7 @@ class Attack(Protocol):
     def moved_mu(self) -> float | None: ...
 
     def trial(self, number: int, *, present: bool) -> float:
-        """Run one independent life of the task, with or without the canary; a score above zero says that it was there."""
+        """Run one independent life of the task, with or without the canary; above zero, the score says it was there."""
         ...
 
 
