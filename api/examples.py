@@ -36,6 +36,8 @@ PRICE: dict[str, Any] = {
     "agent_epsilon": 2.9,
     "instance_charge_nano": 12_100_000,
     "agent_charge_nano": 430_000_000,
+    "instance_question_nano": 6_050_000,
+    "agent_question_nano": 215_000_000,
     "reason": "",
 }
 
@@ -99,6 +101,7 @@ JOB: dict[str, Any] = {
     "images": 2,
     "selection": {"strategy": "all", "count": None, "seed": 0},
     "price": PRICE,
+    "cost": {"questions": 0, "instance_nano": 0, "agent_nano": 0, "instance_epsilon": 0.0, "agent_epsilon": 0.0},
     "created_at": "2027-03-01T09:05:00Z",
     "updated_at": "2027-03-01T09:05:02Z",
     "expires_at": "2027-03-02T09:05:00Z",

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from api.schema import LabelFormat, LabelsOf
 from feature_store.results.exports import LABEL_STUDIO_CHOICES, LABEL_STUDIO_IMAGE, label_studio_config
 from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL
+from feature_store.results.pseudo_labels import question_share
 
 ROWS_PER_CHUNK = 1024
 _PIECE_BYTES = 2**20
@@ -49,9 +50,10 @@ class Export:
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """One JSON object per row, with the columns of the table."""
+    """One JSON object per row: the columns of the table, and what each question took of mu squared."""
+    share = question_share(table)
     for rows in _chunks(table):
-        yield "".join(_JSON(row) + "\n" for row in rows).encode()
+        yield "".join(_JSON(row | share) + "\n" for row in rows).encode()
 
 
 def parquet(table: pa.Table) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 Requests refuse unknown fields, so that a misspelt setting never falls back to a default. Prices are epsilons for people
 and nano-units of mu^2 (see labeler.budget) for programs; `null` stands where no finite bound exists.
 
-One file of more than 400 lines, because it is one document: what /openapi.json says.
+More than 600 lines: it is one document, what /openapi.json says.
 """
 
 from __future__ import annotations
@@ -83,6 +83,9 @@ class PriceView(View):
     agent_epsilon: float | None
     instance_charge_nano: int | None
     agent_charge_nano: int | None
+    instance_question_nano: int | None = None
+    """What one question takes of it, rounded up; null where the method has no such share: the job is priced once."""
+    agent_question_nano: int | None = None
     person_epsilon: float | None = None
     """For all records of one person at one agent; null where the task does not bound how many vote. Charged nowhere."""
     records_per_person: int | None = None
@@ -263,6 +266,18 @@ class WaitingFor(View):
     """Whether it will take part (a person there has to approve the task, or it said: not now), or its share."""
 
 
+class CostView(View):
+    """What a job has cost so far: its rounds that are charged for good. Null where that has no finite bound."""
+
+    questions: int
+    instance_nano: int | None
+    agent_nano: int | None
+    instance_epsilon: float | None
+    """About one private image; with votes for life, what all such jobs are together."""
+    agent_epsilon: float | None
+    """About one agent's whole collection."""
+
+
 class JobView(View):
     """A job and how far it has come."""
 
@@ -279,6 +294,8 @@ class JobView(View):
     images: int
     selection: Selection
     price: PriceView
+    cost: CostView | None = None
+    """Null only in answers of earlier versions."""
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
@@ -326,6 +343,8 @@ class LabelRow(View):
     label_name: str | None
     status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
     noisy_votes: list[float] | None = None
+    mu_squared: float | None = None
+    """What this question took of one private image's budget; null where the method has no such share (`price`)."""
 
 
 class ThumbnailsRequest(Request):

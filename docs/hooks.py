@@ -29,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {name: _of_root((ROOT / name).read_text()) for name in OF_ROOT}
     made["index.md"] = _of_root((ROOT / "README.md").read_text())
     made["LICENSE.md"] = "# License\n\n```\n" + (ROOT / "LICENSE").read_text() + "\n```\n"
-    made["reference/cli.md"] = command_line()
+    made |= command_line()
     made["reference/rest.md"] = rest()
     made["reference/errors.md"] = errors()
     for name, text in made.items():
@@ -54,18 +54,27 @@ def _of_root(text: str) -> str:
     return re.sub(r"\]\(docs/", "](", text).replace("](LICENSE)", "](LICENSE.md)").replace("](README.md", "](index.md")
 
 
-def command_line() -> str:
-    """Every command with its options, of the commands themselves."""
-    from workers.commands.catalogue import load_commands
+def command_line() -> dict[str, str]:
+    """Every command with its options: a page for each group of `labeler --help`, and one that leads there."""
+    from workers.commands.catalogue import CATALOGUE, GROUPS, load_commands
 
-    parts = [
-        "# Command line\n\nExit codes: 0 done, 1 failed, 2 wrong usage or setting, 75 try again. `labeler --version` "
-        'tells the version; a shell completes commands after `eval "$(_LABELER_COMPLETE=source_bash labeler)"` '
-        "(`source_zsh`, `source_fish`).\n"
+    commands, made = load_commands(), {}
+    lead = [
+        "# Command line\n\nEvery command has `--help` with an example, and most have `--json` for programs. "
+        "Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 75 try again. `labeler --version` tells the version; "
+        'a shell completes commands after `eval "$(_LABELER_COMPLETE=source_bash labeler)"` (`source_zsh`, '
+        "`source_fish`).\n"
     ]
-    for name, command in load_commands().items():
-        parts += _command([name], command)
-    return "\n".join(parts)
+    for title, names in GROUPS.items():
+        page = f"cli/{title.split()[0].lower()}.md"
+        parts = [f"# {title}\n"]
+        lead += [f"## [{title}]({page})\n", "| command | what |", "|---|---|"]
+        for name in names.split():
+            parts += _command([name], commands[name])
+            lead.append(f"| [`labeler {name}`]({page}#labeler-{name}) | {CATALOGUE[name].summary} |")
+        made[f"reference/{page}"] = "\n".join(parts)
+        lead.append("")
+    return made | {"reference/cli.md": "\n".join(lead)}
 
 
 def _command(words: list[str], command: Any) -> list[str]:

@@ -9,7 +9,8 @@
     job = labeler.run([site], photos, "job", epsilon=0.5, delta=1e-5)
     job.labels()
 
-They are loaded from above when they are first used: the one exception to the arrows that point down.
+`labeler.client` is the client of a service's REST interface, api.client. All of these are loaded from above when they
+are first used: the one exception to the arrows that point down.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from labeler import client
     from workers.notebook import (
         EmbeddedImages,
         LabelledJob,
@@ -40,6 +42,7 @@ __all__ = [
     "Plan",
     "Service",
     "TrainedStudent",
+    "client",
     "connect",
     "embed",
     "load_student",
@@ -58,11 +61,13 @@ if not TYPE_CHECKING:  # else every name that is missing here would pass for one
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         for package in _BESIDE:
             _check_ours(package)
+        if name == "client":
+            return importlib.import_module("labeler.client")
         return getattr(importlib.import_module("workers.notebook"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 def _check_ours(package: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from labeler.budget import NANO
 from labeler.errors import InvalidSetting, InvalidTask
 from labeler.messages import MAX_MESSAGE_BYTES
 from labeler.methods.sensitivity import integer_event
@@ -142,3 +143,31 @@ def total_charges(task: Task, sizes: Iterable[int], *, answered: int = 0) -> dic
             total[level] = total.get(level, 0) + charge
         answered += size
     return total
+
+
+def question_charges(task: Task, queries: int) -> dict[Level, int]:
+    """What each question of a job of so many takes of mu^2, nano-units rounded up; empty where there is no such share.
+
+    Of histograms of knn and ensemble every query is priced by itself, and all alike. Other methods are one composition,
+    and so are winners, of which a job's are proved to cost less together: their price is of the whole job. Of votes for
+    life each image pays for its own votes, which nobody is told. All of it follows from the task and the number alone,
+    never from a vote.
+    """
+    if task.traits.single_round or task.life is not None or task.release == "winner":
+        return {}
+    return {level: -(-nano // queries) for level, nano in total_charges(task, round_sizes(task, queries)).items()}
+
+
+def mu_squared_of(task: Task, queries: int) -> dict[str, dict[Level, float] | None]:
+    """What a job of so many queries takes of mu^2, and what each question does; None where there is no such share.
+
+    Of votes for life: what all such jobs ever take together.
+    """
+    whole = total_charges(task, round_sizes(task, queries))
+    if task.life is not None:
+        whole = {"instance": task.life.budget_nano}
+    each = question_charges(task, queries)
+    return {
+        "job": {level: nano / NANO for level, nano in whole.items()},
+        "question": {level: nano / NANO for level, nano in each.items()} or None,
+    }

@@ -12,6 +12,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.sync_api import Browser
+
+from tests.e2e.browser.conftest import chromium  # noqa: F401  # a fixture
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -78,6 +81,28 @@ def test_every_link_of_every_page_leads_somewhere_and_nothing_is_fetched_from_el
         assert not re.search(r"url\(\s*['\"]?(?:https?:)?//", style.read_text(encoding="utf-8")), style.name
 
 
+OVERFLOWS = """() => [...document.querySelectorAll('pre, pre > code, .md-content img, body')]
+    .filter(one => one.scrollWidth > one.clientWidth + 1 || one.getBoundingClientRect().right > innerWidth)
+    .map(one => one.tagName + ': ' + one.textContent.slice(0, 80))"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [1400, 390])
+def test_no_line_of_code_and_no_picture_is_cut_off(
+    site: Path,
+    chromium: Browser,  # noqa: F811
+    width: int,
+) -> None:
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    cut = {}
+    for path in site.rglob("*.html"):
+        page.goto(path.as_uri(), wait_until="domcontentloaded")
+        if found := page.evaluate(OVERFLOWS):
+            cut[path.relative_to(site).as_posix()] = found
+    page.close()
+    assert not cut
+
+
 @pytest.mark.long
 def test_pages_that_are_made_hold_what_they_are_made_of(site: Path) -> None:
     from api.access import ACCESS
@@ -86,9 +111,13 @@ def test_pages_that_are_made_hold_what_they_are_made_of(site: Path) -> None:
     def shown(name: str) -> str:
         return re.sub(r"<[^>]+>", "", (site / name).read_text(encoding="utf-8")).replace("&quot;", '"')
 
-    commands = shown("reference/cli.html")
+    pages = sorted((site / "reference" / "cli").glob("*.html"))
+    assert len(pages) == 5
+    overview = shown("reference/cli.html")
+    commands = "".join(shown(page.relative_to(site).as_posix()) for page in pages)
     for name, command in load_commands().items():
         assert f"labeler {name}" in commands
+        assert f"labeler {name}" in overview
         for parameter in command.params:
             assert all(option in commands for option in parameter.opts if option.startswith("--")), (
                 name,

@@ -28,7 +28,7 @@ _MOST_RECORDS: Final = 2**60
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A setting with one hole at most: give `epsilon` and `solve` to have sigma, queries or k found.
+    """A setting with one hole at most: give `epsilon` to have sigma found, or what `solve` says.
 
     Attributes are the task's, with `classes` as a number: names do not move the price. Where `colluding_agents` is None
     it is resolved as for a new task.
@@ -66,6 +66,8 @@ class PlanRequest:
     def __post_init__(self) -> None:
         # What the task's own fields refuse is left to them; these are of a request alone.
         _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
+        if self.epsilon is not None and self.sigma is None and self.solve is None:
+            object.__setattr__(self, "solve", "sigma")
         _check_word("level", self.level, ("instance", "person", "agent"))
         _check_word("dishonest_talliers", self.dishonest_talliers, (None, 1, 2))
         _check_count("classes", self.classes, 2, MOST_CLASSES)
@@ -211,7 +213,7 @@ def solve_request(request: PlanRequest) -> Task:
     if request.solve == "sigma" and request.sigma is not None:
         raise InvalidSetting("`solve` sigma finds the noise for `epsilon`, so do not give `sigma` as well")
     if request.solve != "sigma" and request.sigma is None:
-        raise InvalidSetting("give the noise as `sigma`, or a price as `epsilon` together with `solve` sigma")
+        raise InvalidSetting("give a price as `epsilon`, or the noise as `sigma`")
     fields: dict[str, Any] = {
         "name": "plan",
         "classes": [f"class {number}" for number in range(request.classes)],

@@ -38,6 +38,7 @@ from feature_store.results.pseudo_labels import (
     label_table,
     model_label_table,
     query_rows,
+    question_share,
 )
 from feature_store.results.questions import (
     QUESTIONS,
@@ -48,6 +49,7 @@ from feature_store.results.questions import (
     read_stored_questions,
 )
 from feature_store.shard import Shard
+from labeler.batching import mu_squared_of
 from labeler.errors import BadData, Gone, NotFound, NotReady, TooLarge
 from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
@@ -86,7 +88,8 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
         job_id=job.job_id,
         backbone=questions.backbone,
         created_at=job.updated_at,
-        privacy=guarantee(certified_price(task, job.num_queries)),
+        privacy=guarantee(certified_price(task, job.num_queries))
+        | {"mu_squared": mu_squared_of(task, job.num_queries)},
         is_seeded=any(one.release is not None and one.release.is_seeded for one in rounds),
     )
     first = rounds[0]
@@ -167,8 +170,8 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
 
 def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:
     """The rows of a small table as they travel in JSON."""
-    columns = ["query_id", "source", "label", "label_name", "status", "noisy_votes"]
-    return tuple(LabelRow.model_validate(row) for row in table.select(columns).to_pylist())
+    columns, share = ["query_id", "source", "label", "label_name", "status", "noisy_votes"], question_share(table)
+    return tuple(LabelRow.model_validate(row | share) for row in table.select(columns).to_pylist())
 
 
 def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionNames]:

@@ -27,7 +27,7 @@ from functools import lru_cache
 from api.coordinator.budgets import FEDERATION, agent_account, refusal
 from api.problems import problem_of
 from api.schema import AccountAfter, EstimateView, ExpectedAccuracy, LifeView, PriceView
-from labeler.batching import round_charges, round_sizes, total_charges
+from labeler.batching import question_charges, round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, NothingLeft
 from labeler.errors import BudgetExceeded, LabelerError, NotReady
 from labeler.expectation import Expectation, expect
@@ -195,6 +195,7 @@ def _price_view(one: OfKind, queries: int) -> PriceView:
     charges = total_charges(task, round_sizes(task, queries))
     # Where no epsilon can be proved there is no charge either: a number would look like a guarantee.
     finite = {level for level in LEVELS if math.isfinite(cost.statement(level).epsilon) and level in charges}
+    each = question_charges(task, queries)
     reasons = [f"{level} level: {cost.statement(level).reason}" for level in LEVELS if level not in finite]
     return PriceView(
         queries=queries,
@@ -203,6 +204,8 @@ def _price_view(one: OfKind, queries: int) -> PriceView:
         agent_epsilon=cost.agent.epsilon if "agent" in finite else None,
         instance_charge_nano=charges["instance"] if "instance" in finite else None,
         agent_charge_nano=charges["agent"] if "agent" in finite else None,
+        instance_question_nano=each.get("instance") if "instance" in finite else None,
+        agent_question_nano=each.get("agent") if "agent" in finite else None,
         person_epsilon=None if cost.person is None else cost.person.to_json()["epsilon"],
         records_per_person=cost.records_per_person,
         one_record=cost.one_record,

@@ -7,18 +7,21 @@ come in, a round shows whom it asked and who refused, whatever talliers report o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
-from api.coordinator.pricing import price_view
+from api.coordinator.pricing import price_view, round_prices
 from api.coordinator.stores import Stores
-from api.schema import FINISHED, JobState, JobView, Problem, Refusal, RoundView, Selection, WaitingFor
+from api.schema import FINISHED, CostView, JobState, JobView, Problem, Refusal, RoundView, Selection, WaitingFor
+from labeler.budget import UNBOUNDED_NANO, epsilon_spent
 from labeler.errors import AwaitingApproval
 from labeler.ledger.database import Connection
 from labeler.ledger.jobs import Answers, JobRecord, RoundRecord
 from labeler.ledger.tasks import TaskRecord
 from labeler.rounds.coordinator import printable
 from labeler.rounds.effects import ProposalReply
+from labeler.setting import LEVELS
 
 _DONE = {"posted": "charged", "void": "given back", "reserved": "reserved"}
 
@@ -45,6 +48,7 @@ def job_view(
         images=job.images,
         selection=_selection(job),
         price=price_view(task.task, job.num_queries),
+        cost=cost_view(job, rounds, task),
         created_at=job.created_at,
         updated_at=job.updated_at,
         expires_at=job.expires_at,
@@ -80,6 +84,29 @@ def read_view(job_id: str, stores: Stores) -> JobView:
     """
     with stores.database.read() as connection:
         return read_views([stores.jobs.get(job_id, connection=connection)], stores, connection=connection)[0]
+
+
+def cost_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> CostView:
+    """What the rounds of a job that are charged for good have cost, from what the journal records of each."""
+    posted = [one.charge is not None and one.charge.state == "posted" for one in rounds]
+    prices = round_prices(task, [one.num_queries for one in rounds], job.num_queries)
+    nano = {level: sum(one[level] for one, is_paid in zip(prices, posted, strict=True) if is_paid) for level in LEVELS}
+    price, delta = price_view(task.task, job.num_queries), task.task.delta
+    of_life = task.task.life is not None and nano["instance"] > 0
+    return CostView(
+        questions=sum(one.num_queries for one, is_paid in zip(rounds, posted, strict=True) if is_paid),
+        instance_nano=_finite(nano["instance"]),
+        agent_nano=_finite(nano["agent"]),
+        instance_epsilon=price.instance_epsilon if of_life else _epsilon(nano["instance"], delta),
+        agent_epsilon=_epsilon(nano["agent"], delta),
+    )
+
+
+def _finite(nano: int) -> int | None:
+    return None if nano >= UNBOUNDED_NANO else nano
+
+
+_epsilon = lru_cache(maxsize=4096)(epsilon_spent)
 
 
 def _selection(job: JobRecord) -> Selection:

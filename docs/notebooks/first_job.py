@@ -78,7 +78,7 @@ def _(classes, labeler, root):
         labeler.embed(root / part, backbone="pixels:8", classes=classes, quiet=True) for part in ("site-a", "site-b")
     ]
     scans = labeler.embed(root / "scans", backbone="pixels:8", classes=classes, public=True, quiet=True)
-    job = labeler.run(sites, scans, root / "job", epsilon=0.5, delta=1e-4, clusters=16, quiet=True)
+    job = labeler.run(sites, scans, root / "job", epsilon=0.5, delta=1e-4, queries=16, quiet=True)
     labels = job.labels("arrow")
     labels.slice(0, 5).to_pylist()
     return job, labels

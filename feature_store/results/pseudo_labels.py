@@ -50,7 +50,8 @@ class JobStamp:
     Attributes:
         backbone: name of the backbone, for people.
         created_at: when the set was made; the caller's clock.
-        privacy: data-independent epsilons and delta, written into the schema's metadata as JSON.
+        privacy: data-independent epsilons and delta, and `mu_squared` of the job and of a question
+            (`labeler.batching.mu_squared_of`), written into the schema's metadata as JSON.
         is_seeded: True for a simulation, whose noise a reader of the seed can subtract.
     """
 
@@ -307,6 +308,17 @@ def query_rows(
     nearest = np.zeros(len(rows), dtype=np.int64)
     nearest[assignment[order]] = order
     return nearest
+
+
+def question_share(table: pa.Table) -> dict[str, float | None]:
+    """`mu_squared` of every row: what its question took of one image's budget, null where the job is priced once.
+
+    Empty for a table of images, and for one of an earlier version.
+    """
+    privacy = json.loads((table.schema.metadata or {}).get(b"privacy", b"{}"))
+    if "mu_squared" not in privacy:
+        return {}
+    return {"mu_squared": (privacy["mu_squared"]["question"] or {}).get("instance")}
 
 
 def task_of(table: pa.Table) -> tuple[Task, bool]:

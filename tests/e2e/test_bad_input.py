@@ -130,8 +130,8 @@ def test_an_index_that_depends_on_other_records_is_refused(labeler, federation, 
         (("--sigma", "nan"), "--sigma: Input should be a finite number"),
         (("--sigma", 3, "--delta", 2), "delta: Input should be less than 1"),
         (("--sigma", 3, "--agents", 2, "--colluding-agents", 2), "too few agents"),
-        ((), "give the noise as --sigma"),
-        (("--epsilon", 1), "go together"),
+        ((), "give a price as --epsilon, or the noise as --sigma"),
+        (("--epsilon", 1, "--sigma", 3), "go together"),
         (("--sigma", 3, "--method", "guess"), "--method must be one of knn, reverse-knn, ensemble"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_plan_states_a_person_where_records_of_one_person_are_bounded(labeler)
 
 @pytest.mark.parametrize(("wanted", "key"), [("sigma", "sigma_votes"), ("queries", "queries")])
 def test_a_plan_finds_the_setting_for_a_price(labeler, wanted, key) -> None:
-    given = ["--sigma", 20] if wanted == "queries" else []
-    plan = json.loads(labeler("plan", "--epsilon", 1, "--solve", wanted, *given, "--json").out)
+    given = ["--solve", "queries", "--sigma", 20, "--method", "knn"] if wanted == "queries" else []
+    plan = json.loads(labeler("plan", "--epsilon", 1, *given, "--json").out)
     assert 0.95 < plan["instance"]["epsilon"] <= 1
     assert plan[key] > 1

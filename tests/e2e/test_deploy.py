@@ -138,7 +138,7 @@ import api.app, api.server, api.coordinator.service
 
 
 def test_the_page_is_one_page() -> None:
-    assert len(PAGE.splitlines()) <= 110
+    assert len(PAGE.split()) <= 1000
 
 
 @pytest.mark.parametrize("page", [PAGE, OPERATE, BACKUP, CONTAINERS], ids=["deploy", "operate", "backup", "containers"])
@@ -167,6 +167,8 @@ def test_every_command_on_the_page_exists_with_its_options(page: str) -> None:
 def test_links_and_files_on_the_page_exist(page: str) -> None:
     for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page):
         assert not target or (ROOT / "docs" / target).exists(), target
+        if target.endswith(".png"):
+            continue
         text = (ROOT / "docs" / target).read_text() if target else page
         titles = [
             re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall("(?m)^#+ (.*)$", text)

@@ -122,6 +122,8 @@ def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None
     ) in result.out
     assert report["images"]["mean_confidence"] == pytest.approx(labels["confidence"].to_numpy().mean(), abs=1e-5)
     assert f"Questions {report['labels']['answered']} of {report['labels']['asked']} answered; " in result.out
+    assert labeler("status", tmp_path / "job").out == result.out
+    assert labeler("status", tmp_path / "job", "--json").document == report
 
 
 def test_three_talliers_find_the_winners_that_one_finds(labeler, federation, tmp_path) -> None:

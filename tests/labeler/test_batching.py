@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from labeler.batching import BATCH_QUERIES, MAX_ROUND_ENTRIES, check_round_fits, round_sizes
+from labeler.batching import (
+    BATCH_QUERIES,
+    MAX_ROUND_ENTRIES,
+    check_round_fits,
+    mu_squared_of,
+    question_charges,
+    round_sizes,
+)
+from labeler.budget import NANO
 from labeler.errors import InvalidTask
 from labeler.messages.bodies import MAX_ENTRIES
+from labeler.planning import price
+from labeler.setting import LEVELS
 from labeler.sharing import words_per_query
-from labeler.task import Task
+from labeler.task import Task, parse_task
+
+TRAINING = {"min_records": 200, "regularisation": 0.05}
 
 
 def task(classes: int, method: str = "knn") -> Task:
@@ -41,3 +53,34 @@ def test_rounds_of_a_winner_leave_room_for_ballots_noise_and_row_sums() -> None:
     assert words_per_query(winner.winner_terms, num_classes=1000, agents=3) == 2001
     assert words_per_query(winner.winner_terms, num_classes=1000, agents=1500) == 2500
     assert round_sizes(winner, 10_000, batch_queries=10_000)[0] == MAX_ROUND_ENTRIES // 2001
+
+
+def test_a_question_takes_of_mu_squared_what_one_more_question_costs_where_queries_are_priced_one_by_one() -> None:
+    """Against the price of one question more, which is worked out for the whole job and knows of no shares."""
+    for changes in ({}, {"method": "ensemble"}, {"k": 7}):
+        asked = parse_task(task(4).model_dump() | changes)
+        with_one_more = {level: price(asked, queries=41).statement(level).charge_nano for level in LEVELS}
+        for level, share in question_charges(asked, 40).items():
+            assert (
+                share - 1 <= with_one_more[level] - price(asked, queries=40).statement(level).charge_nano <= share + 1
+            )
+            assert share == question_charges(asked, 4000)[level], "whatever the job"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "reverse-knn", "k": 1},
+        {"release": "winner"},
+        {"method": "blind-average", "training": TRAINING},
+        {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**8, "least_similarity": 0.5}},
+    ],
+)
+def test_where_a_job_is_priced_once_no_question_has_a_share(changes: dict[str, object]) -> None:
+    asked = parse_task(task(4).model_dump() | changes)
+    assert question_charges(asked, 40) == {}
+    stated = mu_squared_of(asked, 40)
+    assert stated["question"] is None
+    charge = 10**8 if "life" in changes else price(asked, queries=40).statement("instance").charge_nano
+    assert stated["job"] is not None
+    assert stated["job"]["instance"] == charge / NANO

@@ -20,7 +20,7 @@ from PIL import Image
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
 from labeler.system.process_pool import start_process
-from workers.commands.catalogue import CATALOGUE, load_commands
+from workers.commands.catalogue import CATALOGUE, COMPLETION, GROUPS, load_commands
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -75,7 +75,7 @@ def _ended(*arguments: str) -> tuple[set[str], str, int]:
         (("status", "--help"), ("httpx2", "numpy", "scipy")),
         (("status", "job_1", "--url", "nowhere", "--token", "x"), ("scipy",)),
         (("plan", "--sigma", "25"), ("httpx2", "scipy")),
-        (("plan", "--epsilon", "1", "--solve", "sigma", "--k", "50"), ("httpx2", "scipy")),
+        (("plan", "--epsilon", "1", "--method", "knn", "--k", "50"), ("httpx2", "scipy")),
     ],
     ids=["help", "help of status", "status", "plan", "plan that solves"],
 )
@@ -194,6 +194,19 @@ def test_the_catalogue_says_of_every_command_what_its_own_help_says_first() -> N
         assert command.name == name
         first = inspect.cleandoc(command.short_help or command.help).split("\n\n")[0]
         assert " ".join(first.split()) == CATALOGUE[name].summary, name
+
+
+def test_the_help_lists_every_command_once_under_a_heading_and_says_how_a_shell_completes() -> None:
+    listed = [name for names in GROUPS.values() for name in names.split()]
+    assert sorted(listed) == sorted(CATALOGUE)
+    command = [sys.executable, "-m", "workers.cli", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    places = [told.index(f" {heading} ") for heading in GROUPS]
+    assert places == sorted(places)
+    assert (
+        told.index(" Ask a service ") < told.index("│ submit ") < told.index(" Run a site ") < told.index("│ tallier ")
+    )
+    assert COMPLETION in told
 
 
 def complete(words: str) -> list[str]:

@@ -100,7 +100,15 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "journal": Entry("journal", "Verify and back up a home's ledger; go on after it was lost."),
 }
-"""In the order of `labeler --help`."""
+
+GROUPS: Final[Mapping[str, str]] = {
+    "Try": "demo up bench",
+    "Label images": "plan embed duplicates pretrain run student predict export",
+    "Ask a service": "submit status budget share",
+    "Run a site": "agent tallier declare delete",
+    "Operate a service": "serve embedder invite keys evidence audit prune journal doctor",
+}
+"""The headings of `labeler --help`, in its order, and the commands below each."""
 
 
 class Catalogued(TyperGroup):
@@ -108,8 +116,11 @@ class Catalogued(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         settings["commands"] = {
-            name: TyperCommand(name=name, help=entry.summary, rich_markup_mode="markdown")
-            for name, entry in CATALOGUE.items()
+            name: TyperCommand(
+                name=name, help=CATALOGUE[name].summary, rich_markup_mode="markdown", rich_help_panel=group
+            )
+            for group, names in GROUPS.items()
+            for name in names.split()
         }
         super().__init__(**settings)
 
@@ -164,6 +175,7 @@ app = typer.Typer(
     name="labeler",
     cls=Catalogued,
     help="Label public images with the private images of several organisations, under a proven privacy bound.",
+    epilog=f'Tab completes commands and options after: eval "$({COMPLETION}=source_bash labeler)"; zsh, fish likewise.',
     no_args_is_help=True,
     add_completion=COMPLETION in os.environ,
     rich_markup_mode="markdown",

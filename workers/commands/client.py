@@ -21,9 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
+from labeler.budget import NANO
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
+    JOB,
     CaFile,
     Json,
     MaybeToken,
@@ -32,6 +34,7 @@ from workers.commands.console import (
     Url,
     connect,
     escaped,
+    folder_of,
     one_of,
     print_json,
     tell,
@@ -102,18 +105,31 @@ def submit(
 
 
 def status(
-    url: Url,
-    token: Token,
-    job: Annotated[str | None, typer.Argument(help="A job's id; without it the newest jobs are listed.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help=f"{JOB} Without it a service's newest jobs are listed.", show_default=False)
+    ] = None,
+    url: MaybeUrl = None,
+    token: MaybeToken = None,
     limit: Annotated[int, typer.Option(min=1, help="How many jobs to list.")] = 20,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
     """Show one job, or the newest jobs.
 
-    Example: `labeler status job_5c1e --url https://labels.example.org`
+    Examples:
+
+    `labeler status job`
+
+    `labeler status job-5c1e09ab74d2f3186e0a --url https://labels.example.org`
     """
-    with connect(url, token, ca_file) as service:
+    folder = folder_of(job, url, token)
+    if folder is not None:
+        from workers.commands.jobs import tell_summary
+        from workers.notebook import open_job
+
+        tell_summary(open_job(folder).report, folder, as_json=as_json)
+        return
+    with connect(str(url), str(token), ca_file) as service:
         if job is not None:
             _tell_job(service.job(job), out=None, as_json=as_json)
             return
@@ -135,7 +151,10 @@ def share(
 ) -> None:
     """Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are everybody's.
 
-    Example: `labeler share 3f9a... --with tok_4be1d09a --url https://labels.example.org`
+    Example:
+
+    `labeler share 3f9a0c51d27be846a1f3c09e5d7b82640e1c9f3a5b7d2468ace013579bdf2468
+    --with tok_4be1d09a7c62f583 --url https://labels.example.org`
     """
     with connect(url, token, ca_file) as service:
         view = service.unshare_task(task, with_token) if stop else service.share_task(task, with_token)
@@ -168,7 +187,7 @@ def budget(
 
 
 def export(
-    job: Annotated[str, typer.Argument(help="Folder of a finished job, or the id of a completed job of a service.")],
+    job: Annotated[str, typer.Argument(help=JOB)],
     out: Annotated[Path, typer.Option(help="File or folder to write.")],
     url: MaybeUrl = None,
     token: MaybeToken = None,
@@ -198,15 +217,16 @@ def export(
 
     `labeler export job --format label-studio --image-root "/data/local-files/?d=scans/" --out tasks.json`
 
-    `labeler export job_5c1e --format jsonl --out labels.jsonl --url https://labels.example.org`
+    `labeler export job-5c1e09ab74d2f3186e0a --format jsonl --out labels.jsonl --url https://labels.example.org`
 
-    `labeler export job_5c1e --of questions --format jsonl --out asked.jsonl --url https://labels.example.org`
+    `labeler export job-5c1e09ab74d2f3186e0a --of questions --format jsonl --out asked.jsonl --url https://labels.example.org`
 
-    `labeler export job_5c1e --format student --out student.safetensors --url https://labels.example.org`
+    `labeler export job-5c1e09ab74d2f3186e0a --format student --out student.safetensors --url https://labels.example.org`
     """
     what = one_of("of", of, LABELS_OF)
     wanted = {"images": images, "image_root": image_root, "copy": copy}
-    if Path(job).is_dir():
+    folder = folder_of(job, url, token)
+    if folder is not None:
         from workers.notebook import open_job
 
         if what != "images":
@@ -216,13 +236,8 @@ def export(
         _write_images(kind, job, open_job(job).labels("arrow"), out, wanted, as_json=as_json)
         return
     chosen = one_of("format", format or "parquet", tuple(dict.fromkeys((*FORMATS, *EXPORT_FORMATS, *MODELS))))
-    if url is None or token is None:
-        raise InvalidSetting(
-            f"{job!r} is no folder of a job here; for a job of a service say which: --url and --token (or LABELER_URL "
-            "and LABELER_TOKEN)"
-        )
     _check_place(out, chosen)
-    with connect(url, token, ca_file) as service:
+    with connect(str(url), str(token), ca_file) as service:
         if chosen in MODELS:
             (service.student if chosen == "student" else service.model)(job, out)
         elif chosen in EXPORT_FORMATS and what == "images":
@@ -369,6 +384,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
     ]
     if job.price.holds_against:
         lines.append(f"           {job.price.holds_against}")
+    lines += _costs(job)
     if job.ledger:
         lines.append(f"Ledger     {job.ledger}")
     if job.problem is not None:
@@ -385,6 +401,23 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
     console = Console(highlight=False, soft_wrap=True)
     for line in lines:
         console.print(escaped(line), markup=False, emoji=False)
+
+
+def _costs(job: JobView) -> list[str]:
+    """What the job has cost so far, and what each question takes where it has a share of its own."""
+    if job.cost is None or not job.cost.questions:
+        return []
+    level, spent = job.price.instance_question_nano, job.cost
+    share = (
+        "the job is priced once, however many questions it has"
+        if level is None
+        else f"each question takes {level / NANO:.3g} of mu squared per private image"
+    )
+    return [
+        f"Cost       so far epsilon {_say(spent.instance_epsilon)} per private image, {_say(spent.agent_epsilon)} per "
+        f"agent, for {spent.questions} questions",
+        f"           {share}",
+    ]
 
 
 _WAITING = {

@@ -148,6 +148,23 @@ CaFile = Annotated[
     Path | None, typer.Option(envvar="LABELER_CA_FILE", help="PEM file of the authority behind its certificate.")
 ]
 
+JOB = "Folder of a finished job here, or a job's id at a service."
+
+
+def folder_of(job: str | None, url: str | None, token: str | None) -> Path | None:
+    """The folder of a job here; None where a service is asked.
+
+    Raises:
+        InvalidSetting: it is no folder here, and no service was named.
+    """
+    if job is not None and Path(job).is_dir():
+        return Path(job)
+    if url is None or token is None:
+        here = "" if job is None else f"{job!r} is no folder of a job here; else "
+        raise InvalidSetting(f"{here}say which service: --url and --token (or LABELER_URL and LABELER_TOKEN)")
+    return None
+
+
 Role = Literal["admin", "requester", "viewer"]
 ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 

@@ -13,12 +13,14 @@ from labeler.errors import InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
+    JOB,
     CaFile,
     Json,
     MaybeToken,
     MaybeUrl,
     connect,
     escaped,
+    folder_of,
     one_of,
     print_json,
     tell,
@@ -128,9 +130,7 @@ def run(
 
 
 def student(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="Output folder of a finished job; or --job of a service.")
-    ] = None,
+    job: Annotated[str, typer.Argument(help=JOB)],
     kind: Annotated[
         str,
         typer.Option(help=f"{', '.join(STUDENT_KINDS)} or finetune."),
@@ -148,7 +148,6 @@ def student(
         int, typer.Option(min=1, help="finetune only: processes that train together, one for each GPU or a few cores.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, max=4_294_967_295, help="Public seed.")] = 0,
-    job: Annotated[str | None, typer.Option(help="Of a service: the id of a completed job.")] = None,
     out: Annotated[
         Path, typer.Option(help="Of a service: the file for the student that labelled the job's images.")
     ] = Path("student.safetensors"),
@@ -167,15 +166,12 @@ def student(
 
     `labeler student job --kind finetune --images scans/ --backbone efficientnet-lite0 --processes 2`
 
-    `labeler student --job job_5c1e --url https://labels.example.org --out student.safetensors`
+    `labeler student job-5c1e09ab74d2f3186e0a --url https://labels.example.org --out student.safetensors`
     """
     from workers.progress import progress_bars
 
-    if (folder is None) == (job is None):
-        raise InvalidSetting("name the folder of a finished job, or a service's job with --job and --url; not both")
-    if job is not None:
-        if url is None or token is None:
-            raise InvalidSetting("for a job of a service say which: --url and --token (or LABELER_URL, LABELER_TOKEN)")
+    folder = folder_of(job, url, token)
+    if folder is None:
         if kind != "planned" or images is not None or backbone is not None or seed:
             raise InvalidSetting(
                 "a service trains one student per job, of the kind that suits its answers; leave out --kind, --images, "
@@ -184,7 +180,7 @@ def student(
         from workers.run.student import score_student
 
         check_file(out)
-        with connect(url, token, ca_file) as service:
+        with connect(str(url), str(token), ca_file) as service:
             service.student(job, out)
         result = score_student(out, test=test)
     else:
@@ -200,7 +196,7 @@ def student(
             sys.exit(run_in_ranks(arguments, processes))
         with progress_bars(quiet=as_json or not is_first_process()) as progress:
             result = train_student(
-                cast(Path, folder), kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
+                folder, kind=kind, test=test, images=images, backbone=backbone, seed=seed, progress=progress
             )
         if not is_first_process():
             return
@@ -260,6 +256,18 @@ def predict(
 
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:
+    tell_summary(summary, out, as_json=as_json)
+    # To standard error and nowhere else: how long a stage took tells how many private records there are.
+    Console(highlight=False, stderr=True, quiet=as_json, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
+
+
+def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    """Print what a job in a folder gave: first how good its labels are and their price, then the rest.
+
+    Args:
+        summary: its report.json.
+        out: the folder.
+    """
     if as_json:
         print_json(summary)
         return
@@ -280,8 +288,6 @@ def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: b
     right = f"; {labels['accuracy']:.1%} of these answers are right by themselves" if "accuracy" in labels else ""
     console.print(f"Questions {labels['answered']} of {labels['asked']} answered{right}")
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
-    # To standard error and nowhere else: how long a stage took tells how many private records there are.
-    Console(highlight=False, stderr=True, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
 
 
 def _labeled(images: dict[str, Any], method: str) -> str:
@@ -298,11 +304,11 @@ def _labeled(images: dict[str, Any], method: str) -> str:
 
 
 def plan(
-    queries: Annotated[int, typer.Option(min=1, help="How many queries are asked.")] = 100,
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "knn",
+    queries: Annotated[int, typer.Option(min=1, help="How many questions are asked.")] = 20,
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")] = "reverse-knn",
     k: Annotated[int, typer.Option(help="Neighbours that vote.")] = 1,
     sigma: Annotated[float | None, typer.Option(help="Noise nobody can subtract, in votes.")] = None,
-    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-4,
+    delta: Annotated[float, typer.Option(help="Failure probability of the guarantee.")] = 1e-5,
     agents: Annotated[int, typer.Option(help="How many agents take part.")] = 3,
     colluding_agents: Annotated[
         int | None,
@@ -365,8 +371,10 @@ def plan(
     ] = None,
     unit: Annotated[str, typer.Option(help="federated: what is sampled and clipped, record or agent.")] = "record",
     release: Annotated[str, typer.Option(help="histogram or winner.")] = "histogram",
-    epsilon: Annotated[float | None, typer.Option(help="The price wanted; needs --solve.")] = None,
-    solve: Annotated[str | None, typer.Option(help="What to find for --epsilon: sigma, queries or k.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The price wanted: what --solve says is found for it.")] = None,
+    solve: Annotated[
+        str | None, typer.Option(help="What to find for --epsilon: sigma (default), queries or k.")
+    ] = None,
     level: Annotated[str, typer.Option(help="Level at which --epsilon holds: instance, person or agent.")] = "instance",
     records: Annotated[
         int | None,
@@ -381,9 +389,11 @@ def plan(
 
     Examples:
 
+    `labeler plan --epsilon 0.5`
+
     `labeler plan --method knn --k 50 --queries 206 --sigma 25 --delta 1e-4 --agents 3 --colluding-agents 1`
 
-    `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --solve sigma --agents 3`
+    `labeler plan --method knn --k 50 --queries 206 --epsilon 1 --agents 3`
 
     `labeler plan --method knn --queries 206 --sigma 25 --colluding-agents 2 --dishonest-talliers 1`
 
@@ -393,13 +403,13 @@ def plan(
 
     `labeler plan --method reverse-knn --queries 20 --life-epsilon 1 --sigma 8.4 --agents 3`
 
-    `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --solve sigma --agents 100`
+    `labeler plan --method blind-average --queries 1281 --min-records 200 --epsilon 1 --agents 100`
 
-    `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --solve sigma --agents 3`
+    `labeler plan --method blind-average --queries 11 --axes 10 --epsilon 0.1 --agents 3`
 
-    `labeler plan --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --solve sigma --agents 20`
+    `labeler plan --method knn --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --agents 20`
 
-    `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --solve sigma --agents 10`
+    `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --agents 10`
 
     For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
     the model, which each step of federated asks for.

@@ -229,9 +229,11 @@ def evidence(
 
     Examples:
 
-    `labeler evidence --home coordinator --task 3f9a... --out evidence.json`
+    `labeler evidence --home coordinator --out evidence.json
+    --task 3f9a0c51d27be846a1f3c09e5d7b82640e1c9f3a5b7d2468ace013579bdf2468`
 
-    `labeler evidence --home coordinator --task 3f9a... --format dp-registry`
+    `labeler evidence --home coordinator --format dp-registry
+    --task 3f9a0c51d27be846a1f3c09e5d7b82640e1c9f3a5b7d2468ace013579bdf2468`
     """
     if context.invoked_subcommand is not None:
         return

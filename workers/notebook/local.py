@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -28,7 +29,7 @@ from typing import Self
 
 from api.client import Client, made
 from api.schema import LabelsOf, Selection, TaskRequest
-from labeler.errors import JobNotCompleted
+from labeler.errors import InvalidSetting, JobNotCompleted
 from labeler.system.files import named_path
 from workers.notebook.job import Frame, TrainedStudent, framed, load_student
 
@@ -108,7 +109,6 @@ def embed(
         BadData, InvalidSetting, IdenticalImages: see feature_store.embedding.embed_source.
     """
     from feature_store.sources import PersonColumn
-    from labeler.errors import InvalidSetting
     from workers.embedder.shards import embed_features, embed_images
     from workers.progress import progress_bars
 
@@ -174,8 +174,6 @@ def _embedded(made: dict[str, Any]) -> EmbeddedImages:
 def _beside(source: str | Path) -> Path:
     text = str(source)
     if "://" in text or text.startswith("torchvision:"):
-        from labeler.errors import InvalidSetting
-
         raise InvalidSetting(f"say where the shard of {text.partition('?')[0]!r} is to be written: out=...")
     path = Path(source)
     return path.with_name(path.name + SHARD_SUFFIX) if path.is_dir() else path.with_suffix(SHARD_SUFFIX)
@@ -228,7 +226,7 @@ def plan(
     *,
     method: MethodName = "reverse-knn",
     queries: int = 20,
-    agents: int = 2,
+    agents: int = 3,
     epsilon: float | None = None,
     sigma: float | None = None,
     delta: float = 1e-5,
@@ -245,7 +243,7 @@ def plan(
     records: int | None = None,
     images: PathLike[str] | str | None = None,
     level: StatedLevel = "instance",
-    solve: Literal["sigma", "queries", "k"] = "sigma",
+    solve: Literal["sigma", "queries", "k"] | None = None,
 ) -> Plan:
     """The price of a setting (give `sigma`), or the setting for a price (give `epsilon`). Reads nothing, asks nobody.
 
@@ -255,7 +253,7 @@ def plan(
             a radius proposed from `images`.
         dishonest_talliers: how many of three talliers may be dishonest; given, whoever costs less accuracy adds the
             noise, agents or talliers (`labeler.solving`).
-        epsilon: the price wanted; `solve` says what is found for it.
+        epsilon: the price wanted; `solve` says what is found for it, the noise where it says nothing.
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
         classes: how many.
         level: whose price `epsilon` is.
@@ -283,7 +281,7 @@ def plan(
         max_agent_records=max_agent_records,
         release=release,
         epsilon=epsilon,
-        solve=None if epsilon is None else solve,
+        solve=solve,
         level=level,
         attributes_per_record=attributes_per_record,
         records_per_person=records_per_person,
@@ -317,7 +315,7 @@ def run(
     delta: float = 1e-5,
     method: MethodName = "reverse-knn",
     k: int = 1,
-    clusters: int | None = None,
+    queries: int | None = None,
     strategy: AskedStrategy = "clustered",
     student: StudentKind | None = None,
     test: PathLike[str] | str | None = None,
@@ -336,9 +334,9 @@ def run(
         epsilon: the price per private image that the noise is solved for; or give `sigma_votes` instead.
         delta: at which it holds.
         method, k: how agents answer (labeler.methods).
-        clusters: ask about so many clusters of images; where None and the method asks questions, as many as price,
-            classes and number of public images advise (labeler.expectation). Nothing about an image depends on being
-            asked about: every image gets a label.
+        queries: ask so many questions, each about a cluster of similar images; where None and the method asks
+            questions, as many as price, classes and number of public images advise (labeler.expectation). Nothing about
+            an image depends on being asked about: every image gets a label.
         strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
         student: which student labels all images; None for the usual one.
         test: a labelled public shard to score it on.
@@ -354,7 +352,7 @@ def run(
     """
     from pydantic import ValidationError
 
-    from labeler.errors import InvalidSetting, InvalidTask
+    from labeler.errors import InvalidTask
     from labeler.methods import METHODS
     from labeler.system.files import named_path
     from labeler.task import describe_validation
@@ -371,7 +369,7 @@ def run(
     tables: dict[str, Any] = {"task": fields, "student": {} if student is None else {"kind": student}}
     try:
         if method in METHODS and not METHODS[method].asks_for_a_model:
-            count = clusters if clusters is not None else _clusters(fields, shards, public, folder)
+            count = queries if queries is not None else _questions(fields, shards, public, folder)
             tables["queries"] = {"strategy": "all"} if count is None else {"strategy": strategy, "count": count}
         file = TaskFile.model_validate(tables)
     except ValidationError as error:
@@ -394,7 +392,7 @@ def run(
     return LabelledJob(folder)
 
 
-def _clusters(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
+def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
     """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
     from feature_store.shard import Shard
     from labeler.expectation import questions_for
@@ -454,7 +452,7 @@ class Service:
         task_id: str,
         images: str | Path | Sequence[str | Path],
         *,
-        clusters: int | None = None,
+        queries: int | None = None,
         strategy: AskedStrategy = "clustered",
         name: str = "",
         idempotency_key: str | None = None,
@@ -464,7 +462,7 @@ class Service:
         Args:
             task_id: the task under whose price it runs.
             images: a folder, a zip, a Parquet file, or image files.
-            clusters: ask about so many clusters of images; about every image when None.
+            queries: ask so many questions, each about a cluster of similar images; about every image when None.
             strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
             name: for people.
             idempotency_key: give one to make a cell safe to run twice.
@@ -476,7 +474,7 @@ class Service:
             JobNotCompleted: the job ended otherwise; the message says how and why.
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
-        selection = None if clusters is None else made(Selection, strategy=strategy, count=clusters)
+        selection = None if queries is None else made(Selection, strategy=strategy, count=queries)
         where = (
             named_path(images, "images")
             if isinstance(images, str | Path)
@@ -514,10 +512,22 @@ class Service:
             return framed(pq.read_table(self.client.labels(job_id, Path(folder) / "labels.parquet", of=of)), frame)
 
 
-def connect(url: str, token: str, *, ca_file: str | Path | None = None) -> Service:
+def connect(url: str | None = None, token: str | None = None, *, ca_file: str | Path | None = None) -> Service:
     """A service by its address and your token, as `labeler up` prints them.
 
+    Without arguments LABELER_URL, LABELER_TOKEN and LABELER_CA_FILE are read. A token of the environment goes to no
+    other address than the one beside it.
+
     Raises:
-        InvalidSetting: the address is none, or would send the token over a network in clear.
+        InvalidSetting: the address is none, or would send the token over a network in clear; or one of the two is
+            missing.
     """
+    if url is None and token is None:
+        url, token = os.environ.get("LABELER_URL"), os.environ.get("LABELER_TOKEN")
+        ca_file = ca_file or os.environ.get("LABELER_CA_FILE")
+    if not url or not token:
+        raise InvalidSetting(
+            "name the service by both, connect(url, token), or set LABELER_URL and LABELER_TOKEN, which `labeler up` "
+            "prints"
+        )
     return Service(Client(url, token, ca_file=None if ca_file is None else named_path(ca_file, "ca_file")))

@@ -47,6 +47,7 @@ from feature_store.students.labeling import LabelledImages, label_images
 from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
+from labeler.batching import mu_squared_of
 from labeler.linear_model import released_model
 from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
@@ -191,7 +192,7 @@ def _write_pseudo_labels(
         job_id=prepared.job_id,
         backbone=prepared.public.backbone_name,
         created_at=created_at,
-        privacy=guarantee(prepared.price),
+        privacy=guarantee(prepared.price) | {"mu_squared": mu_squared_of(prepared.task, prepared.task.max_queries)},
         is_seeded=any(release.is_seeded for release in releases),
     )
     task, names = prepared.task, prepared.query_names

@@ -230,13 +230,13 @@ class Panel {
 }
 
 /** The step that holds under the cursor, on the line of what was spent and on no other. */
-function stepUnder(chart, series, closest, x) {
+export function stepUnder(chart, series, closest, x) {
   if (series !== 1) return null;
   return chart.data[0][closest] > x && closest > 0 ? closest - 1 : closest;
 }
 
 /** A colour of the stylesheet as the current theme has it: a canvas does not follow variables. */
-function resolved(near, name) {
+export function resolved(near, name) {
   const probe = el("span", { class: "probe", hidden: true });
   probe.style.color = `var(${name})`;
   near.append(probe);

@@ -5,7 +5,7 @@ import { Gallery } from "./gallery.js";
 import { progress } from "./meters.js";
 import { explain } from "./refusal_words.js";
 import { cell, head, row, table } from "./tables.js";
-import { FINISHED, count, jobTitle, listed, sentence, stateLook, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
+import { FINISHED, count, jobTitle, listed, muSquared, questionWords, sentence, stateLook, statesPerson, taskWords, time, wasFree, whole, worth, worthNode } from "./words.js";
 
 const FORMATS = [
   ["jsonl", "JSON lines", "jsonl", "images"],
@@ -186,6 +186,8 @@ function facts(job, by) {
     [wasFree(job) ? "Price asked, one image" : "Price, one image", worthNode(job.price.instance_epsilon)],
     ...(statesPerson(job.price) ? [["Price, one person", el("span", {}, worthNode(job.price.person_epsilon ?? null), `, at most ${count(job.price.records_per_person, "image")} of whom vote`)]] : []),
     [wasFree(job) ? "Price asked, a whole agent" : "Price, a whole agent", worthNode(job.price.agent_epsilon)],
+    ...costs(job),
+    ["Questions take", questionWords(job.price)],
     ["Images", `${whole(job.images)}; ${how}`],
     ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
     ["Last change", time(job.updated_at, { seconds: true })],
@@ -201,6 +203,15 @@ function facts(job, by) {
   ].filter(([, words]) => words);
   const entry = (kind) => ([name, value]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value));
   return el("dl", { class: "facts wide" }, rows.map(entry("")), sentences.map(entry("whole")));
+}
+
+/** What was charged for good so far: for one image and for a whole agent, with the share of mu squared where there is one. */
+function costs(job) {
+  if (!job.cost || job.cost.questions === 0) return [];
+  return [["instance", "one image"], ["agent", "a whole agent"]].map(([level, name]) => {
+    const nano = job.cost[`${level}_nano`];
+    return [`Cost so far, ${name}`, el("span", {}, worthNode(job.cost[`${level}_epsilon`]), nano === null ? "" : `, ${muSquared(nano)}`)];
+  });
 }
 
 function rounds(job) {

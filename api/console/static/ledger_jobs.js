@@ -1,12 +1,13 @@
 // The ledger by job: what each cost, as a share of the budget and as an epsilon, in rows that add up to what is spent.
 
+import { BudgetPlot } from "./budget_plot.js";
 import { byId, el, fill, setText } from "./dom.js";
 import { epsilonOf } from "./epsilon.js";
 import { entriesTable, entryRow } from "./ledger_entries.js";
 import { newest } from "./ledger_pages.js";
 import { percentWords, percentages, placesFor } from "./shares.js";
 import { cell, empty, head, row, table } from "./tables.js";
-import { LEVELS, count, jobTitle, levelName, taskWords, time, worth, worthNode } from "./words.js";
+import { LEVELS, count, jobTitle, levelName, questionWords, taskWords, time, worth, worthNode } from "./words.js";
 
 const ENTRIES = 200;
 const MOST_SHOWN = 20;
@@ -20,8 +21,10 @@ export class LedgerJobs {
   #below = 0;
   #head = -1;
   #shown = MOST_SHOWN;
+  #plots = LEVELS.map((level) => ({ level, plot: new BudgetPlot(level) }));
 
   constructor(api, budget, jobs, onFailure) {
+    byId("ledger-plots").append(...this.#plots.map(({ plot }) => plot.node));
     this.#api = api;
     this.#budget = budget;
     this.#jobs = jobs;
@@ -73,10 +76,11 @@ export class LedgerJobs {
     byId("ledger-jobs-more").hidden = jobs.length === groups.jobs.length && this.#below === 0;
     const balances = LEVELS.map((level) => this.#budget.balance("federation", level)).filter(Boolean);
     const known = jobs.map((one) => this.#jobs.get(one.id)?.version ?? 0);
-    fill(byId("ledger-jobs"), JSON.stringify([jobs, known, balances]), () => {
+    const isNew = fill(byId("ledger-jobs"), JSON.stringify([jobs, known, balances]), () => {
       if (jobs.length === 0 && !balances.some((one) => one.posted_nano + one.reserved_nano > 0)) return empty("No job has been charged yet.");
       return this.#table(jobs, balances);
     });
+    if (isNew) for (const { level, plot } of this.#plots) plot.show(groups.jobs, this.#budget.balance("federation", level), (id) => this.#jobs.get(id));
     const settings = groups.settings;
     fill(byId("ledger-limits"), JSON.stringify(settings.map((entry) => entry.seq)), () => {
       if (settings.length === 0) return el("p", { class: "small" }, "None among the entries that were read.");
@@ -104,7 +108,9 @@ export class LedgerJobs {
     const entries = el("details", { class: "quiet" }, el("summary", {}, "Entries, nano-units and hashes", el("span", { class: "visually-hidden" }, ` of ${known ? jobTitle(known) : job.id}`)), place);
     entries.addEventListener("toggle", () => entries.open && void this.#showEntries(job.id, place));
     const name = known ? el("a", { href: `#jobs/${encodeURIComponent(job.id)}` }, jobTitle(known)) : el("span", { class: "mono" }, job.id);
-    return row(head(name, known ? el("span", { class: "small block" }, taskWords(known)) : "", el("span", { class: "small block" }, time(job.at)), entries), cell("Charge", "", STATES[job.state]), ...cells.map((one) => cell(one.name, "num", one.node())));
+    const about = known ? [taskWords(known), ...(job.state === "void" ? [] : [`${count(known.queries, "question")}: ${questionWords(known.price)}`])] : [];
+    const lines = [...about, time(job.at)].map((words) => el("span", { class: "small block" }, words));
+    return row(head(name, lines, entries), cell("Charge", "", STATES[job.state]), ...cells.map((one) => cell(one.name, "num", one.node())));
   }
 
   async #showEntries(id, place) {

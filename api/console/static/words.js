@@ -102,6 +102,15 @@ export function priceWords(price) {
   return `${worth(price.instance_epsilon)} for one image, ${person}${worth(price.agent_epsilon)} for a whole agent`;
 }
 
+/** An amount of mu squared, from nano-units. */
+export const muSquared = (nano) => `${epsilon(nano / 1e9)} of mu²`;
+
+/** What one question of a job takes of one image's budget; where the method has no such share, that it is priced once. */
+export function questionWords(price) {
+  if (price.instance_question_nano === null || price.instance_question_nano === undefined) return "the job is priced once, however many questions it has";
+  return `${muSquared(price.instance_question_nano)} each, about one image`;
+}
+
 /** Whether a job ended without a charge; what has ended another way than "completed" may have one. */
 export const wasFree = (job) => FINISHED.has(job.state) && job.state !== "completed" && job.ledger_seq === null;
 

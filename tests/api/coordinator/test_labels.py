@@ -17,10 +17,12 @@ from api.coordinator.views import read_view
 from api.schema import JobView
 from feature_store.results.pseudo_labels import SCHEMA, AnsweredRound, JobStamp, label_table
 from labeler.batching import BATCH_QUERIES
+from labeler.budget import NANO, UNBOUNDED_NANO
 from labeler.errors import BadData, NotReady
 from labeler.ledger.tasks import TaskRecord
 from labeler.planning import METHOD, price
 from labeler.release import Release, release_from_bytes, release_to_bytes
+from labeler.setting import LEVELS
 from tests.api.conftest import FINGERPRINT, House
 from tests.job_steps import take_step
 
@@ -125,6 +127,17 @@ def test_the_table_of_a_job_of_two_rounds_has_every_answer_in_its_place(house: H
     assert set(table["backbone"].to_pylist()) == {"pixels"}
     privacy = json.loads(table.schema.metadata[b"privacy"])
     assert privacy["instance"] == {"epsilon": price(record.task).instance.epsilon, "method": METHOD}
+    # What was paid, by the ledger's own entries, and what of it each question took.
+    posted = [one for one in house.ledger.entries(limit=1000) if one.kind == "post" and one.account == "federation"]
+    paid = {level: sum(one.amount for one in posted if one.level == level) for level in LEVELS}
+    assert done.cost is not None
+    assert (done.cost.questions, done.cost.instance_nano) == (5000, paid["instance"])
+    assert done.cost.agent_nano == (None if paid["agent"] >= UNBOUNDED_NANO else paid["agent"])
+    assert done.cost.instance_epsilon == pytest.approx(done.price.instance_epsilon, rel=1e-6)
+    assert (view.cost.questions, view.cost.instance_nano, view.cost.instance_epsilon) == (0, 0, 0.0)  # type: ignore[union-attr]
+    share = label_rows(table)[0].mu_squared
+    assert share is not None
+    assert paid["instance"] <= round(share * NANO) * 5000 < paid["instance"] + 5000
     house.clock.turn(hours=1)
     assert job_label_table(view.job_id, stores=house.stores, config=house.config).equals(table)
 

@@ -23,6 +23,7 @@ from feature_store.results.image_labels import IMAGE_SCHEMA
 from feature_store.results.models import read_model
 from feature_store.results.pseudo_labels import SCHEMA
 from feature_store.rows import quantize
+from labeler.budget import NANO
 from labeler.release import Release, release_to_bytes
 from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone, eventually
 from tests.job_steps import take_step
@@ -95,6 +96,7 @@ def test_a_completed_job_is_downloaded_in_every_format(service: Service, complet
         assert f'filename="{completed.job_id}-questions.jsonl"' in lines.headers["Content-Disposition"]
         rows = [json.loads(line) for line in lines.text.splitlines()]
         assert [(row["query_id"], row["label_name"]) for row in rows] == list(zip("abc", CLASSES, strict=True))
+        assert {row["mu_squared"] for row in rows} == {completed.price.instance_question_nano / NANO}  # type: ignore[operator]
         table = pq.read_table(io.BytesIO(http.get(path + "&format=parquet").content))
         assert table.schema.equals(SCHEMA)
         assert table.column("noisy_votes").to_pylist()[0] == [40.5, -1.25, -1.25]

@@ -427,7 +427,13 @@ def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_o
     shares = [percent(one) for one in page.locator("#ledger-jobs td[data-label='One image']").all_inner_texts()]
     assert sum(shares[:-1]) == pytest.approx(shares[-1], abs=1e-6)
     assert shares[-1] == pytest.approx(parts[0] + parts[1], abs=0.11)
+    plot = page.locator("#ledger-plots figure:not([hidden])").first
+    expect(plot.locator("canvas")).to_be_visible()
+    expect(plot.locator(".readout")).to_contain_text("spent or reserved after adds up 1")
+    assert percent(plot.locator(".readout").inner_text()) == pytest.approx(shares[-1], abs=0.11)
     mine = rows.filter(has_text="adds up 1")
+    expect(mine).to_contain_text("task adds up 1")
+    expect(mine).to_contain_text("100 questions: ")
     mine.get_by_text("Entries, nano-units and hashes").click()
     expect(mine.locator(".hash").first).to_have_text(re.compile("^[0-9a-f]{64}$"), timeout=SLOW_MS)
     (job,) = (one for one in client.jobs() if one.name == "adds up 1")

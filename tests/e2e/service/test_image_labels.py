@@ -68,7 +68,7 @@ def test_photos_become_labels_of_every_image_a_student_and_labels_of_new_photos(
 
     # The student, and new photos.
     student = tmp_path / "student.safetensors"
-    told = json.loads(labeler("student", "--job", job.job_id, "--out", student, "--json", service=service))
+    told = json.loads(labeler("student", job.job_id, "--out", student, "--json", service=service))
     assert told == {"kind": here.student.kind, "path": str(student)}
     out = ("--out", tmp_path / "new.csv", "--backbone", "pixels:8", "--json")
     counted = json.loads(labeler("predict", student, new, *out))

@@ -1,4 +1,4 @@
-"""What the tutorial shows of the service runs as it stands there: curl alone, and the Python script."""
+"""What the tutorial shows of the service runs as it stands there: the command, curl alone, and the Python script."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "tutorials" / "service.md").read_text()
 
 
-def block(language: str) -> str:
-    """The one block of this language that speaks to the service at URL."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.M | re.S)
-    found = [one for one in blocks if re.search(r"\bURL\b", one)]
+def block(language: str, word: str) -> str:
+    """The one block of this language with a word."""
+    found = [one for one in re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.M | re.S) if word in one]
     assert len(found) == 1
     return str(found[0])
 
@@ -32,9 +31,10 @@ def block(language: str) -> str:
 def run(command: list[str], service: Service, folder: Path) -> None:
     (folder / "federation").symlink_to(service.home)
     environment: Mapping[str, str] = os.environ | {
-        "URL": service.url,
-        "TOKEN": service.token,
+        "LABELER_URL": service.url,
+        "LABELER_TOKEN": service.token,
         "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -52,7 +52,7 @@ def spent(service: Service) -> int:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by_the_price(service, tmp_path) -> None:
     before = spent(service)
-    run(["bash", "-euo", "pipefail", "-c", block("sh")], service, tmp_path)
+    run(["bash", "-euo", "pipefail", "-c", block("sh", "curl")], service, tmp_path)
     price = json.loads((tmp_path / "price.json").read_text())
     assert price["affordable"] is True
     assert price["price"]["instance_epsilon"] == pytest.approx(0.5, rel=1e-3)
@@ -68,6 +68,12 @@ def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by
 @pytest.mark.slow
 def test_the_python_script_does_the_same(service, tmp_path) -> None:
     before = spent(service)
-    run([sys.executable, "-c", block("python")], service, tmp_path)
+    run([sys.executable, "-c", block("python", "connect")], service, tmp_path)
     assert spent(service) > before
     assert pq.read_table(tmp_path / "labels.parquet").num_rows == 200
+
+
+@pytest.mark.slow
+def test_the_command_does_the_same(service, tmp_path) -> None:
+    run(["bash", "-euo", "pipefail", "-c", block("sh", "submit")], service, tmp_path)
+    assert pq.read_table(tmp_path / "by-command.parquet").num_rows == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,10 @@ from sklearn.datasets import load_digits
 import labeler
 from feature_store.results.image_labels import IMAGE_SCHEMA
 from labeler.errors import InvalidSetting, InvalidTask, MixedShards, NotReady
+from workers.commands.catalogue import load_commands
 from workers.run.labelling import open_run_journal
+
+ROOT = Path(__file__).parents[3]
 
 CLASSES = ("zero", "one", "two", "three")
 
@@ -42,7 +46,7 @@ def job(folders: Path) -> labeler.LabelledJob:
         labeler.embed(folders / name, backbone="pixels:8", classes=CLASSES, quiet=True) for name in ("site-a", "site-b")
     ]
     scans = labeler.embed(folders / "scans", backbone="pixels:8", classes=CLASSES, public=True, quiet=True)
-    return labeler.run(sites, scans, folders / "job", epsilon=8.0, delta=1e-4, clusters=16, seed=3, quiet=True)
+    return labeler.run(sites, scans, folders / "job", epsilon=8.0, delta=1e-4, queries=16, seed=3, quiet=True)
 
 
 def test_every_public_image_has_a_label_and_most_are_right(job: labeler.LabelledJob) -> None:
@@ -68,7 +72,7 @@ def test_a_job_that_is_run_again_is_the_same_job_and_is_charged_once(job: labele
     questions, charges = job.questions("arrow"), charges_of(folders / "job")
     sites = [folders / "site-a.shard", folders / "site-b.shard"]
     again = labeler.run(
-        sites, folders / "scans.shard", folders / "job", epsilon=8.0, delta=1e-4, clusters=16, seed=3, quiet=True
+        sites, folders / "scans.shard", folders / "job", epsilon=8.0, delta=1e-4, queries=16, seed=3, quiet=True
     )
     assert again.questions("arrow")["noisy_votes"].equals(questions["noisy_votes"])
     assert charges_of(folders / "job") == charges
@@ -116,7 +120,7 @@ def test_a_plan_says_what_a_job_costs_before_anything_is_read() -> None:
     assert str(plan).startswith("20 questions: epsilon 0.500 per private image, no bound per agent")
     paid = labeler.plan(sigma=plan.sigma_votes, queries=20, agents=3)
     assert paid.epsilon == plan.epsilon
-    with pytest.raises(InvalidSetting, match="give the noise"):
+    with pytest.raises(InvalidSetting, match="give a price as"):
         labeler.plan()
 
 
@@ -125,7 +129,7 @@ def test_no_call_takes_a_path_that_can_be_none(path: str) -> None:
     for call in (
         lambda: labeler.embed(path),
         lambda: labeler.embed("scans", path),
-        lambda: labeler.run([path], "scans.shard", "job", epsilon=1.0, clusters=3),
+        lambda: labeler.run([path], "scans.shard", "job", epsilon=1.0, queries=3),
         lambda: labeler.run([], path, "job", epsilon=1.0),
         lambda: labeler.run([], "scans.shard", path, epsilon=1.0),
         lambda: labeler.plan(sigma=3.0, images=path),
@@ -162,3 +166,41 @@ def test_naming_the_calls_loads_no_library() -> None:
 
 def _columns(table: Any) -> tuple[list[str], list[str]]:
     return table["source"].to_pylist(), table["label_name"].to_pylist()
+
+
+def test_the_package_shows_the_dozen_names_that_people_use() -> None:
+    assert dir(labeler) == sorted(labeler.__all__)
+    assert len(dir(labeler)) == 12
+    assert all(getattr(labeler, name) for name in dir(labeler))
+    code = (
+        "from labeler.client import Client; import api.client, labeler.client\n"
+        "assert labeler.client is api.client and Client is api.client.Client"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_service_is_found_by_what_a_federation_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LABELER_URL", "LABELER_TOKEN", "LABELER_CA_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidSetting, match="set LABELER_URL and LABELER_TOKEN"):
+        labeler.connect()
+    monkeypatch.setenv("LABELER_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("LABELER_TOKEN", "tok_secret")
+    with labeler.connect() as service:
+        assert repr(service.client) == "Client('http://127.0.0.1:9')"
+    # A token that stands beside one address is not sent to another.
+    with pytest.raises(InvalidSetting, match="by both"):
+        labeler.connect("http://127.0.0.1:8")
+
+
+def test_a_command_and_the_call_of_its_name_have_the_same_defaults() -> None:
+    of_call = inspect.signature(labeler.plan).parameters
+    of_command = {one.name: one.default for one in load_commands(["plan"])["plan"].params}
+    shared = of_call.keys() & of_command.keys()
+    assert {"method", "queries", "agents", "delta", "k", "solve", "release"} <= shared
+    assert {name: of_call[name].default for name in shared} == {name: of_command[name] for name in shared}
+    assert (of_call["method"].default, of_call["delta"].default) == ("reverse-knn", 1e-5)
+    run = inspect.signature(labeler.run).parameters
+    shared = run.keys() & of_call.keys() - {"queries", "images"}
+    assert {name: run[name].default for name in shared} == {name: of_call[name].default for name in shared}
+    assert "queries" in run
