@@ -62,6 +62,20 @@ class LabelledJob:
         return tuple(self.report["task"]["classes"])
 
     @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """How good the labels are, where the truth is known: of the public images, and of the student on unseen ones.
+
+        Each with `accuracy`, `balanced_accuracy`, `recall` of each class, and of two classes `auroc`.
+        """
+        names = ("accuracy", "balanced_accuracy", "recall", "auroc")
+        parts = {part: self.report.get(part, {}) for part in ("images", "student")}
+        return {
+            part: {name: said[name] for name in names if name in said}
+            for part, said in parts.items()
+            if "accuracy" in said
+        }
+
+    @property
     def privacy_card(self) -> str:
         """What the labels reveal at most, in words."""
         return (self.path / "privacy_card.md").read_text(encoding="utf-8")
@@ -242,6 +256,8 @@ class TrainedStudent:
         frame: Frame = "pandas",
         *,
         backbone: str | None = None,
+        prefer: str | None = None,
+        like: PathLike[str] | str | None = None,
         quiet: bool = False,
     ) -> Any:
         """Label images: source, label, its name, and a confidence (docs/labels.md).
@@ -250,19 +266,43 @@ class TrainedStudent:
             images: a folder of images or another source (then they are embedded), or a shard.
             frame: "pandas", "polars" or "arrow".
             backbone: what loads the backbone, where the file names none.
+            prefer: a recall of one class, such as "ill:recall=0.9" (feature_store.results.scores).
+            like: labeled public images as a shard, on which its threshold is found.
             quiet: no progress bar.
 
         Raises:
             MixedShards: another backbone than the student's.
         """
-        from labeler.system.files import named_path
+        from feature_store.results.scores import Preference
         from workers.progress import progress_bars
         from workers.run.student import predict_images
 
         named_path(images, "images")
         with progress_bars(quiet=quiet) as progress:
-            found = predict_images(self.stored, str(images), backbone=backbone, progress=progress)
+            found = predict_images(
+                self.stored,
+                str(images),
+                backbone=backbone,
+                preference=None if prefer is None else Preference.parse(prefer),
+                like=None if like is None else named_path(like, "like"),
+                progress=progress,
+            )
         return framed(found.table, frame)
+
+    def scores(self, images: PathLike[str] | str, *, quiet: bool = True) -> dict[str, Any]:
+        """How well each class is found among images that come with their truth: a labeled shard, or class folders.
+
+        Raises:
+            InvalidSetting: nothing says the truth of any of them, or the model is of attributes.
+        """
+        from workers.progress import progress_bars
+        from workers.run.student import predict_images
+
+        with progress_bars(quiet=quiet) as progress:
+            found = predict_images(self.stored, str(images), progress=progress).scores
+        if found is None:
+            raise InvalidSetting(f"no image of {str(images)!r} has a known class of this student; name labeled ones")
+        return found.to_json()
 
 
 def load_student(path: PathLike[str] | str) -> TrainedStudent:

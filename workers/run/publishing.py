@@ -41,6 +41,7 @@ from feature_store.results.report.model import (
     StudentOutcome,
 )
 from feature_store.results.report.page import report_json, write_report
+from feature_store.results.scores import score_probabilities
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes, attributes_of
 from feature_store.students.labeling import LabelledImages, label_images
@@ -173,11 +174,11 @@ def _outcome(prepared: PreparedJob, said: LabelledImages | LabelledAttributes, k
     outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
     if test is None:
         return outcome
-    if isinstance(said, LabelledImages):
-        right = test.share_right(said.student)
-    else:
-        right = float(((said.student.predict_proba(test.features) >= ON) == test.labels).mean())
-    return replace(outcome, accuracy=right, test_images=len(test))
+    probabilities = said.student.predict_proba(test.features)
+    if not isinstance(said, LabelledImages):
+        return replace(outcome, accuracy=float(((probabilities >= ON) == test.labels).mean()), test_images=len(test))
+    scores = score_probabilities(test.labels, probabilities, prepared.task.classes)
+    return replace(outcome, accuracy=test.share_right(said.student), test_images=len(test), scores=scores)
 
 
 def _write_pseudo_labels(
