@@ -58,7 +58,7 @@ from workers.run.task_file import read_task_file
 from workers.voting import lifetime_ballots, select_records
 
 LEARNING_RUNS: Final = 60
-"""Of each world, where an observer has to learn; they are not counted."""
+"""Runs of each world from which an observer learns, where it has to; they are not counted."""
 
 _NATURAL_RECORDS: Final = 100
 _STUDENT_IMAGES: Final = 200
@@ -202,7 +202,7 @@ CANARIES: Final = 2_000
 JOBS: Final = 100
 DEAR: Final = 5
 CHEAP: Final = 20
-"""How many votes a budget pays for in a dear job, and in a cheap one."""
+"""Votes that a budget pays for in a dear job, and in a cheap one."""
 
 _DIMENSION: Final = 64
 _LABEL: Final = 1
@@ -299,7 +299,7 @@ class LifeAttack:
 
 
 STRONGEST: Final = "poisoned-chosen"
-"""Of whom more is proved than of any other: what an audit is judged by."""
+"""The adversary that proves more than any other: an audit is judged by it."""
 
 ADVERSARIES: Final[dict[str, Adversary]] = {
     one.name: one
@@ -334,11 +334,11 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
         ),
     )
 }
-"""Every adversary, by name, from the weakest on."""
+"""Every adversary, by name, weakest first."""
 
 
 View = Literal["release", "student"]
-"""What is looked at: what was opened, or the labels of a student that learnt from it."""
+"""The attacked view: what was opened, or the labels of a student that learnt from it."""
 
 
 def check_attackable(task: Task, level: StatedLevel, view: View) -> None:

@@ -61,7 +61,7 @@ from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_rows, 
 
 _REACH: Final = 6.0
 _POINTS: Final = 121
-"""Of a quadrature over so many standard deviations of noise to both sides."""
+"""Points of a quadrature over this many standard deviations of noise to both sides."""
 
 
 class Observer(Protocol):

@@ -190,7 +190,7 @@ def attributes_of(labels: NDArray[np.int16], task: Task) -> NDArray[np.int16]:
 
 
 _MORE_LIVES: Final = 5
-"""How often it asks for more than was paid for: once for questions beyond the task's, then for them again."""
+"""Requests for more than was paid for: once for questions beyond the task's, then for them again."""
 
 
 @dataclass(frozen=True, eq=False)

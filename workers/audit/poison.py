@@ -47,14 +47,15 @@ from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 
 DIMENSION = 64
-"""Of made-up features, where the task does not say."""
+"""Dimension of made-up features, where the task does not say."""
 
 _NEAREST, _FARTHEST = 0.97, 0.80
 _MOST_COPIES = 200
 _MOST_OF_AN_AGENT = 5_000
 _FAINT = 0.015
-"""How much of a question lies in the space that heads look at: a map makes ten times as much of it, at which no answer
-is so sure that rounding hides it."""
+"""The part of a question that lies in the space that heads read. A map makes ten times as much of it; there, no answer
+is so sure that rounding hides it.
+"""
 
 Directions = NDArray[np.float64]
 
@@ -289,12 +290,12 @@ def _labels(count: int, label: int) -> NDArray[np.int16]:
 
 
 MOST_RECORDS: Final = 1_000
-"""Of one agent in a set that is tried: a whole job trains on them."""
+"""Records of one agent in a set that is tried: a whole job trains on them."""
 
 _SPREADS: Final = (1, 4, 16, 32, 64)
 
 Measure = Callable[[Records], NDArray[np.float64]]
-"""What an agent with these records adds without noise, as one row, in units of the noise that is charged for."""
+"""Returns what an agent with these records adds without noise, as one row, in units of the charged noise."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ PAGE_FILE: Final = "audit.html"
 FINGERPRINT: Final = "audit"
 ONE_RUN: Final = "one-run"
 _GUESSED_SHARE: Final = 3
-"""One canary in so many is guessed, those with the clearest scores; fixed before the run."""
+"""One canary in this many is guessed, those with the clearest scores; fixed before the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,7 +377,7 @@ def _at(x: float, y: float) -> str:
 
 
 PRIVATE_SHARE: Final = 0.6
-"""Of the records: what agents hold. The rest is public."""
+"""The share of the records that agents hold. The rest is public."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ def wrong(what: str, found: str, to_do: str, **numbers: float) -> Finding:
 Work = Callable[..., Iterable[Finding]]
 
 _LAST_WORDS: Final = 160
-"""Characters of what a process complained of before it died that are repeated."""
+"""Characters that are repeated of a dead process's last complaint."""
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,10 @@ _DEVICE_S: Final = 240.0
 
 
 _ENGINE_S: Final = 120.0
-"""A few seconds on a machine that does nothing else."""
+"""Limit of a step of an engine, which takes a few seconds on an idle machine."""
 
 _CALM: Final = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4"}
-"""What only compares results uses threads, and does not let them spin: a busy machine took four times as long."""
+"""Environment of steps that only compare results: threads do not spin: a busy machine took four times as long."""
 
 
 def steps(home: Path, *, gpu: bool) -> list[Step]:
@@ -260,7 +260,7 @@ _PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "llvmlite", "tim
 _LITTLE_MEMORY: Final = 4 << 30
 _UNLIMITED: Final = 1 << 60
 _CLOCK_NOT_SET: Final = 5
-"""What adjtimex answers where nobody sets the clock by another (TIME_ERROR)."""
+"""The answer of adjtimex where nobody sets the clock by another (TIME_ERROR)."""
 
 
 def versions() -> Iterator[Finding]:

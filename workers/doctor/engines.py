@@ -398,12 +398,12 @@ _PHOTO_PIXELS: Final = 500
 _BATCH: Final = 32
 _DEVICE_BATCH: Final = 256
 _IMAGE_MULTIPLICATIONS: Final = 0.39e9
-"""Of one image through BACKBONE at 224 pixels."""
+"""Multiplications of one image through BACKBONE at 224 pixels."""
 
 _SLOW_SEARCH: Final = 0.4
 _LONG_S: Final = 0.5
 _BUSY: Final = 0.3
-"""Others' share of the processors from which on they are told."""
+"""The share of the processors that others may use before the report mentions them."""
 
 _HALF_PER_CLOCK: Final = {
     70: 512,

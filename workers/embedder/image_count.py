@@ -10,7 +10,7 @@ from typing import Final
 from labeler.errors import InvalidSetting
 
 _NOT_IMAGES: Final = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
-"""What systems put into archives by themselves; a service skips them, and names that begin with a dot."""
+"""Files that systems put into archives by themselves; a service skips them, and names that begin with a dot."""
 
 
 def count_images(images: Path, *, endings: Collection[str]) -> int:

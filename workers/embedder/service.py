@@ -62,23 +62,23 @@ log = logging.getLogger("labeler.embedder")
 
 HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
-"""Work that was handed out this often without an end kills whoever takes it, and is given up."""
+"""Work that was handed out this often without an end kills its embedders, and is given up."""
 
 SLICE_S = 2.0
-"""How long one requester's images are worked on while another one's wait."""
+"""Seconds of work on one requester's images while another one's wait."""
 
 BATCH_IMAGES = 64
 BATCH_S = 1.0
-"""A batch is what came within this time, so that large images do not make a batch that lasts minutes."""
+"""A batch is what came within these seconds, so that large images do not make a batch that lasts minutes."""
 
 ROLE = "embedder"
 ALIVE_S = 30.0
-"""For so long a sign of life counts, several times as long as it takes between two."""
+"""Seconds for which a sign of life counts, several times the pause between two."""
 
 WORKING = f".{SHARD}.writing"
 
 LOOK_EVERY_S = 0.1
-"""How often the board is looked at while nobody waits."""
+"""Seconds between two looks at the board while nobody waits."""
 
 AGAIN_S = 1.0
 

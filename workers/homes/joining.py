@@ -141,10 +141,10 @@ def _authority(certificates: str) -> str:
 
 NEXT_KEYS_FILE = "keys.next.json"
 JOINED_FILE = "invitation.used"
-"""Which invitation the keys of a home were enrolled with: the digest of its token."""
+"""The digest of the token of the invitation with which the keys of a home were enrolled."""
 
 CHECK_S = 30.0
-"""How long the coordinator may take to answer, all attempts together."""
+"""Seconds that the coordinator may take to answer, all attempts together."""
 
 Home = AgentConfig | TallierConfig
 
@@ -394,7 +394,7 @@ CHOICES: Final[Mapping[str, Any]] = {
     "max_queries_per_day": 1000,
     "max_noise_contributors": 1,
 }
-"""What `labeler agent join` lets a site choose, with what it is where it does not."""
+"""The choices that `labeler agent join` leaves to a site, with their defaults."""
 
 RELEASES: Final = ("histogram",)
 

@@ -60,10 +60,10 @@ BESIDE: Final = (
     *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),
     *(PUBLIC_FILE, CA_FILE, STOPPED_FILE, IDENTITY_FILE, PEERS_FILE),
 )
-"""What a journal is useless without, in the order in which it is copied."""
+"""Files without which a journal is useless, in the order in which they are copied."""
 
 DECIDED: Final = (APPROVED_FOLDER, REFUSED_FOLDER)
-"""What people have decided about tasks. A no is written before a yes is removed, so it is copied after it."""
+"""Folders of people's decisions about tasks. A no is written before a yes is removed, so it is copied after it."""
 
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 

@@ -57,7 +57,7 @@ UNNAMED_AGENTS = """
 # [agents]
 # hospital-a = "64 hexadecimal digits"
 """
-"""What stands in the settings of a tallier that sums whomever the coordinator names."""
+"""The comment in the settings of a tallier that sums all agents that the coordinator names."""
 
 
 def make_coordinator_home(home: Path) -> dict[str, Any]:

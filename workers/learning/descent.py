@@ -86,7 +86,7 @@ def logistic_slopes(scores: Any, is_positive: Any, xp: Any = np, /) -> Any:
 
 
 _EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
-"""With which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""
+"""Variables with which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""
 
 
 def descend_on(
@@ -129,7 +129,7 @@ def descend_on(
 
 
 def _there(blocks: Blocks, device: Any) -> Any:
-    """Return a function that yields the blocks as tensors of a device; the first stay there, in half its free memory."""
+    """Return a function that yields the blocks as tensors of a device; the first stay there, in half its free room."""
     import torch
 
     room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 30

@@ -97,7 +97,7 @@ def _hinge(scores: Any, is_class: Any, xp: Any = np, /) -> Any:
 
 
 SLOPES = {"softmax": softmax_slopes, "svm": _hinge}
-"""Of the loss of each learner, columns along the last axis; see labeler.records.Slopes."""
+"""The slopes of each learner's loss, columns along the last axis; see labeler.records.Slopes."""
 
 
 def ball_axes(terms: LinearTerms) -> int | tuple[int, ...]:
@@ -163,7 +163,7 @@ StepBlock = tuple[Array, NDArray[np.integer]]
 """Rows in whole UNIT-ths, at most BLOCK of them, and their classes."""
 
 BLOCK = 4096
-"""Records at once, at most: sums of so many products of whole numbers below 2^40 are exact in double precision."""
+"""Records at once, at most: sums of this many products of whole numbers below 2^40 are exact in double precision."""
 
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 _TERMS = tuple(1 / math.factorial(order) for order in range(12, -1, -1))
@@ -311,15 +311,17 @@ INVERSE_REGULARISATION = 10.0
 without noise: 93.8, 94.5, 94.8 and 89.2, 89.5, 89.4 % right)."""
 
 STEPS = 100
-"""Of every training. On digits and on features of photographs the loss is then below that at which scikit-learn's
-L-BFGS stops."""
+"""Steps of every training. On digits and on features of photographs the loss is then below that at which scikit-learn's
+L-BFGS stops.
+"""
 
 _SCORED_NUMBERS = 2**22
-"""Features and scores of the questions that are looked at together: 32 MiB."""
+"""Features and scores of the questions that are scored together: 32 MiB."""
 
 LARGEST_WEIGHT = 2**20
-"""Weights become integers up to this, so that scores of integer features are exact in double precision, below
-2^11 * 2^20 * (number of features + 1) < 2^53 for up to two million features."""
+"""Weights become integers up to this. Scores of integer features are then exact in double precision: below 2^11 * 2^20
+* (number of features + 1) < 2^53 for up to two million features.
+"""
 
 
 def train_head(records: Rows, *, num_classes: int) -> NDArray[np.int64]:

@@ -53,13 +53,14 @@ from labeler.system.http_client import http_client, is_loopback
 from workers.party.home import PROOF_FILE
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
-"""Largest answer that is read: one of the largest messages or many that are no larger together, and the coordinator's
-own."""
+"""Largest answer that is read: one of the largest messages, or many that are no larger together, plus the coordinator's
+own message.
+"""
 
 _MAX_PROBLEM_BYTES = 64 * 1024
 _LONGEST_RETRY_AFTER_S = 30.0
 _WATCH_S = 5.0
-"""How often the thread that waits for the end looks whether it is still needed; the end itself wakes it."""
+"""Seconds between checks, by the thread that waits for the end, that it is still needed; the end itself wakes it."""
 
 _PROBLEM = "urn:labeler:problem:"
 

@@ -88,7 +88,7 @@ class PartyMail:
         self._sequences = sequences
         self._opened: _Numbers = {}
         self._taken: _Numbers = {}
-        """The highest of each sender that had its effect, once it was looked for: this process alone takes any."""
+        """The highest of each sender that had its effect, once it was looked up: only this process takes any."""
         self._unwritten: set[tuple[str, str]] = set()
 
     def open(self, message: Message, verify_key: str) -> bytes:
@@ -159,12 +159,13 @@ class PartyMail:
 
 MAX_MAIL = 256
 VERSION = "labeler/0.5"
-"""Of the program, told at every poll for people to see."""
+"""The version of the program, stated at every poll for people to see."""
 
 MAX_POST = 256
 MAX_POST_BYTES = 16 * 1024 * 1024
-"""Messages of one request, and their bytes unless a single letter has more: a coordinator receives a message of the
-largest size, 64 MiB, from one party at a time, and what is refused is sent again."""
+"""Messages of one request, and their bytes unless a single letter has more. A coordinator receives a message of the
+largest size, 64 MiB, from one party at a time, and what is refused is sent again.
+"""
 
 Letter = Sequence[Draft]
 """Messages that belong together, for example the shares of one answer: taken or refused as one."""
@@ -174,8 +175,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _NEW_NUMBERS = 3
 
 _HELD_BEHIND_LETTERS_S = 0.5
-"""How long a poll that travels with letters may be held: its answer says that they were taken, and where it is lost
-they are sent again."""
+"""Seconds that a poll that travels with letters may be held. Its answer says that they were taken, and if it is lost
+they are sent again.
+"""
 
 
 def said(error: LabelerError) -> dict[str, str]:

@@ -73,7 +73,7 @@ from workers.winner.session import SecureEngine
 log = logging.getLogger("labeler.tallier")
 
 COMPUTING_POLL_S: Final = 0.5
-"""How often a tallier looks for mail while it computes winners: it waits for those, not at the coordinator's door."""
+"""Seconds between polls while a tallier computes winners: it waits for those, not for the coordinator's answer."""
 
 
 @dataclass(frozen=True)

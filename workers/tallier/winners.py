@@ -32,22 +32,24 @@ from workers.winner.engine import WinnerEngine, WinnerJob, WinnerOrder
 log = logging.getLogger("labeler.tallier")
 
 MEETING_LIMIT_S = 10.0
-"""How long a tallier waits for the others to come to a job. All are asked at once; who comes later is asked again."""
+"""Seconds that a tallier waits for the others to come to a job. All are asked at once; a late one is asked again."""
 
 MAX_ATTEMPTS = 10_000
 """Computations of one round while this process lives: more than fit into a day of waiting for the others in vain. Each
-draws new masks and tells a tallier that follows the protocol nothing; for one that does not, they end
-(workers.winner.engine)."""
+draws new masks and tells a tallier that follows the protocol nothing. For one that does not, the attempts end
+(workers.winner.engine).
+"""
 
 MAX_AT_ONCE = 64
 """Rounds of one computation; the coordinator does not ask for more at a time (labeler.rounds.queues)."""
 
 _IN_VAIN_S = 0.5
-"""How long it waits for the others before it begins again with what it was asked for since. Who begins again at once
-could do so for ever, and the others with it, while more and more is asked for."""
+"""Seconds that it waits for the others before it restarts with what it was asked for since. Talliers that restarted at
+once could do so without end, while more and more is asked for.
+"""
 
 _PAUSE_S = 0.25
-"""Before what failed for the time being is tried again here."""
+"""Seconds before what failed for the time being is tried again here."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ FIRST_TOKEN: Final = "first administrator"
 _ENDING_S = 5.0
 _AGAIN_S = 0.05
 LIFE_JOB_SHARE: Final = 0.25
-"""Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
+"""The share of an image's lifetime spend on votes for life that one job may take, in new homes."""
 
 
 class _State(BaseModel):
@@ -424,7 +424,7 @@ DIGITS_BACKBONE: Final = "pixels:8"
 SHARD_NAME: Final = "images.shard"
 EXAMPLE_IMAGES: Final = 200
 MAX_DIGITS: Final = 2000
-"""The bound that every agent with digits declares: no more exist, rounded up."""
+"""The bound that every agent with digits declares: there are fewer digits than this."""
 
 BACKBONE_FILE: Final = "backbone.toml"
 

@@ -27,7 +27,7 @@ STOP_TIMEOUT_S = 5.0
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 
 _LONGEST_SOCKET_PATH = 100
-"""Systems take 104 to 108 bytes."""
+"""Bytes of a socket's path; systems take 104 to 108."""
 
 
 class RedisServer:

@@ -47,7 +47,7 @@ STEADY_S: Final = 10.0
 """A program that ran this long before it died starts again after the shortest pause."""
 
 GRACE_S: Final = 5.0
-"""How long a program may take to stop by itself before it is killed."""
+"""Seconds that a program may take to stop by itself before it is killed."""
 
 MAX_LOG_BYTES: Final = 16 * 2**20
 """A log larger than this is put aside; one older log is kept."""
@@ -281,7 +281,7 @@ WARMED: Final = (
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",
 )
-"""What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
+"""Modules imported before the first fork: only those that start no thread and open no file on import."""
 
 ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Many processes share the cores: numerical libraries that each take all of them would get in each other's way."""
@@ -361,12 +361,12 @@ def role_launcher(
 
 
 PARTIES_NICE: Final = 5
-"""By how much parties come after whoever answers people, on a machine that all of them share."""
+"""Added to the niceness of parties, so that roles that answer people go first on a shared machine."""
 
 _GROUP: Final = Path("/proc/self/autogroup")
 _GROUP_TRIES: Final = 50
 _GROUP_PAUSE_S: Final = 0.1
-"""Linux takes one such change in a tenth of a second, of all processes together, from whoever is no administrator."""
+"""Linux takes one such change in a tenth of a second, of all processes together, from ordinary users."""
 
 
 def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 
 READY_WITHIN_S: Final = 120.0
-"""How long the parts may take to find each other before `up` gives up."""
+"""Seconds that the parts may take to find each other before `up` gives up."""
 
 _INFRASTRUCTURE, _ROLES = 0, 1
 _REDIS = "redis"
@@ -48,7 +48,7 @@ _TICK_S = 0.05
 _ASK_EVERY_S = 0.2
 _ASK_TIMEOUT_S = 10.0
 _TELL_AFTER_S = 5.0
-"""How long the parts have before it is told which of them is missing, and why."""
+"""Seconds before `up` says which parts are missing, and why."""
 
 
 @dataclass(frozen=True, repr=False)

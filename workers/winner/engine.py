@@ -465,7 +465,7 @@ class WinnerOrder:
 
 
 Outcome = NDArray[np.int16] | LabelerError
-"""The winner of each query (or -1), shape (num_queries,), equal at all three talliers; or why there are none."""
+"""The winner of each query (or -1), shape (num_queries,), equal at all three talliers; or an error."""
 
 
 class WinnerEngine(Protocol):

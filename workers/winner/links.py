@@ -31,34 +31,34 @@ from workers.winner.certificates import fingerprint, pinned_context, read_certif
 from workers.winner.engine import NUM_PARTIES, WinnerJob
 
 PROTOCOL_NAME: Final = "labeler-winner/2"
-"""What both ends of a connection have to speak (ALPN)."""
+"""The protocol name that both ends of a connection have to speak (ALPN)."""
 
 Channel = tuple[int, int]
 
 DONE: Final[Channel] = (2**32 - 1, 0)
-"""Of the last message of a party."""
+"""The channel of a party's last message."""
 
 OPENING: Final[Channel] = (2**32 - 2, 0)
-"""The channel of what is sent behind the hello."""
+"""The channel of the bytes sent after the hello."""
 
 Record = Callable[[int, bytes], None]
-"""Told every byte string that arrives, with the number of the party it came from: for tests of what is learnt."""
+"""A function that gets every byte string that arrives, with the number of its sender: for tests of what is learnt."""
 
 _HEADER = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 _MAX_HELLO_BYTES = 1 << 26
-"""A hello names every contributor of every round; who sends one has proved to be a pinned tallier."""
+"""A hello names every contributor of every round; its sender has proved to be a pinned tallier."""
 
 _READ_AHEAD_BYTES = 1 << 22
 
 _RETRY_S = (0.005, 0.01, 0.02, 0.05)
-"""Pauses before a tallier that does not listen yet is tried again; the last one again and again."""
+"""Pauses before another try at a tallier that does not listen yet; the last one repeats."""
 
 CLOSE_LIMIT_S: Final = 3.0
-"""How long a party that gives up waits for the others to hear of it."""
+"""Seconds that a party that gives up waits for the others to hear of it."""
 
 _MOST_WAITING_BYTES: Final = 1 << 26
-"""What may have arrived before it is read: the chunks that are under way (workers.winner.tournament)."""
+"""Bytes that may have arrived before they are read: the chunks that are under way (workers.winner.tournament)."""
 
 
 class _Peer:

@@ -56,10 +56,10 @@ from workers.winner.tournament import (
 )
 
 _SESSION: Final[Channel] = (2**32 - 3, 0)
-"""The channel of what is about all jobs."""
+"""The channel of messages about all jobs."""
 
 _WHOLE_JOB: Final = 2**32 - 1
-"""The chunk of what is about all of a job."""
+"""The chunk number of messages about a whole job."""
 
 _STOP_POLL_S: Final = 0.02
 

@@ -326,10 +326,10 @@ def _range(job: WinnerJob) -> tuple[int, int]:
 
 
 Exchange = Callable[[bytes], Awaitable[bytes]]
-"""Sends bytes to the other of the two talliers, and gives as many back from it."""
+"""Sends bytes to the other of the two talliers, and returns equally many from it."""
 
 Deal = Callable[[], Awaitable[Correlation]]
-"""Waits for what was dealt."""
+"""Waits for the dealt values."""
 
 Numbers = NDArray[np.uint16]
 
@@ -439,7 +439,7 @@ async def _open_bits(own: NDArray[np.uint8], exchange: Exchange) -> Words:
 
 
 Share = Callable[[bytes], Awaitable[list[bytes]]]
-"""Sends the same bytes to both others, and gives everybody's, as long, in tallier order."""
+"""Sends the same bytes to both others, and returns everybody's, equally long, in tallier order."""
 
 
 async def check_rows(share: Share, job: WinnerJob, rows: NDArray[np.uint64]) -> None:
