@@ -77,10 +77,13 @@ def label_studio(table: pa.Table) -> Iterator[bytes]:
     """A JSON array of tasks; the label is a prediction, so that a person can still accept or correct it."""
     yield b"["
     separator = "\n"
+    metadata = table.schema.metadata or {}
+    # Of images the name stands alone, of questions in the whole task.
+    name = metadata.get(b"task_name", b"").decode() or json.loads(metadata.get(b"task", b"{}")).get("name", "")
     for rows in _chunks(table):
         parts = []
         for row in rows:
-            parts.append(separator + _JSON(_task(row)))
+            parts.append(separator + _JSON(_task(row, name)))
             separator = ",\n"
         yield "".join(parts).encode()
     yield b"\n]\n"
@@ -133,7 +136,7 @@ def _chunks(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
         yield batch.to_pylist()
 
 
-def _task(row: dict[str, Any]) -> dict[str, Any]:
+def _task(row: dict[str, Any], name: str) -> dict[str, Any]:
     predictions = []
     score = {"score": round(row["confidence"], 4)} if "confidence" in row else {}
     names = row[SEVERAL] if SEVERAL in row else [row["label_name"]] if row["label_name"] is not None else None
@@ -147,8 +150,8 @@ def _task(row: dict[str, Any]) -> dict[str, Any]:
         named = {"model_version": f"private-labeler {row['job_id']}", "result": [choice | score]}
         predictions.append(named | score)
     data = {"image": row["source"] or row["query_id"]}
-    data |= {name: row[name] for name in ("query_id", "status", "origin") if name in row}
-    return {"data": data | {"task_digest": row["task_digest"]}, "predictions": predictions}
+    data |= {field: row[field] for field in ("query_id", "status", "origin") if field in row}
+    return {"data": data | {"task": name, "task_digest": row["task_digest"]}, "predictions": predictions}
 
 
 class _Sink(io.RawIOBase):

@@ -84,6 +84,7 @@ def image_label_table(
     sources: Sequence[str],
     probabilities: NDArray[np.floating],
     asked: NDArray[np.bool_],
+    labels: NDArray[np.integer] | None = None,
 ) -> pa.Table:
     """Put what a student says of every public image into the schema.
 
@@ -92,6 +93,7 @@ def image_label_table(
         sources: names of the images.
         probabilities: shape (num_images, num_classes), rows sum to one.
         asked: shape (num_images,), which images were questions with an answer.
+        labels: shape (num_images,), where they are not the most probable (feature_store.results.scores).
 
     Raises:
         BadData: lengths differ.
@@ -99,12 +101,12 @@ def image_label_table(
     count = len(sources)
     if probabilities.shape != (count, len(stamp.classes)) or asked.shape != (count,):
         raise BadData(f"there are {count} images, and probabilities of shape {probabilities.shape}")
-    labels = probabilities.argmax(axis=1)
+    labels = probabilities.argmax(axis=1) if labels is None else labels
     columns = [
         pa.array(sources, pa.string()),
         pa.array(labels, pa.int16()),
         pa.array(stamp.classes, pa.string()).take(pa.array(labels)),
-        pa.array(probabilities.max(axis=1), pa.float32()),
+        pa.array(probabilities[np.arange(count), labels], pa.float32()),
         pa.array(np.where(asked, str(Origin.ASKED), str(Origin.INFERRED)), pa.string()),
         pa.repeat(pa.scalar(stamp.task_digest, pa.string()), count),
         pa.repeat(pa.scalar(stamp.job_id, pa.string()), count),

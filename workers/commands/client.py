@@ -409,7 +409,7 @@ def _costs(job: JobView) -> list[str]:
         return []
     level, spent = job.price.instance_question_nano, job.cost
     share = (
-        "the job is priced once, however many questions it has"
+        "the job is priced once, as a whole"
         if level is None
         else f"each question takes {level / NANO:.3g} of mu squared per private image"
     )

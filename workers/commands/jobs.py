@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from labeler.errors import InvalidSetting
+from labeler.methods import METHODS, ReleaseKind
 from labeler.rounds.effects import STUDENT_KINDS
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (
@@ -29,11 +31,6 @@ from workers.commands.console import (
 
 if TYPE_CHECKING:
     from workers.progress import StageClock
-from typing import Literal
-
-from rich.table import Table
-
-from labeler.methods import METHODS, ReleaseKind
 
 Engine = Annotated[
     str,
@@ -126,6 +123,11 @@ def run(
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
+    if METHODS[job.file.task.method].evaluates:
+        from labeler.evaluation import say
+
+        print_json(summary) if as_json else typer.echo("\n".join(say(summary)))
+        return
     _finish(summary, out, clock, as_json=as_json)
 
 
@@ -200,7 +202,11 @@ def student(
             )
         if not is_first_process():
             return
-    score = "no truth to score against" if result.get("accuracy") is None else f"{result['accuracy']:.1%} right"
+    score = (
+        "no truth to score against"
+        if result.get("accuracy") is None
+        else f"{result['accuracy']:.1%} right{_balanced(result)}"
+    )
     tell(result, f"Student {result['kind']}: {score}; saved to {result['path']}", as_json=as_json)
 
 
@@ -216,18 +222,38 @@ def predict(
     architecture: Annotated[
         str | None, typer.Option(help="timm architecture, where --backbone is a safetensors file of weights.")
     ] = None,
+    prefer: Annotated[
+        str | None,
+        typer.Option(help="A recall for the rarest class (recall=0.9), or for another (CLASS:recall=0.9)."),
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="With --prefer: a shard of labeled public images to find its threshold on.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
 
-    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint.
+    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint. Where
+    they come with their truth (class folders, or a labeled shard), how well each class is found is told.
 
-    Example: `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+    A rare class is missed more often than others. `--prefer recall=0.9` moves its threshold until so many of its images
+    are found: on labeled public images like the new ones (--like), or as far as the model's own probabilities are
+    right.
+
+    Examples:
+
+    `labeler predict job/student.safetensors new-scans --out new-labels.parquet`
+
+    `labeler predict job/student.safetensors new-scans --prefer ill:recall=0.9 --like labeled.shard`
     """
     from feature_store.results.exports import Wanted, check_new, export_images
     from feature_store.results.models import read_model
+    from feature_store.results.scores import Preference
     from workers.progress import progress_bars
 
+    if like is not None and prefer is None:
+        raise InvalidSetting("--like goes with --prefer, whose threshold is found on it")
+    preference = None if prefer is None else Preference.parse(prefer)
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise InvalidSetting(f"--out is a .parquet or a .csv file, found {out.name!r}")
     check_file(out)
@@ -238,7 +264,15 @@ def predict(
     from workers.run.student import predict_images
 
     with progress_bars(quiet=as_json) as progress:
-        found = predict_images(stored, images, backbone=backbone, architecture=architecture, progress=progress)
+        found = predict_images(
+            stored,
+            images,
+            backbone=backbone,
+            architecture=architecture,
+            preference=preference,
+            like=like,
+            progress=progress,
+        )
     if out is not None and out.suffix == ".csv":
         export_images("csv", Wanted(found.table, out))
     elif out is not None:
@@ -246,12 +280,19 @@ def predict(
     if as_json:
         skipped = [{"source": one.source, "reason": one.reason} for one in found.skipped]
         told = {"images": found.table.num_rows, "counts": found.counts, "skipped": skipped}
+        told |= {} if found.scores is None else found.scores.to_json()
+        if found.threshold is not None:
+            told["preferred"] = {"class": found.threshold[0], "threshold": found.threshold[1]}
         print_json(told | {"out": None if out is None else str(out)})
         return
     for one in found.skipped:
         typer.echo(f"not labelled: {escaped(one.source)}: {escaped(one.reason)}", err=True)
     for name, count in found.counts.items():
         typer.echo(f"{count:8d}  {escaped(name)}")
+    if found.threshold is not None:
+        typer.echo(f"an image is {escaped(found.threshold[0])} from a probability of {found.threshold[1]:.3g} on")
+    if found.scores is not None:
+        typer.echo("\n".join(escaped(line) for line in found.scores.in_lines()))
     typer.echo(f"{found.table.num_rows} images labelled" + ("" if out is None else f"; labels are in {out}"))
 
 
@@ -278,7 +319,8 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     console.print()
     console.print(f"Labels    {_labeled(summary['images'], summary['task']['method'])}", soft_wrap=True)
     if summary.get("student", {}).get("accuracy") is not None:
-        console.print(f"Student   {summary['student']['accuracy']:.1%} right on unseen images")
+        said = f"{summary['student']['accuracy']:.1%} right on unseen images{_balanced(summary['student'])}"
+        console.print(f"Student   {said}", soft_wrap=True)
     agent = privacy["agent"]["epsilon"]
     console.print(
         f"Privacy   epsilon {say_epsilon(privacy['instance']['epsilon'])} per private image, "
@@ -290,6 +332,17 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
     console.print(f"Report    {out / 'report.html'}", markup=False, emoji=False, soft_wrap=True)
 
 
+def _balanced(scored: dict[str, Any]) -> str:
+    """Balanced accuracy, where unequal classes make it another, and of two classes the AUROC."""
+    from feature_store.results.scores import UNEQUAL
+
+    balanced = scored.get("balanced_accuracy", scored.get("accuracy"))
+    if "auroc" not in scored and abs(balanced - scored["accuracy"]) < UNEQUAL:
+        return ""
+    area = f", AUROC {scored['auroc']:.3f}" if "auroc" in scored else ""
+    return f" (balanced accuracy {scored['balanced_accuracy']:.1%}{area})"
+
+
 def _labeled(images: dict[str, Any], method: str) -> str:
     """How good the labels of all images are: what was checked, and what they state of themselves."""
     if not images:
@@ -297,7 +350,7 @@ def _labeled(images: dict[str, Any], method: str) -> str:
     said = f"{images['labelled']:,} images labeled"
     if "accuracy" in images:
         checked = "" if images["checked"] == images["labelled"] else f" the {images['checked']:,} whose truth is known"
-        said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right"
+        said += f", {images['accuracy']:.1%} of {checked.strip() or 'them'} right{_balanced(images)}"
     if METHODS[method].asks_for_a_model:  # its own confidence claims nothing
         return said
     return f"{said}; they state a confidence of {images['mean_confidence']:.1%} on average"
@@ -410,6 +463,8 @@ def plan(
     `labeler plan --method knn --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --agents 20`
 
     `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --agents 10`
+
+    `labeler plan --method evaluate --classes 2 --epsilon 0.1 --solve sigma --delta 1e-5 --records 4800`
 
     For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
     the model, which each step of federated asks for.

@@ -62,6 +62,20 @@ class LabelledJob:
         return tuple(self.report["task"]["classes"])
 
     @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """How good the labels are, where the truth is known: of the public images, and of the student on unseen ones.
+
+        Each with `accuracy`, `balanced_accuracy`, `recall` of each class, and of two classes `auroc`.
+        """
+        names = ("accuracy", "balanced_accuracy", "recall", "auroc")
+        parts = {part: self.report.get(part, {}) for part in ("images", "student")}
+        return {
+            part: {name: said[name] for name in names if name in said}
+            for part, said in parts.items()
+            if "accuracy" in said
+        }
+
+    @property
     def privacy_card(self) -> str:
         """What the labels reveal at most, in words."""
         return (self.path / "privacy_card.md").read_text(encoding="utf-8")
@@ -120,6 +134,40 @@ class LabelledJob:
                 f"these images were embedded by backbone {shard.fingerprint[:16]}, those of the job by {made_by[:16]}"
             )
         return self.student.predict(shard.features)
+
+    def evaluate(
+        self,
+        shards: Sequence[PathLike[str] | str],
+        out: str | PathLike[str],
+        *,
+        epsilon: float = 0.1,
+        delta: float = 1e-5,
+        seed: int | None = None,
+        **task: Any,
+    ) -> dict[str, Any]:
+        """How good the student is on private records, in this process; see `labeler evaluate`.
+
+        Args:
+            shards: private ones, one for each agent.
+            out: a folder of its own; measured.safetensors in it is the student, whose confidence is measured.
+            epsilon, delta: the price per private image.
+            seed: simulation: reproducible noise that protects nobody.
+            **task: other fields of the task file's `[task]` and `[evaluation]`.
+
+        Returns:
+            The content of evaluation.json.
+        """
+        from workers.run.labelling import run_job
+        from workers.run.preparation import evaluation_job
+        from workers.run.task_file import EvaluationTable
+
+        counted = {name: task.pop(name) for name in EvaluationTable.model_fields if name in task}
+        price = {"epsilon": epsilon, "delta": delta} | task
+        where = [named_path(one, "a shard") for one in shards]
+        student = self.path / "student.safetensors"
+        return run_job(
+            evaluation_job(student, where, named_path(out, "out"), task=price, evaluation=counted, seed=seed)
+        )
 
     def dataset(self, images: str | PathLike[str]) -> ImageDataset:
         """The labelled images as a torch data set of (image, label); `images` is the folder that was embedded."""
@@ -242,6 +290,8 @@ class TrainedStudent:
         frame: Frame = "pandas",
         *,
         backbone: str | None = None,
+        prefer: str | None = None,
+        like: PathLike[str] | str | None = None,
         quiet: bool = False,
     ) -> Any:
         """Label images: source, label, its name, and a confidence (docs/labels.md).
@@ -250,19 +300,43 @@ class TrainedStudent:
             images: a folder of images or another source (then they are embedded), or a shard.
             frame: "pandas", "polars" or "arrow".
             backbone: what loads the backbone, where the file names none.
+            prefer: a recall of one class, such as "ill:recall=0.9" (feature_store.results.scores).
+            like: labeled public images as a shard, on which its threshold is found.
             quiet: no progress bar.
 
         Raises:
             MixedShards: another backbone than the student's.
         """
-        from labeler.system.files import named_path
+        from feature_store.results.scores import Preference
         from workers.progress import progress_bars
         from workers.run.student import predict_images
 
         named_path(images, "images")
         with progress_bars(quiet=quiet) as progress:
-            found = predict_images(self.stored, str(images), backbone=backbone, progress=progress)
+            found = predict_images(
+                self.stored,
+                str(images),
+                backbone=backbone,
+                preference=None if prefer is None else Preference.parse(prefer),
+                like=None if like is None else named_path(like, "like"),
+                progress=progress,
+            )
         return framed(found.table, frame)
+
+    def scores(self, images: PathLike[str] | str, *, quiet: bool = True) -> dict[str, Any]:
+        """How well each class is found among images that come with their truth: a labeled shard, or class folders.
+
+        Raises:
+            InvalidSetting: nothing says the truth of any of them, or the model is of attributes.
+        """
+        from workers.progress import progress_bars
+        from workers.run.student import predict_images
+
+        with progress_bars(quiet=quiet) as progress:
+            found = predict_images(self.stored, str(images), progress=progress).scores
+        if found is None:
+            raise InvalidSetting(f"no image of {str(images)!r} has a known class of this student; name labeled ones")
+        return found.to_json()
 
 
 def load_student(path: PathLike[str] | str) -> TrainedStudent:

@@ -24,6 +24,7 @@ from feature_store.decode import Skipped
 from feature_store.results.image_labels import ON, ImageStamp, attribute_label_table, image_label_table
 from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_for_students, read_model
 from feature_store.results.pseudo_labels import answers_of, task_of
+from feature_store.results.scores import Preference, Scores, prefer, score, score_probabilities
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
@@ -144,7 +145,7 @@ def train_student(
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
     if scored is None:
         return result
-    return result | {"accuracy": scored.share_right(student), "test_images": len(scored)}
+    return result | _scored(scored.labels, student.predict_proba(scored.features), job.task.classes)
 
 
 def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
@@ -169,8 +170,16 @@ def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
     said = model.predict_proba(scored.features)
     if (model.kind == ATTRIBUTES) != shard.has_attributes:
         raise MixedShards(f"one of the student and {test} is of attributes, any number per image; the other of classes")
-    predicted = said >= ON if model.kind == ATTRIBUTES else said.argmax(axis=1)
-    return result | {"accuracy": float((predicted == scored.labels).mean()), "test_images": len(scored)}
+    if model.kind == ATTRIBUTES:
+        return result | {"accuracy": float(((said >= ON) == scored.labels).mean()), "test_images": len(scored)}
+    return result | _scored(scored.labels, said, model.classes)
+
+
+def _scored(truth: NDArray[np.integer], probabilities: NDArray[np.float64], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Accuracy and how well each class is found, of images whose truth is known."""
+    scores = score_probabilities(truth, probabilities, classes)
+    assert scores is not None  # noqa: S101  # only images of known truth are scored on
+    return scores.to_json() | {"test_images": scores.checked}
 
 
 def _labelled_shard(path: Path, job: FinishedJob) -> PublicImages:
@@ -257,11 +266,15 @@ class Prediction:
         table: in the schema of image labels; every image is inferred.
         counts: how many images got each class, in label order; of attributes an image may get several.
         skipped: images that could not be read.
+        scores: how well each class is found, where the images came with their truth.
+        threshold: of the class that was preferred, its name and from which probability on an image gets it.
     """
 
     table: pa.Table
     counts: dict[str, int]
     skipped: tuple[Skipped, ...]
+    scores: Scores | None = None
+    threshold: tuple[str, float] | None = None
 
 
 def predict_images(
@@ -270,6 +283,8 @@ def predict_images(
     *,
     backbone: str | None = None,
     architecture: str | None = None,
+    preference: Preference | None = None,
+    like: Path | None = None,
     progress: ProgressCallback = silent,
 ) -> Prediction:
     """Label images.
@@ -277,6 +292,9 @@ def predict_images(
     Args:
         images: a shard, or a source of images to embed: a folder, Parquet, or torchvision:NAME?root=DIR.
         backbone, architecture: what loads the backbone, where the model's file names none.
+        preference: a recall that is wanted of one class (feature_store.results.scores).
+        like: labeled public images, as a shard, that its threshold is measured on; the images' own probabilities
+            without.
 
     Raises:
         MixedShards: the shard, or the backbone, is not the model's.
@@ -287,7 +305,7 @@ def predict_images(
     if (path / "manifest.json").exists():
         if backbone is not None:
             raise InvalidSetting(f"{path} is a shard, whose images are embedded already; leave the backbone out")
-        return _predict(model, Shard.open(path), ())
+        return _predict(model, Shard.open(path), (), preference, like)
     # Here: a shard needs no network.
     from feature_store.backbones import load_backbone
     from feature_store.embedding import embed_source
@@ -310,10 +328,12 @@ def predict_images(
             public=True,
             progress=lambda done, total: progress("Embedding", done, total),
         )
-        return _predict(model, Shard.open(out, verify=False), report.skipped)
+        return _predict(model, Shard.open(out, verify=False), report.skipped, preference, like)
 
 
-def _predict(model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...]) -> Prediction:
+def _predict(
+    model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...], preference: Preference | None, like: Path | None
+) -> Prediction:
     _check_fingerprint(model, shard.fingerprint, f"shard {shard.path.name!r}")
     images = PublicImages.of(shard)
     if not len(images):
@@ -331,21 +351,37 @@ def _predict(model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...]) -> 
         is_seeded=not model.card.get("holds", True),
         created_at=datetime.now(UTC).isoformat(),
     )
-    as_table = attribute_label_table if model.kind == ATTRIBUTES else image_label_table
-    table = as_table(
-        stamp, sources=images.sources, probabilities=probabilities, asked=np.zeros(len(images), dtype=np.bool_)
-    )
-    return Prediction(table, _counts(model, probabilities), skipped)
+    asked = np.zeros(len(images), dtype=np.bool_)
+    if model.kind == ATTRIBUTES:
+        if preference is not None:
+            raise InvalidSetting("--prefer is about one class per image, and this model is of attributes; leave it out")
+        table = attribute_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked)
+        counts = (probabilities >= ON).sum(axis=0).tolist()
+        return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped)
+    labels, threshold = probabilities.argmax(axis=1), None
+    if preference is not None:
+        place = preference.place(probabilities, model.classes)
+        least = (
+            preference.stated_threshold(probabilities[:, place])
+            if like is None
+            else preference.threshold(_of_class(model, like, place))
+        )
+        labels, threshold = prefer(probabilities, place, least), (model.classes[place], least)
+    table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, labels=labels)
+    counts = np.bincount(labels, minlength=len(model.classes)).tolist()
+    has_truth = shard.classes == model.classes and not shard.has_attributes
+    scores = score(images.labels, labels, probabilities[:, -1], model.classes) if has_truth else None
+    return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped, scores, threshold)
 
 
-def _counts(model: StoredModel, probabilities: NDArray[np.float64]) -> dict[str, int]:
-    of_attributes = model.kind == ATTRIBUTES
-    each = (
-        (probabilities >= ON).sum(axis=0)
-        if of_attributes
-        else np.bincount(probabilities.argmax(axis=1), minlength=len(model.classes))
-    )
-    return dict(zip(model.classes, each.tolist(), strict=True))
+def _of_class(model: StoredModel, like: Path, place: int) -> NDArray[np.float64]:
+    """What a model says of labeled public images of one class: the probability of it."""
+    shard = Shard.open(like)
+    _check_fingerprint(model, shard.fingerprint, f"shard {shard.path.name!r}")
+    if shard.classes != model.classes:
+        raise MixedShards(f"{like} has other classes than the model; embed it with --classes {','.join(model.classes)}")
+    labeled = _truth(shard, like)
+    return model.predict_proba(labeled.features[labeled.labels == place])[:, place]
 
 
 def _check_fingerprint(model: StoredModel, found: str, what: str) -> None:

@@ -47,7 +47,7 @@ export class Budget {
     if (balance.spent_epsilon === null) return "No bound is stated about one private image.";
     if (balance.spent_epsilon === 0) return "Nothing has been asked of any private image yet.";
     const shares = sharesOf(balance);
-    const spent = shares ? `${percentWords(shares.spent)} of the budget is spent` : "that budget has no limit";
+    const spent = shares ? `${percentWords(100 - shares.left)} of the budget is ${shares.reserved > 0 ? "spent or reserved" : "spent"}` : "that budget has no limit";
     return `So far nobody outside could learn more than epsilon ${epsilon(balance.spent_epsilon)} about any one private image (delta ${delta(balance.delta)}); ${spent}.`;
   }
 

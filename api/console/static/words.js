@@ -107,7 +107,7 @@ export const muSquared = (nano) => `${epsilon(nano / 1e9)} of mu²`;
 
 /** What one question of a job takes of one image's budget; where the method has no such share, that it is priced once. */
 export function questionWords(price) {
-  if (price.instance_question_nano === null || price.instance_question_nano === undefined) return "the job is priced once, however many questions it has";
+  if (price.instance_question_nano === null || price.instance_question_nano === undefined) return "the job is priced once, as a whole";
   return `${muSquared(price.instance_question_nano)} each, about one image`;
 }
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from feature_store.results.scores import Scores, score
 from labeler.errors import InvalidSetting
 from labeler.planning import holds_against
 from labeler.rounds.effects import AnswerStatus
@@ -72,12 +73,14 @@ class StudentOutcome:
         public_images: how many public images it learnt from.
         accuracy: share of unseen test images it is right on, 0 to 1; None without truth.
         test_images: how many those were.
+        scores: the same class by class; None without truth, and of attributes.
     """
 
     kind: str
     public_images: int
     accuracy: float | None = None
     test_images: int | None = None
+    scores: Scores | None = None
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,11 @@ class JobReport:
         """Share of the public images that are labelled right, among those whose truth is known."""
         return None if self.images is None else self.images.accuracy
 
+    @cached_property
+    def image_scores(self) -> Scores | None:
+        """How well each class is found among the public images whose truth is known."""
+        return None if self.images is None else self.images.scores(self.task.classes)
+
     @property
     def student_accuracy(self) -> float | None:
         return self.student.accuracy if self.student else None
@@ -330,6 +338,9 @@ class AttributeReport:
 BANDS = ((0.0, 0.5), (0.5, 0.75), (0.75, 0.9), (0.9, 1.0))
 """Bands of confidence, the lower end included; the last one holds 1."""
 
+DOUBTFUL: Final = 0.75
+"""Below it a label is doubtful."""
+
 _DEVIATIONS = 1.96
 """On both sides of a share, of which 95 % lie between."""
 
@@ -378,6 +389,11 @@ class ImageLabels:
         """Share of the labels that are right, among those whose truth is known."""
         return float(self.right.sum() / self.known.sum()) if self.known.any() else None
 
+    def scores(self, classes: Sequence[str]) -> Scores | None:
+        """How well each class is found; None where no truth is known."""
+        second = np.where(self.labels == 1, self.confidences, 1 - self.confidences)  # read of two classes alone
+        return score(self.truth, self.labels, second, classes)
+
     @property
     def mean_confidence(self) -> float:
         """The share of the labels that is right, as they state it themselves."""
@@ -405,9 +421,16 @@ class ImageLabels:
         return numbers[np.argsort(-self.confidences[numbers], kind="stable")]
 
     def unclear(self) -> NDArray[np.int64]:
-        """Numbers of the other images, the least sure first."""
+        """Numbers of the other images, the least sure first; doubtful ones with a rare label before all others.
+
+        Of a rare class every image counts, and its doubtful ones drown among those of the others. Rare is a label that
+        at most half as many images have as if all labels were alike.
+        """
         numbers = np.flatnonzero(~(self.known & ~self.right))
-        return numbers[np.argsort(self.confidences[numbers], kind="stable")]
+        counts = np.bincount(self.labels, minlength=1)
+        is_rare = (2 * counts * np.count_nonzero(counts) <= len(self.labels))[self.labels[numbers]]
+        confidences = self.confidences[numbers]
+        return numbers[np.lexsort((confidences, ~(is_rare & (confidences < DOUBTFUL))))]
 
     def numbers_to_show(self) -> list[int]:
         """Images that a page shows, so that a caller reads no other picture."""

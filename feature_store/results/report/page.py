@@ -33,6 +33,7 @@ from feature_store.results.report.model import (
 )
 from feature_store.results.report.pictures import OTHER_COLOR, PICTURE_FILES, Picture, class_colors, draw_pictures
 from feature_store.results.report.words import all_warnings
+from feature_store.results.scores import Scores
 from labeler.budget import say_epsilon, say_estimate
 from labeler.methods.sensitivity import contribution_in_words, unit_in_words
 from labeler.rounds.effects import AnswerStatus
@@ -68,6 +69,8 @@ def render_page(report: JobReport, pictures: dict[str, Picture]) -> str:
             unclear=[] if images is None else image_tiles(report, images.unclear()[:MAX_FIRST].tolist()),
             sure=[] if images is None else _bands(report, images),
             confusion=None if report.image_accuracy is None else confusion_table(report),
+            found=words.class_by_class(report.image_scores),
+            recalls=_recalls(report.image_scores),
             delta=words.say_delta(report.privacy.delta),
             classes=_class_rows(report),
             attribute_rows=_attribute_rows(report),
@@ -133,7 +136,8 @@ def _cards(report: JobReport) -> list[dict[str, str]]:
     if report.student is not None and report.student.accuracy is not None:
         tested = f" on {words.count(report.student.test_images, 'unseen image')}" if report.student.test_images else ""
         figure = words.say_percent(report.student.accuracy)
-        cards.append(_card("student right", figure, f"{report.student.kind}{tested}"))
+        balanced = words.class_by_class(report.student.scores)
+        cards.append(_card("student right", figure, f"{report.student.kind}{tested}{balanced and f'; {balanced}'}"))
     if (person := report.privacy.person) is not None:
         most = words.count(report.privacy.records_per_person or 1, "image")
         unit = person.reason or f"all images of one person at one agent, of which at most {most} vote"
@@ -182,6 +186,18 @@ def _class_rows(report: JobReport) -> dict[str, Any]:
         for label in order.tolist()
     ]
     return {"rows": rows, "left_out": report.task.num_classes - len(rows)}
+
+
+def _recalls(scores: Scores | None) -> list[dict[str, Any]]:
+    """How many of each class are found, the least found first."""
+    if scores is None:
+        return []
+    rows = zip(scores.classes, scores.counts, scores.found, scores.recalls, strict=True)
+    known = sorted((row for row in rows if row[3] is not None), key=lambda row: row[3] or 0.0)
+    return [
+        {"name": name, "found": f"{hits:,} of {own:,}", "share": words.say_percent(recall)}
+        for name, own, hits, recall in known[:_MOST_CLASSES]
+    ]
 
 
 def _attribute_rows(report: JobReport) -> list[dict[str, Any]]:
@@ -446,10 +462,9 @@ def report_json(report: JobReport) -> dict[str, Any]:
             "mean_confidence": round(report.images.mean_confidence, 6),
             "median_confidence": round(report.images.median_confidence, 6),
         }
-        if report.images.accuracy is not None:
+        if report.image_scores is not None:
             images |= {
-                "accuracy": report.images.accuracy,
-                "checked": int(report.images.known.sum()),
+                **report.image_scores.to_json(),
                 "calibration": [
                     {"from": band.low, "to": band.high, "labels": band.count, "stated": band.stated}
                     | {"checked": band.known, "right": band.right}
@@ -461,6 +476,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         student = {"kind": report.student.kind, "public_images": report.student.public_images}
         if report.student.accuracy is not None:
             student |= {"accuracy": report.student.accuracy, "test_images": report.student.test_images}
+            student |= {} if report.student.scores is None else report.student.scores.to_json()
     document: dict[str, Any] = {
         "task": task.model_dump(mode="json") | {"digest": task.digest},
         "labels": labels,

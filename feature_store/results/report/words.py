@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.results.report.model import AttributeReport, JobReport
+from feature_store.results.scores import UNEQUAL, Scores
 from labeler.budget import say_epsilon
 from labeler.methods.sensitivity import sums_means, unit_in_words
 from labeler.rounds.effects import AnswerStatus
@@ -64,7 +65,12 @@ def headline(report: JobReport) -> str:
         known = int(images.known.sum())
         whom = f"all {known:,}" if known == len(images) else f"{known:,} of {len(images):,}"
         checked = "" if known == len(images) else " that can be checked"
-        return f"{say_percent(images.accuracy)} of {whom} public images{checked} are labelled right."
+        said = f"{say_percent(images.accuracy)} of {whom} public images{checked} are labelled right"
+        scores = report.image_scores
+        # Of unequal classes the first number says little by itself.
+        if scores is not None and abs(scores.balanced - scores.accuracy) >= UNEQUAL:
+            said += f", {say_percent(scores.balanced)} where each class counts alike"
+        return f"{said}."
     if unseen is not None:
         return f"A student of the answers is right on {say_percent(unseen)} of unseen images."
     if images is not None:
@@ -75,6 +81,14 @@ def headline(report: JobReport) -> str:
     if report.label_accuracy is not None:
         return f"{say_percent(report.label_accuracy)} of the answers with a known truth are right."
     return f"{report.answered:,} of {count(len(report.queries), 'question')} answered."
+
+
+def class_by_class(scores: Scores | None) -> str:
+    """Balanced accuracy, and of two classes the AUROC; empty where no truth is known."""
+    if scores is None:
+        return ""
+    area = "" if scores.auroc is None else f", AUROC {scores.auroc:.3f}"
+    return f"balanced accuracy {say_percent(scores.balanced)}{area}"
 
 
 def _attributes(said: AttributeReport) -> str:

@@ -26,7 +26,10 @@ from feature_store.rows import quantize
 from labeler.budget import NANO
 from labeler.release import Release, release_to_bytes
 from tests.api.routes.conftest import AGENTS, CLASSES, FINGERPRINT, TALLIERS, ConfigOf, Service, alone, eventually
+from tests.command_line import Labeler, labeler
 from tests.job_steps import take_step
+
+__all__ = ["labeler"]
 
 Features = list[list[float]]
 
@@ -109,6 +112,20 @@ def test_a_completed_job_is_downloaded_in_every_format(service: Service, complet
         assert http.get(path + "&format=xml").status_code == 422
 
 
+def test_the_shell_says_the_name_of_the_task_and_what_the_job_and_each_question_took(
+    service: Service, completed: JobView, labeler: Labeler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABELER_URL", service.url)
+    monkeypatch.setenv("LABELER_TOKEN", service.tokens["requester"])
+    said = labeler("status", completed.job_id).out
+    assert f"Task       {completed.task_name}\n" in said
+    assert f"Cost       so far epsilon {completed.price.instance_epsilon:.3g} per private image" in said
+    share = completed.price.instance_question_nano
+    assert share is not None
+    assert f"each question takes {share / NANO:.3g} of mu squared per private image\n" in said
+    assert f"task {completed.task_name}" in " ".join(labeler("status").out.split())
+
+
 def test_without_further_words_every_image_is_labelled_in_every_format(
     service: Service, completed: JobView, tmp_path: Path
 ) -> None:
@@ -127,6 +144,8 @@ def test_without_further_words_every_image_is_labelled_in_every_format(
         assert f'filename="{completed.job_id}-labels.jsonl"' in lines.headers["Content-Disposition"]
         assert [json.loads(line) for line in lines.text.splitlines()] == table.to_pylist()
         tasks = http.get(path, params={"format": "label-studio"}).json()
+        of_questions = http.get(path, params={"format": "label-studio", "of": "questions"}).json()
+        assert {one["data"]["task"] for one in (*tasks, *of_questions)} == {completed.task_name}
         assert [one["predictions"][0]["score"] for one in tasks] == [
             round(x, 4) for x in table["confidence"].to_pylist()
         ]
