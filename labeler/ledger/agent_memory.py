@@ -1,21 +1,20 @@
-r"""What an agent must not forget: which rounds it was charged for, for whom and of which task; what people approved.
+r"""The durable memory of an agent: the rounds it was charged for, for whom and of which task, and people's approvals.
 
-A round is charged once and answered once; what is sent again are the bytes that were stored then (`JournalRounds`), so
-it does not matter here what the records are by now. The same round for other
-talliers is refused for ever, since shares of one split that went to other hands could be put together. The charge and
-the memory of it are one transaction: an agent cannot have answered what it did not pay for, nor pay for what it does
-not remember.
+A round is charged once and answered once. A repeated request gets the bytes that were stored then (`JournalRounds`),
+whatever the records are by now. The same round for other talliers is refused permanently, since shares of one split
+that went to different recipients could be combined. The charge and the memory of it are one transaction: an agent
+cannot have answered what it did not pay for, nor pay for what it does not remember.
 
-Of a round an agent keeps that it is open, then what it has sent, then only that there is nothing any more:
+An agent keeps each round in one of three states.
 
     charged --> stored --> erased     charged: paid for, nothing has left; its key lies in the folder of erasable keys
         \____________________^       stored:  the bodies of its messages, encrypted under that key
-                                      erased:  for ever; the key is gone, so every copy of what was stored is noise
+                                      erased:  final; the key is gone, so every copy of what was stored is noise.
 
-A round is opened in the transaction that charges it, after its key is durable; the key is drawn at random and says
-nothing of any other. What is stored is durable before a byte of it leaves, and is never replaced, so an answer that was
-asked for again is the stored one. It is erased once the coordinator says that every tallier has what it needs, and at
-the latest when nobody may ask any more. `answered_rounds` keeps for ever that the round was charged.
+A round is opened in the transaction that charges it, after its key is durable. The key is drawn at random and says
+nothing of any other. An answer is durable before a byte of it leaves, and is never replaced, so a repeated request
+gets the stored one. It is erased once the coordinator says that every tallier has what it needs, and at the latest
+when nobody may ask any more. `answered_rounds` keeps permanently that the round was charged.
 """
 
 from __future__ import annotations
@@ -60,16 +59,16 @@ from labeler.system.erasable import ErasableKeys, lock_away, take_out
 from labeler.task import Task, parse_task
 
 MAX_WAITING = 100
-"""Most tasks that wait for a person: what a coordinator asks must not fill a site's disk."""
+"""Most tasks that wait for a person, so that a coordinator's requests cannot fill a site's disk."""
 
 WAITING_KEPT = timedelta(days=7)
-"""How long a task waits; one that is still asked for after it waits anew."""
+"""How long a task waits. If it is still asked for afterwards, it waits again from the start."""
 
 MAX_DECIDED = 500
-"""Most decisions that are listed, the last ones."""
+"""Most decisions that are listed, the latest ones."""
 
 MAX_NAMES = 20
-"""Of one task, of those who asked for it: what a coordinator says must not fill a site's disk."""
+"""Most requester names kept per task, so that what a coordinator says cannot fill a site's disk."""
 
 
 @dataclass(frozen=True)
@@ -115,19 +114,18 @@ class AgentMemory:
     ) -> bool:
         """Pay for the answer to a round and remember it, durably, before anything is computed.
 
-        A round that was charged before changes nothing, whatever the records are now. The
-        rounds of one task hold at most `max_queries` queries together, so that what a person approved, and what the
-        task's price covers, is an amount.
+        A round that was charged before changes nothing, whatever the records are now. The rounds of one task hold at
+        most `max_queries` queries together, so a person's approval and the task's price cover a fixed amount.
 
         Args:
-            shard_version: of the records when the round was first charged; for the site's own eyes.
+            shard_version: of the records when the round was first charged; shown only to the site.
             reservation_id: names the charge in the ledger; pays for this round alone.
             charges: at least one.
-            recipients: id and sealing key of each tallier that gets a share, in tallier order; kept for ever.
-            is_promised: the reservation was made before, for a round of this price, and pays for this one.
+            recipients: id and sealing key of each tallier that gets a share, in tallier order; kept permanently.
+            is_promised: the reservation was made earlier, for a round of this price, and pays for this one.
 
         Returns:
-            True where it was charged now, False where it had been before.
+            True if it was charged now, False if it had been before.
 
         Raises:
             PrivacyRefusal: the round was charged for other recipients, the task has too few queries left, or the
@@ -172,36 +170,36 @@ class AgentMemory:
         return True
 
     def is_charged(self, round_digest: str) -> bool:
-        """Whether the price of a round was ever taken."""
+        """Return whether the price of a round was ever taken."""
         return self.paid_by(round_digest) is not None
 
     def paid_by(self, round_digest: str, *, connection: Connection | None = None) -> str | None:
-        """The reservation that paid for a round that was answered, or None."""
+        """Return the reservation that paid for a round that was answered, or None."""
         with self._database.reading(connection) as joined:
             found = select_rows(joined, answered_rounds, round_digest=round_digest).first()
         return None if found is None else str(found.reservation_id)
 
     def queries_of(self, task_digest: str, *, connection: Connection | None = None) -> int:
-        """How many queries of a task were answered."""
+        """Return the number of queries of a task that were answered."""
         with self._database.reading(connection) as joined:
             return int(joined.execute(_OF_TASK, {"digest": task_digest}).scalar_one())
 
     def queries_since(self, moment: datetime, *, connection: Connection | None = None) -> int:
-        """How many queries were charged at or after a moment, by the ledger's time, which never runs backwards.
+        """Count queries charged at or after a moment, by the ledger's time, which never runs backwards.
 
-        A clock that is set back makes `moment` earlier and the count larger: no day begins twice.
+        A clock that is set back makes `moment` earlier and the count larger, so no daily limit starts twice.
         """
         with self._database.reading(connection) as joined:
             last = joined.execute(_LAST_BEFORE, {"moment": time_text(moment)}).scalar() or 0
             return int(joined.execute(_AFTER, {"last": last}).scalar_one())
 
-    # What a person at the site has to say.
+    # Decisions of people at the site.
 
     def request(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
-        """Ask for approval of a task; one that was asked for before, or decided, stays as it is.
+        """Ask for approval of a task. A task that already waits or was decided stays as it is.
 
         Raises:
-            AwaitingApproval: so many tasks wait that no more are kept; those that nobody decides make room in a week.
+            AwaitingApproval: the list of waiting tasks is full; those that nobody decides make room in a week.
         """
         with self._database.writing(connection) as joined:
             if self._approval(task.digest, joined) is not None:
@@ -217,21 +215,21 @@ class AgentMemory:
             self._write_request(task, at, joined)
 
     def follow(self, task: Task, at: datetime, *, is_approved: bool, connection: Connection | None = None) -> None:
-        """Write down what a person has decided about a task, also where it was never seen to wait."""
+        """Record a person's decision about a task, even if the task never waited."""
         with self._database.writing(connection) as joined:
             if self._approval(task.digest, joined) is None:
                 self._write_request(task, at, joined)
             self._decide(task.digest, "approved" if is_approved else "revoked", joined)
 
     def decide_against(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
-        """Write down that a person has refused a task, where the journal does not say so yet."""
+        """Record that a person refused a task, unless the journal says so already."""
         with self._database.reading(connection) as joined:
             if self._approval(task.digest, joined) == "revoked":
                 return
         self.follow(task, at, is_approved=False, connection=connection)
 
     def decided(self) -> list[Decided]:
-        """Tasks about which a person has decided, the last decision first."""
+        """Return the tasks about which a person has decided, the last decision first."""
         is_decided = task_approvals.c.state != "waiting"
         query = select(task_approvals).where(is_decided).order_by(task_approvals.c.decided_at.desc())
         with self._database.read() as joined:
@@ -242,7 +240,7 @@ class AgentMemory:
         """Let the agent answer a task.
 
         Raises:
-            NotFound: nobody asked for it; a person approves what was shown.
+            NotFound: nobody asked for it; a person approves only what was shown.
         """
         self._decide(digest, "approved", None)
 
@@ -255,12 +253,12 @@ class AgentMemory:
         self._decide(digest, "revoked", None)
 
     def is_approved(self, digest: str) -> bool:
-        """Whether a person lets the agent answer a task."""
+        """Return whether a person lets the agent answer a task."""
         with self._database.read() as joined:
             return self._approval(digest, joined) == "approved"
 
     def waiting(self) -> list[tuple[str, Task, datetime]]:
-        """What still has to be decided, oldest first: digest, task, and when it was first asked for."""
+        """Return undecided tasks, oldest first: digest, task, and when it was first asked for."""
         query = (
             select(task_approvals)
             .where(task_approvals.c.state == "waiting")
@@ -304,17 +302,17 @@ _LAST_BEFORE = (
 
 
 class AskedBy:
-    """Names of requesters who asked for a task, as the coordinator says, for people who decide about it.
+    """Names of requesters who asked for a task, as the coordinator states them, for people who decide about it.
 
-    Nothing that protects a record rests on a name: it is the coordinator's word. What each has taken of the site's
-    budget, which a policy may bound, is kept apart (labeler.ledger.promises.RequesterShares).
+    The names protect no record, because they are only the coordinator's word. What each requester has taken of the
+    site's budget, which a policy may bound, is kept in labeler.ledger.promises.RequesterShares.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def note(self, task_digest: str, requester: str, at: datetime, *, connection: Connection | None = None) -> None:
-        """Remember a name, unless it is known, empty, or one too many."""
+        """Remember a name, unless it is empty, already known, or above the limit."""
         if not requester:
             return
         with self._database.reading(connection) as joined:
@@ -326,7 +324,7 @@ class AskedBy:
 
 
 def requesters(database: Database) -> dict[str, list[str]]:
-    """The names by task, in the order in which they were heard."""
+    """Return the names by task, in the order in which they were heard."""
     found: dict[str, list[str]] = {}
     with database.read() as connection:
         query = select(asked_by.c.task_digest, asked_by.c.requester).order_by(asked_by.c.first_at, asked_by.c.requester)
@@ -336,24 +334,23 @@ def requesters(database: Database) -> dict[str, list[str]]:
 
 
 class AnsweredTasks:
-    """The tasks of which anything was answered: each is written down with the first of its rounds that is charged.
+    """The tasks of which anything was answered. Each is written when the first of its rounds is charged.
 
-    So the site can say for ever what it answered: name, classes and method. Its size is bounded by the budget it is
-    paid from.
+    So the site can always say what it answered: name, classes and method. Its budget bounds the number of rows.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def note(self, task: Task, at: datetime, *, connection: Connection | None = None) -> None:
-        """Write a task down with the first of its rounds that is charged, in the same transaction."""
+        """Record a task in the transaction that charges the first of its rounds."""
         with self._database.writing(connection) as joined:
             if select_rows(joined, answered_tasks, digest=task.digest).first() is None:
                 body = json_text(task.model_dump(mode="json"))
                 insert_rows(joined, answered_tasks, {"digest": task.digest, "body": body, "first_at": at})
 
     def unanswered_for_life(self, *, connection: Connection) -> list[str]:
-        """Rounds of votes for life that are charged and have no stored answer yet, by digest."""
+        """Return the digests of rounds of votes for life that are charged and have no stored answer yet."""
         paid = answered_rounds.c
         query = (
             select(paid.round_digest, answered_tasks.c.body)
@@ -367,16 +364,16 @@ class AnsweredTasks:
 
 
 def check_delta(connection: Connection, delta: float) -> None:
-    """Refuse to state what was charged at a delta below which one of the charges bounds nothing.
+    """Refuse a delta at which one of the charges bounds nothing.
 
-    A task is kept with the first of its charges, in the same transaction, so the largest least delta of them is kept
-    with the account that paid.
+    A task is stored with its first charge, in the same transaction. So the largest "least delta" of the tasks is
+    stored with the account that paid.
 
     Args:
         delta: of the site's policy.
 
     Raises:
-        PolicyRefusal: something was answered that holds at a larger delta alone.
+        PolicyRefusal: an answer was given whose bound holds only at a larger delta.
     """
     if delta >= LEAST_DELTA_OF_WINNERS:
         return
@@ -395,7 +392,7 @@ class AnsweredRound:
     """One round that was charged.
 
     Attributes:
-        job_id: the coordinator's name of the job, where it was proposed before; empty elsewhere.
+        job_id: the coordinator's name of the job if it was proposed first; else empty.
         charges: nano-units of mu^2 per level.
         talliers: who got a share each.
     """
@@ -410,9 +407,9 @@ class AnsweredRound:
 
 
 def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
-    """Every round that was charged, oldest first, and the tasks by digest.
+    """Return every round that was charged, oldest first, and the tasks by digest.
 
-    Reads a journal that another process writes; one moment of it.
+    Reads one moment of a journal that another process may write.
     """
     rounds, entries = answered_rounds.c, ledger_entries.c
     query = (
@@ -443,12 +440,12 @@ def answered(database: Database) -> tuple[list[AnsweredRound], dict[str, Task]]:
 
 @dataclass(frozen=True, repr=False)
 class KeptAnswer:
-    """What is kept of one round at an agent. Its bodies are sealed, and private all the same: it does not print.
+    """The stored state of one round at an agent. Its bodies are sealed but private all the same, so it does not print.
 
     Attributes:
         recipients: for whom it was charged.
-        leaves_at: unix time in seconds before which what is stored may not leave; 0 where it may.
-        held_s: how far that was away when it was stored, so that a clock that is set back does not make it long.
+        leaves_at: unix time in seconds before which the stored answer may not leave; 0 if it may leave now.
+        held_s: seconds until then when it was stored, so that a clock that is set back does not prolong the wait.
     """
 
     stage: Literal["charged", "stored", "erased"]
@@ -462,7 +459,7 @@ class KeptAnswer:
 
 
 _LEAVES = b"leaves at "
-"""Begins the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
+"""Prefix of the part of a stored answer that says when it may leave; a sealed body begins with random bytes."""
 
 _IS_KEPT = agent_rounds.c.state != "erased"
 
@@ -484,7 +481,7 @@ def _kept_rounds(connection: Connection) -> set[str]:
 
 
 class JournalRounds:
-    """What an agent keeps of its rounds, in its journal and in keys outside of it (labeler.rounds.agent)."""
+    """An agent's stored rounds: rows in its journal, keys outside of it (labeler.rounds.agent)."""
 
     def __init__(self, database: Database, keys: ErasableKeys) -> None:
         self._database = database
@@ -492,11 +489,11 @@ class JournalRounds:
         self._unused = UnusedKeys(database, keys, endings=("",), needed=_kept_rounds)
 
     def open(self, rounds: Mapping[str, datetime], *, connection: Connection) -> None:
-        """Begin rounds that are charged in the same transaction; their keys are durable when this returns.
+        """Open rounds that are charged in the same transaction; their keys are durable when this returns.
 
         Args:
-            rounds: by digest, rounds that `AgentMemory.charge` has just taken the price of, each with the moment after
-                which nobody may ask for it any more, and everything is erased.
+            rounds: digests of rounds whose price `AgentMemory.charge` has just taken. The value is the moment after
+                which nobody may ask for the round and everything is erased.
             connection: the transaction of the charge.
         """
         self._keys.draw_all(rounds)
@@ -504,7 +501,7 @@ class JournalRounds:
         insert_rows(connection, agent_rounds, *rows)
 
     def kept(self, round_digest: str, *, connection: Connection | None = None) -> KeptAnswer | None:
-        """What is kept of a round; None where it was never charged."""
+        """Return what is stored of a round; None if it was never charged."""
         with self._database.reading(connection) as joined:
             row = joined.execute(_KEPT_ROUND, {"round_digest": round_digest}).first()
         if row is None:
@@ -522,14 +519,14 @@ class JournalRounds:
         return KeptAnswer("stored", recipients, bodies[1:], leaves_at, held_s)
 
     def is_stored(self, round_digest: str) -> bool:
-        """Whether the answer to a round is durable."""
+        """Return whether the answer to a round is durable."""
         kept = self.kept(round_digest)
         return kept is not None and kept.stage == "stored"
 
     def key_of_charged(self, round_digest: str) -> bytes:
-        """The round's own 32 secret bytes, the same until they are erased: of noise, masks, and what is stored.
+        """Return the 32 secret bytes of a round for noise, masks and storage; they stay the same until they are erased.
 
-        Of a round that the caller knows to be charged: without a look into the journal.
+        The caller must know that the round is charged: this does not look into the journal.
 
         Raises:
             PrivacyRefusal: they are erased.
@@ -548,10 +545,10 @@ class JournalRounds:
         leaves_at: float = 0.0,
         held_s: float = 0.0,
     ) -> bool:
-        """Keep an answer in a transaction of many; whether it was kept: what was stored first stands.
+        """Store an answer within the caller's transaction and return whether it was stored; the first one stays.
 
         Args:
-            leaves_at, held_s: before when it may not leave, also after a restart, see KeptAnswer; 0 for at once.
+            leaves_at, held_s: when it may leave, also after a restart; see KeptAnswer. 0 means at once.
 
         Raises:
             PrivacyRefusal: the round is erased, or was never charged.
@@ -565,10 +562,10 @@ class JournalRounds:
         return update_rows(connection, agent_rounds, stored, round_digest=round_digest, state="charged") == 1
 
     def erase_in(self, rounds: Collection[str], *, connection: Connection) -> None:
-        """Erase rounds in a transaction: their rows there, their keys, all at once, when that is durable.
+        """Erase the rows of rounds in this transaction, and all their keys at once after it is durable.
 
-        Where the process dies in between, the key of an erased round is found by `sweep`; where its key could not be
-        overwritten, by `tidy`.
+        If the process dies in between, `sweep` finds the key of an erased round. If a key could not be overwritten,
+        `tidy` erases it.
         """
         if rounds:
             these = (agent_rounds.c.round_digest.in_(rounds), _IS_KEPT)
@@ -576,15 +573,15 @@ class JournalRounds:
             self._database.after_commit(partial(self._keys.erase_all, tuple(rounds)))
 
     def over(self, now: datetime) -> list[str]:
-        """Every round that is kept although nobody may ask for it any more."""
+        """Return every round that is kept although nobody may ask for it any more."""
         with self._database.read() as connection:
             return list(connection.execute(_OVER, {"now": now}).scalars())
 
     def sweep(self) -> None:
-        """Erase every key that opens nothing, and close every round whose key is gone; done at the start of a process.
+        """Erase every key that opens nothing, and close every round whose key is gone; done when a process starts.
 
-        A key without a round was drawn for a charge that was never made durable; one of an erased round outlived a
-        process that died while it erased.
+        A key without a round was drawn for a charge that never became durable. A key of an erased round is left when a
+        process dies while it erases.
         """
         with self._database.read() as connection:
             alive = _kept_rounds(connection)
@@ -593,7 +590,7 @@ class JournalRounds:
         self._unused.erase()
 
     def tidy(self) -> None:
-        """See UnusedKeys: of charges, for example, that a full disk did not keep."""
+        """Erase unused keys, for example of charges that a full disk did not keep; see UnusedKeys."""
         self._unused.erase_what_was_undone()
 
     def __repr__(self) -> str:

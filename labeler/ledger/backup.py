@@ -1,16 +1,14 @@
 """A copy of a journal as of one moment, while its owner goes on writing.
 
-Copying the file byte by byte could take half of a transaction; SQLite's own backup reads one consistent state. Beside
-the copy lies an anchor of its own, so that a restored pair opens, while a journal that is put back without it, or
-beside the newer anchor of the home it came from, is refused: charges are missing from it. Where such a copy is all that
-is left (`accept_restored`), what the lost entries charged is not known, so the only safe belief is that they spent
-everything.
+Copying the file byte by byte could take half of a transaction; SQLite's own backup reads one consistent state. The
+copy gets its own anchor, so a restored pair opens. A copy without an anchor, or with the newer anchor of the home it
+came from, is refused: charges are missing from it. If only such a copy is left (`accept_restored`), the lost charges
+are unknown, so the only safe assumption is that they spent everything.
 
-A backup holds no erasable keys (labeler.system.erasable), so what is restored from it cannot open what rounds had
-stored, and may have forgotten charges of which nobody who is asked now knows. Therefore the keys have one among them
-that is none of any round, the journal keeps a value that only this key gives, and where the two do not belong together
-nothing is served. The way on is `labeler journal accept-restored`: all that is left counts as spent, nothing is kept of
-any round, and the home gets a new key.
+A backup holds no erasable keys (labeler.system.erasable). So what is restored from it cannot open what rounds had
+stored, and it may have forgotten charges that no reachable party knows of. Therefore one of the keys belongs to no
+round, and the journal keeps a value that only this key gives. If the two do not match, nothing is served. The remedy
+is `labeler journal accept-restored`: everything left counts as spent, no round is kept, and the home gets a new key.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ def backup(source: Path, out: Path, *, anchor: Path) -> Head:
         The end of the copy's ledger.
 
     Raises:
-        InvalidSetting: a file is there already, or the journal is not.
-        JournalBroken: the copy does not hold, so neither does the journal.
+        InvalidSetting: a target file exists already, or the journal does not.
+        JournalBroken: the copy does not verify, so neither does the journal.
         Unavailable: it cannot be read or written now, for example because the disk is full.
     """
     if not source.is_file():
@@ -79,7 +77,7 @@ def _copy(source: Path, out: Path) -> None:
             closing(sqlite3.connect(out, isolation_level=None)) as writer,
         ):
             writer.execute("PRAGMA synchronous = FULL")
-            # All pages in one step: a copy in several would begin again whenever the owner writes.
+            # All pages in one step: a copy in several steps would restart whenever the owner writes.
             reader.backup(writer, pages=-1)
     except sqlite3.Error as error:
         raise Unavailable(f"the journal {source.name} cannot be copied now: {error}") from None
@@ -96,19 +94,19 @@ def _verified(path: Path) -> Head:
 
 
 def accept_restored(database: Database, *, clock: Clock, reason: str) -> Head:
-    """Go on with an older journal, and treat all that is left of every limited account as spent.
+    """Continue with an older journal, and treat everything left in every limited account as spent.
 
-    Nothing can be charged to these accounts until a person raises a cap, who thereby says what may still be spent.
+    Nothing can be charged to these accounts until a person raises a cap and so states what may still be spent.
     Accounts that are not limited stay as they are. No record casts votes for life from this journal any more.
 
     Args:
-        reason: why, kept in the ledger.
+        reason: kept in the ledger.
 
     Returns:
         The new head, which the anchor now remembers.
 
     Raises:
-        JournalBroken: the copy does not hold by itself; then nothing helps but another backup.
+        JournalBroken: the copy itself does not verify; only another backup helps.
         InvalidSetting: the journal has no anchor, so there is nothing to accept.
     """
     if database.anchor is None:
@@ -118,7 +116,7 @@ def accept_restored(database: Database, *, clock: Clock, reason: str) -> Head:
     for balance in ledger.balances():
         if balance.cap is not None:
             ledger.write_off(balance.account, balance.level, reason)
-    # What records have voted for life since is not known either, and no cap that is raised later gives it back.
+    # Votes for life cast since then are unknown too, and no cap that is raised later gives them back.
     close_lifetimes(database, reason)
     head = ledger.head()
     Anchor(database.anchor).replace(head)
@@ -126,20 +124,20 @@ def accept_restored(database: Database, *, clock: Clock, reason: str) -> Head:
 
 
 HOME_KEY = "home"
-"""The name of the key that is none of any round."""
+"""The name of the one key that belongs to no round."""
 
 DIGEST_LENGTH: Final = 64
-"""Of a round's SHA-256, in hexadecimal."""
+"""Length of a round's SHA-256 digest in hexadecimal."""
 
 
 def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> None:
-    """Refuse a journal that does not belong to these keys; to be called before anything is written.
+    """Refuse a journal that does not belong to these keys. Call it before anything is written.
 
     Args:
         has_entries: whether its ledger holds anything.
 
     Raises:
-        JournalBehind: the keys are there and the journal is new, or the journal is there and its keys are not.
+        JournalBehind: the keys exist and the journal is new, or the journal exists and its keys do not.
     """
     with database.read() as connection:
         wanted = _value(connection)
@@ -163,9 +161,9 @@ def check_home(database: Database, keys: ErasableKeys, *, has_entries: bool) -> 
 
 
 def mark_home(database: Database, keys: ErasableKeys) -> None:
-    """Tie a journal to these keys, once; to be called when its ledger holds something.
+    """Tie a journal to these keys, once. Call it when its ledger holds something.
 
-    Where the process dies between the key and the row, the next start takes the key that is there.
+    If the process dies between the key and the row, the next start takes the key that exists.
     """
     key = keys.draw(HOME_KEY)
     with database.write() as connection:
@@ -178,7 +176,7 @@ def _value(connection: Connection) -> str | None:
 
 
 def renew_home(database: Database, keys: ErasableKeys) -> None:
-    """Tie a journal to a new key and erase every other one; the journal was accepted as it is."""
+    """Tie an accepted journal to a new key and erase every other key."""
     keys.erase_all(keys.names())
     with database.write() as connection:
         connection.execute(delete(erasable_home))
@@ -186,19 +184,18 @@ def renew_home(database: Database, keys: ErasableKeys) -> None:
 
 
 class UnusedKeys:
-    """Erasable keys that open nothing: drawn for something that was never kept, or of something that is erased already.
+    """Erasable keys that open nothing: drawn for something that was never kept, or left from something erased.
 
-    A key is durable before the row that needs it, and a row says that it is erased before its key is. So whatever ends
-    a transaction too early (a full disk, a refusal, a process that dies, a key that could not be overwritten) leaves a
-    key too many and never one too few. Nothing that left was ever made with such a key: an agent draws noise and masks
-    after the commit of the charge only, and what a tallier encrypted within the transaction was undone with it. It is
-    erased all the same, at the start of a process, and while it runs at its first rest after something was undone
-    (`Database.undone`).
+    A key is durable before the row that needs it, and a row says that it is erased before its key is. So an aborted
+    transaction (a full disk, a refusal, a process that dies, a key that could not be overwritten) leaves a key too
+    many and never one too few. Nothing that left was ever made with such a key. An agent draws noise and masks only
+    after the charge is committed, and what a tallier encrypted within the transaction was undone with it. Unused keys
+    are still erased: when a process starts, and in its first pause after something was undone (`Database.undone`).
 
-    Used by the one thread that draws these keys, outside of its transactions.
+    Only the one thread that draws these keys uses this, outside of its transactions.
 
     Args:
-        endings: what may stand behind a round's digest in the name of its key; keys of other names are left alone.
+        endings: suffixes that may follow a round's digest in the name of its key; other names are left alone.
         needed: the names that rows need now.
     """
 
@@ -220,19 +217,19 @@ class UnusedKeys:
         """Erase every key that no row needs.
 
         Raises:
-            Unavailable: the journal cannot be used now; whatever is left is erased by the next call.
+            Unavailable: the journal cannot be used now; the next call erases what is left.
         """
         undone = self._database.undone
         with self._database.read() as connection:
             unused = self._unused(connection)
         if unused:
-            # Behind whatever may still be under way (a commit whose answer was lost), so that no row comes after it.
+            # Wait for any pending write (a commit whose reply was lost), so that no row appears after this check.
             with self._database.write() as connection:
                 self._keys.erase_all(self._unused(connection))
         self._seen_undone = undone
 
     def erase_what_was_undone(self) -> None:
-        """The same where something was undone since the last time; else nothing is asked."""
+        """Call `erase` if a write was undone since the last call; else look up nothing."""
         if self._seen_undone != self._database.undone:
             self.erase()
 

@@ -1,23 +1,23 @@
-"""The entries of a ledger as a chain of hashes, and the small file beside the journal that remembers its end.
+"""The entries of a ledger as a chain of hashes, and the small anchor file that remembers the end of the chain.
 
     hash = SHA-256(canonical JSON of version, seq, at, kind, account, level, reservation_id, amount, detail and the
            hash of the entry before)
 
-Whoever changes, drops or reorders an entry changes every hash after it. A `Head` (the last sequence number and its
-hash) therefore stands for the whole history; kept anywhere else, it shows that a journal was cut or rewritten.
+Changing, dropping or reordering an entry changes every hash after it. A `Head` (the last sequence number and its
+hash) therefore stands for the whole history. Kept anywhere else, it shows that a journal was cut or rewritten.
 Canonical JSON: keys sorted, no blanks, ASCII. `detail` enters as the text that is stored.
 
 A head is sent in clear, and a cap has few likely values. So each entry's detail begins with a random salt of 16 bytes
-(`salted`): whoever sees heads cannot find out by trying what an entry says. The salt is stored with the entry, so
+(`salted`): a reader of heads cannot find out by trial what an entry says. The salt is stored with the entry, so
 verification needs no secret.
 
-A journal that was replaced by yesterday's copy is a perfect journal: its chain holds, and what was charged since
-yesterday is gone and could be spent again. The file (`Anchor`) is written after every commit and compared at the
-start: a ledger that ends before its anchor, or holds another entry there, is refused. One that goes further than its
-anchor is in order: the process died between the two.
+Suppose yesterday's copy replaces a journal. Its chain holds, but charges since yesterday are gone and could be spent
+again. The `Anchor` file is written after every commit and compared at the start. A ledger that ends before its anchor,
+or holds another entry there, is refused. A ledger that goes further than its anchor is in order: the process died
+between the two writes.
 
-It is overwritten in place, one short record in one disk sector, and synced at most once a second: after a
-power cut it may be a moment old, which only makes it milder, and a commit costs no second sync.
+The anchor is overwritten in place, one short record in one disk sector, and synced at most once a second. After a
+power cut it may be slightly old, which only makes the check milder. So a commit costs no second sync.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Kind = Literal["open", "cap", "reserve", "post", "answer", "void"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 GENESIS = "0" * 64
-"""What the first entry names as the hash before it."""
+"""The previous hash that the first entry names."""
 
 MAX_DETAIL_BYTES = 16 * 1024
 
@@ -50,7 +50,7 @@ SALT_BYTES = 16
 
 _SALT = "salt"
 SALTED = f'{{"{_SALT}":"'
-"""Begins the stored detail of an entry; its salt follows in hexadecimal digits."""
+"""Prefix of the stored detail of an entry; its salt follows in hexadecimal digits."""
 _VERSION = "labeler-ledger/1"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
@@ -58,11 +58,11 @@ _WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[
 
 @dataclass(frozen=True)
 class Head:
-    """The end of a ledger: it stands for everything before it.
+    """The end of a ledger, which identifies everything before it.
 
     Attributes:
-        seq: of the last entry; 0 where there is none.
-        hash: of the last entry, 64 hex digits; all zeros where there is none.
+        seq: of the last entry; 0 if there is none.
+        hash: of the last entry, 64 hex digits; all zeros if there is none.
     """
 
     seq: int
@@ -83,18 +83,18 @@ EMPTY = Head(0, GENESIS)
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the ledger, as it stays for ever.
+    """One entry of the ledger; it never changes.
 
     Attributes:
         seq: 1, 2, 3, ... without gaps.
-        at: when it was written; never before the entry before it.
+        at: when it was written; never earlier than the entry before it.
         kind: "open" and "cap" set a cap; "reserve", "post" and "void" move a charge; "answer" says that what a charge
             paid for was stored, and moves none.
-        reservation_id: which charge; empty for "open" and "cap".
-        amount: nano-units of mu^2; the cap for "open" and "cap" (0 where it is not limited, see `detail`); 0 for
+        reservation_id: the charge; empty for "open" and "cap".
+        amount: nano-units of mu^2; the cap for "open" and "cap" (0 if it is not limited, see `detail`); 0 for
             "answer".
-        detail: what else was known, JSON, without the salt.
-        previous_hash, hash: the chain.
+        detail: further facts, JSON, without the salt.
+        previous_hash, hash: the links of the chain.
     """
 
     seq: int
@@ -110,7 +110,7 @@ class Entry:
 
 
 def entry_hash(row: Mapping[str, Any]) -> str:
-    """The hash of an entry as it is stored (`at` and `detail` as texts)."""
+    """Return the hash of an entry as it is stored (`at` and `detail` as texts)."""
     fields = {
         "version": _VERSION,
         "seq": row["seq"],
@@ -127,7 +127,7 @@ def entry_hash(row: Mapping[str, Any]) -> str:
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
-    """An entry as it is read, from an entry as it is stored.
+    """Return an entry from its stored form.
 
     Raises:
         ValueError: the row was never written by this program.
@@ -140,7 +140,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 
 
 def canonical(value: object) -> str:
-    """JSON with one spelling.
+    """Return the canonical JSON of a value: one spelling per value.
 
     Raises:
         TypeError, ValueError: the value is not JSON, or holds NaN or infinity.
@@ -149,10 +149,10 @@ def canonical(value: object) -> str:
 
 
 def detail_text(detail: Mapping[str, Any]) -> str:
-    """The detail of an entry as it is stored.
+    """Return the detail of an entry as it is stored.
 
     Raises:
-        InvalidSetting: it is not JSON, or not an object with texts as keys, or names a salt of its own.
+        InvalidSetting: it is not JSON, or not an object with texts as keys, or it has a salt already.
         TooLarge: it is longer than MAX_DETAIL_BYTES.
     """
     if not detail:
@@ -171,13 +171,13 @@ def detail_text(detail: Mapping[str, Any]) -> str:
 
 
 def salted(detail: str) -> str:
-    """The detail of new entries, from what `detail_text` wrote: nobody who lacks it can compute their hashes."""
+    """Add a salt to the output of `detail_text`: without the salt, nobody can compute the hashes of its entries."""
     rest = "}" if detail == "{}" else f",{detail[1:]}"
     return f'{SALTED}{secrets.token_hex(SALT_BYTES)}"{rest}'
 
 
 def time_text(at: datetime) -> str:
-    """A time as it is stored: UTC with microseconds, so that texts sort as times do.
+    """Return a time as it is stored: UTC with microseconds, so that texts sort as times do.
 
     Raises:
         InvalidSetting: the time has no time zone.
@@ -188,7 +188,7 @@ def time_text(at: datetime) -> str:
 
 
 def time_of(written: str) -> datetime:
-    """The time that a stored text stands for.
+    """Return the time that a stored text represents.
 
     Raises:
         ValueError: `time_text` writes no such text.
@@ -214,7 +214,7 @@ class Anchor:
 
     Args:
         path: the file; its folder must exist.
-        sync_every_s: the first change after so long syncs it; none does where infinite, but the one that makes it.
+        sync_every_s: the least time between two syncs. If infinite, only creating the file syncs.
     """
 
     def __init__(self, path: Path, *, sync_every_s: float = SYNC_EVERY_S) -> None:
@@ -225,7 +225,7 @@ class Anchor:
         self._accepted: bytes | None = None
 
     def read(self) -> Head | None:
-        """What is remembered; None where there is no file.
+        """Return the remembered head; None if there is no file.
 
         Raises:
             JournalBehind: the file holds no head.
@@ -239,7 +239,7 @@ class Anchor:
             except FileNotFoundError:
                 return None
             except (InvalidSetting, ValueError, KeyError, TypeError):
-                time.sleep(0.01 * attempt)  # another process may be in the middle of writing it
+                time.sleep(0.01 * attempt)  # another process may be writing it right now
             except OSError as error:
                 raise Unavailable(f"{self.path.name} cannot be read: {error.strerror}") from error
         raise JournalBehind(
@@ -247,9 +247,9 @@ class Anchor:
         )
 
     def is_another(self) -> bool:
-        """Whether somebody else has written the file since this process wrote it, or found it right (`accept`).
+        """Return whether another process wrote the file since this one wrote it or found it right (`accept`).
 
-        Not where it is gone or cannot be read: then it cannot be told of a charge, and nothing is answered.
+        False if the file is gone or unreadable: then it cannot record a charge, so nothing is answered anyway.
         """
         try:
             return read_small(self.path, RECORD_BYTES) != self._accepted
@@ -257,11 +257,11 @@ class Anchor:
             return False
 
     def accept(self, head: Head) -> None:
-        """What was read is of this ledger."""
+        """Note that the file's content was checked and belongs to this ledger."""
         self._accepted = _record(head)
 
     def remember(self, head: Head) -> None:
-        """Write the head down; called after the commit that made it.
+        """Write the head to the file; called after the commit that made it.
 
         Raises:
             Unavailable: the file cannot be written. The commit itself is kept.
@@ -278,7 +278,7 @@ class Anchor:
             ) from error
 
     def replace(self, head: Head) -> None:
-        """Make the file anew, whatever was in it."""
+        """Write a new file, whatever the old one held."""
         replace_file(self.path, _record(head), mode=0o600)
 
     def _write(self, record: bytes) -> None:
@@ -298,14 +298,14 @@ class Anchor:
 
 
 def check_not_behind(head: Head, *, end: Head, found: str | None, what: str, witness: str) -> None:
-    """Refuse a ledger of which somebody has seen more, or another one.
+    """Refuse a ledger that is shorter than what a witness saw, or that has another history.
 
     Args:
         head: what was seen.
         end: where the ledger ends.
-        found: the hash of its entry `head.seq`; None where there is none.
+        found: the hash of its entry `head.seq`; None if there is none.
         what: the journal in words.
-        witness: who saw it.
+        witness: the party that saw it.
 
     Raises:
         JournalBehind: the journal is older than what was seen, or has another history.
@@ -323,7 +323,7 @@ def check_not_behind(head: Head, *, end: Head, found: str | None, what: str, wit
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """A file of at most so many bytes; one byte more of a longer one. By three calls: a party looks at every poll."""
+    """Return at most `most` + 1 bytes of a file, in three system calls: a party reads it at every poll."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(handle, most + 1)
@@ -347,5 +347,5 @@ def _parse(data: bytes) -> Head:
 
 
 def _check(head: Head) -> str:
-    """Tells a record from two halves of different ones."""
+    """Return a checksum that detects a record made of two halves."""
     return hashlib.sha256(f"{head.seq} {head.hash}".encode("ascii")).hexdigest()[:16]

@@ -1,30 +1,30 @@
-"""One door to a SQL database that keeps what it acknowledged: SQLite beside the data, or PostgreSQL by URL.
+"""Access to a SQL database that keeps what it acknowledged: SQLite in a file, or PostgreSQL by URL.
 
-One process writes a journal: it holds a lock file beside SQLite, an advisory lock of a session of its own in PostgreSQL
-(`Ownership`), and a second one is refused in a sentence. Its writers stand in one line: a write transaction holds the
-only pen. So a chain of entries has no gaps and no races, and a transaction that reads a balance and charges it cannot
-be overtaken. When `write` is left without an error, what was written survives a power cut; when it is left with one,
-nothing of it was.
+One process writes a journal. It holds a lock file for SQLite, or a session's advisory lock in PostgreSQL
+(`Ownership`); a second process is refused with a message. Writers are serialized: one write transaction runs at a
+time. So a chain of entries has no gaps and no races, and a transaction that reads a balance and charges it cannot be
+overtaken. When `write` is left without an error, what was written survives a power cut; when it is left with one,
+nothing was written.
 
-A setting that was asked for is not a setting that took: SQLite falls back silently (no WAL on some file systems), and
-PostgreSQL may be configured for speed. So each new connection is asked what it really does.
+Asking for a setting does not ensure it: SQLite falls back silently (no WAL on some file systems), and PostgreSQL may
+be configured for speed. So each new connection is asked what it really does.
 
 More than 600 lines: both dialects are told apart here and nowhere else.
 
-A database's own errors are translated into the tree of `labeler.errors` where they are about its storage: full,
+A database's own errors are translated into the tree of `labeler.errors` if they are about its storage: full,
 unreadable, locked, out of reach, damaged. A broken constraint is a mistake of the caller and passes through, without
 the rows: PostgreSQL quotes what it refused ("Failing row contains", "Key (...)=(...)"), which may be a share.
 
-A journal in PostgreSQL has one owner, as a lock file gives to one in SQLite:
+A journal in PostgreSQL has one owner, as a lock file gives to one in SQLite.
 
-    a session's advisory lock    held by a connection of its own for as long as the owner lives; PostgreSQL frees it
+    a session's advisory lock    held on a separate connection while the owner lives; PostgreSQL frees it
                                  when that connection ends, however it ends
-    a name in journal_owner      written by each owner as it begins; who finds another's has been replaced
+    a name in journal_owner      written by each owner when it starts; an owner that finds another name was replaced.
 
-Every write transaction looks for both, after it has taken the writers' lock and before it reads anything: the session
-that holds the lock must be the one this process opened, and the name must be its own. So a process whose connection
-was cut writes nothing until it holds the lock again, and nothing at all once another owner has begun: that one's first
-write stands in the same line of writers.
+Every write transaction checks both, after it has taken the writers' lock and before it reads anything. The session
+that holds the lock must be the one this process opened, and the name must be this process's. So a process whose
+connection was cut writes nothing until it holds the lock again. Once another owner has started, it writes nothing at
+all, because the new owner's first write takes the same writers' lock.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ MAX_PAGE: Final = 1000
 """Most rows of one page of a list."""
 
 POSTGRESQL_LOCK = 0x6C6162656C657201
-"""Of the journal's writers, among the advisory locks of one PostgreSQL database."""
+"""Key of the writers' lock among the advisory locks of one PostgreSQL database."""
 
 CHECKPOINT_PAGES = 4000
-"""Of the write-ahead log, 16 MB: a commit of the ledger writes a handful, and a checkpoint costs two more syncs."""
+"""Pages in the write-ahead log, 16 MB: a ledger commit writes a handful, and a checkpoint costs two more syncs."""
 
 POSTGRESQL_SETTINGS = {
     "fsync": ("on",),
@@ -100,14 +100,14 @@ POSTGRESQL_SETTINGS = {
     "synchronous_commit": ("on", "remote_apply"),
     "session_replication_role": ("origin",),  # "replica" would switch the triggers off
 }
-"""What PostgreSQL must answer so that a commit survives a power cut and entries stay as they are."""
+"""Required answers of PostgreSQL, so that a commit survives a power cut and entries stay as they are."""
 
 READER_PAGES_KIB = 512
-"""What one reader of a SQLite journal keeps of it. Whatever it keeps is worthless as soon as anybody writes, so under a
-load a large one is memory alone: by default eight readers grow to 16 MiB, and read no faster."""
+"""Page cache of one reader of a SQLite journal. Any write makes it worthless, so under load a large cache only costs
+memory: by default eight readers grow to 16 MiB, and read no faster."""
 
 SQLITE_VERSION = sqlite3.sqlite_version
-"""Of the library that keeps journals in files."""
+"""Version of the library that keeps journals in files."""
 
 _READERS = 8
 _SYNCHRONOUS_FULL = 2
@@ -119,11 +119,11 @@ class Database:
 
     Attributes:
         what: the journal in words, for messages: a file name, or host and database; never a password.
-        is_read_only: True where `write` is refused.
-        anchor: the small file that remembers the ledger's head, where there is one.
-        path: the SQLite file; None where the journal is in PostgreSQL.
-        undone: how often something that was written was undone again. Who keeps in memory what it wrote (one process
-            writes a journal) reads it anew when this has changed.
+        is_read_only: True if `write` is refused.
+        anchor: the small file that remembers the ledger's head, if there is one.
+        path: the SQLite file; None if the journal is in PostgreSQL.
+        undone: how often a write was undone. A store that caches what it wrote (one process writes a journal) reads it
+            again when this has changed.
     """
 
     def __init__(
@@ -167,13 +167,13 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """One write transaction, alone in its journal; durable when the block ends, undone whole if it raises.
+        """Open a write transaction, alone in its journal; durable when the block ends, undone whole if it raises.
 
         It must not be nested in the same thread: pass the connection on instead.
 
         Raises:
             Unavailable: the disk is full, the database locked or out of reach.
-            JournalInUse: another process took a journal in PostgreSQL over.
+            JournalInUse: another process took over a journal in PostgreSQL.
             InvalidSetting: the journal was opened for reading only.
         """
         if self.is_read_only:
@@ -201,7 +201,7 @@ class Database:
                 self._pen_holder = None
 
     def _check_still_begun(self, connection: Connection) -> None:
-        """Refuse to commit what SQLite has undone by itself, as it does on a full disk, and somebody passed over."""
+        """Refuse to commit what SQLite has undone by itself, as it does on a full disk, after an ignored error."""
         raw: Any = connection.connection.driver_connection
         if self.dialect == "sqlite" and not raw.in_transaction:
             raise Unavailable(f"{self.what}: SQLite has undone this step. Nothing of it was kept; repeat it")
@@ -212,16 +212,16 @@ class Database:
             try:
                 step()
             except Exception as error:
-                # The others are done all the same: what they follow is durable.
+                # Run the other steps all the same: what they follow is durable.
                 failed = failed or error
         if failed is not None:
             raise failed
 
     def after_commit(self, step: Callable[[], None], *, last_of: object = None) -> None:
-        """Do something once the write transaction that is open in this thread is durable, before the next begins.
+        """Run a step once this thread's open write transaction is durable, before the next one begins.
 
         Args:
-            last_of: of the steps of one transaction that share this, only the last one is done.
+            last_of: of the steps of one transaction that share this value, only the last one runs.
         """
         if self._pen_holder != threading.get_ident():
             raise RuntimeError("no write transaction is open in this thread")
@@ -231,10 +231,9 @@ class Database:
 
     @contextmanager
     def attempt(self, connection: Connection) -> Iterator[None]:
-        """A part of a write transaction that is undone by itself where the block raises, with what was to follow it.
+        """Run a part of a write transaction; if the block raises, undo it alone, with its `after_commit` steps.
 
-        So a turn can keep the steps of many rounds in one transaction, of which one that is refused takes none of the
-        others with it.
+        So one transaction can hold the steps of many rounds, and a refused one does not undo the others.
         """
         before = dict(self._after_commit)
         savepoint = connection.begin_nested()
@@ -245,8 +244,8 @@ class Database:
             try:
                 savepoint.rollback()
             except Exception:
-                # Where a disk is full SQLite undoes the whole transaction, and the error that says so ends it. No other
-                # error may be caught and the transaction go on: nothing would undo what follows.
+                # On a full disk SQLite undoes the whole transaction, and the error that says so ends it. No other
+                # error may be caught to continue the transaction: nothing would undo what follows.
                 if isinstance(error, LabelerError):
                     raise
                 raise error from None
@@ -256,14 +255,14 @@ class Database:
             raise
 
     def claim(self) -> None:
-        """Name this process as the owner of a journal in PostgreSQL; before anything else is written."""
+        """Name this process as the owner of a journal in PostgreSQL. Call it before anything else is written."""
         if self._ownership is not None:
             with self.write() as connection:
                 self._ownership.claim(connection)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One read transaction: a single moment of the journal, in which nothing can be written.
+        """Open a read transaction: a single moment of the journal, in which nothing can be written.
 
         Raises:
             Unavailable: the database cannot be read now.
@@ -272,19 +271,19 @@ class Database:
             yield connection
 
     def writing(self, connection: Connection | None) -> AbstractContextManager[Connection]:
-        """The caller's write transaction, or one of our own."""
+        """Return the caller's write transaction, or a new one."""
         return self.write() if connection is None else nullcontext(connection)
 
     def reading(self, connection: Connection | None) -> AbstractContextManager[Connection]:
-        """The caller's transaction, whose own writes are then seen, or one of our own."""
+        """Return the caller's transaction, which sees its own writes, or a new read transaction."""
         return self.read() if connection is None else nullcontext(connection)
 
     @contextmanager
     def remodel(self) -> Iterator[Connection]:
-        """A write transaction in which tables may be made anew (`labeler.ledger.migrations`).
+        """Open a write transaction in which tables may be rebuilt (`labeler.ledger.migrations`).
 
-        SQLite drops a table that others refer to only while nobody follows references; all of them are checked
-        before the transaction is committed. PostgreSQL alters tables in place and follows references throughout.
+        SQLite drops a table that others refer to only while foreign keys are off; all of them are checked before the
+        transaction is committed. PostgreSQL alters tables in place and enforces foreign keys throughout.
 
         Raises:
             JournalBroken: a row refers to one that is not there any more; nothing was kept.
@@ -309,16 +308,16 @@ class Database:
     def _follow_references(self, wanted: bool) -> None:
         with self._outside() as raw:
             raw.execute(f"PRAGMA foreign_keys = {int(wanted)}")
-            # Old: a renamed table is not looked for in the triggers of others, which name it while it is away.
+            # Legacy mode: while a table is renamed, SQLite does not look for it in the triggers of others that name it.
             raw.execute(f"PRAGMA legacy_alter_table = {int(not wanted)}")
             if raw.execute("PRAGMA foreign_keys").fetchone()[0] != int(wanted):
                 raise UnsafeStorage("SQLite does not switch the following of references; stop whoever else writes")
 
     def forget_log(self) -> None:
-        """Empty the write-ahead log of SQLite, in which what was deleted would stand until it is written over.
+        """Empty the write-ahead log of SQLite, which would keep deleted rows until it is overwritten.
 
-        Where somebody reads at this moment it stays, and the next call empties it. PostgreSQL keeps its log for
-        replicas and backups, so there it is the operator's.
+        If somebody reads at this moment it stays, and the next call empties it. PostgreSQL keeps its log for replicas
+        and backups, so there the operator decides.
 
         Raises:
             Unavailable: the disk is full, or does not write.
@@ -331,9 +330,9 @@ class Database:
             _empty_log(raw)
 
     def compact(self) -> None:
-        """Give the pages of what was deleted back to the disk, where the journal is a SQLite file.
+        """Return the pages of deleted rows to the disk if the journal is a SQLite file.
 
-        Rows and rules stay as they are. It takes room for a second file while it runs. PostgreSQL does it by itself.
+        Rows and rules stay as they are. It needs room for a second file while it runs. PostgreSQL does this by itself.
 
         Raises:
             Unavailable: the disk is full, or somebody reads.
@@ -346,7 +345,7 @@ class Database:
 
     @contextmanager
     def _outside(self) -> Iterator[Any]:
-        """The writing connection of SQLite itself, outside of any transaction."""
+        """Lend SQLite's own writing connection, outside of any transaction."""
         with self._writer.connect() as connection:
             raw: Any = connection.connection.driver_connection
             try:
@@ -355,7 +354,7 @@ class Database:
                 raise DBAPIError("PRAGMA", None, error) from error
 
     def probe(self) -> int:
-        """Write one row, durably: whether a journal takes writes now; return how often that was done.
+        """Write one row durably, to test that the journal takes writes now; return how often that was done.
 
         Raises:
             StorageFull: there is no room.
@@ -368,7 +367,7 @@ class Database:
             return int(connection.execute(write_probes.select()).one().writes)
 
     def close(self) -> None:
-        """Let go of every connection and of the file; may be called twice."""
+        """Close every connection and the file; may be called twice."""
         self._owned.close()
         self._reader.dispose()
         self._writer.dispose()
@@ -382,22 +381,22 @@ def open_database(
     allow_unsynced: bool = False,
     busy_timeout_s: float = 10.0,
 ) -> Database:
-    """Open a journal, and refuse it where an acknowledged charge could be lost.
+    """Open a journal, or refuse it if an acknowledged charge could be lost.
 
-    A new one gets its tables, one of an earlier revision is brought to this program's.
+    A new journal gets its tables; one of an earlier revision is upgraded to this program's.
 
     Args:
-        target: path of a SQLite file (made where it is missing), or a URL: sqlite:///PATH, postgresql://...
+        target: path of a SQLite file (created if missing), or a URL: sqlite:///PATH, postgresql://...
         anchor: a local file that remembers the ledger's head; see `labeler.ledger.chain`.
-        read_only: look only; allowed while another process owns the journal.
+        read_only: only read; allowed while another process owns the journal.
         allow_unsynced: accept file systems in memory.
         busy_timeout_s: how long to wait for another connection's transaction.
 
     Raises:
-        InvalidSetting: the target is no file and no known URL, or its tables are of another revision.
+        InvalidSetting: the target is neither a file nor a known URL, or its tables are of another revision.
         UnsafeStorage: memory, a network file system, loose permissions, or settings that give up durability.
         JournalInUse: another process owns the journal.
-        JournalBroken: it was damaged, or it does not name the revision of its tables.
+        JournalBroken: it is damaged, or it does not name the revision of its tables.
         Unavailable: the database cannot be reached or opened.
     """
     from labeler.ledger.migrations import check_revision, prepare
@@ -415,7 +414,7 @@ def open_database(
             what = f"the journal {url.database or ''} at {url.host or 'the local socket'}"
             writer = _postgresql_engine(url, what=what, read_only=read_only, busy_timeout_s=busy_timeout_s)
             owned.callback(writer.dispose)
-            # One moment of the journal per reading transaction, in which nothing can be written.
+            # Each reading transaction sees one moment of the journal, in which nothing can be written.
             reader = writer.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             ownership = None if read_only else Ownership(writer, what)
             if ownership is not None:
@@ -441,7 +440,7 @@ def open_database(
 
 
 def _own_file(path: Path, owned: ExitStack, *, what: str, read_only: bool, allow_unsynced: bool) -> None:
-    """Make a SQLite file where it is missing and hold its lock, as long as the process lives."""
+    """Create a SQLite file if it is missing and hold its lock while the process lives."""
     if not path.parent.is_dir():
         raise InvalidSetting(f"{what}: its folder does not exist; make it first")
     if not allow_unsynced:
@@ -464,10 +463,10 @@ def _own_file(path: Path, owned: ExitStack, *, what: str, read_only: bool, allow
 
 
 def parsed(target: str | Path) -> URL:
-    """Where a journal is.
+    """Parse the location of a journal.
 
     Raises:
-        InvalidSetting, UnsafeStorage: nowhere that it may be.
+        InvalidSetting, UnsafeStorage: a journal may not be there.
     """
     if isinstance(target, Path) or "://" not in target:
         if str(target) in ("", ".", ":memory:") or str(target).startswith("file:"):
@@ -490,7 +489,7 @@ def parsed(target: str | Path) -> URL:
 
 
 def _sqlite_engine(path: Path, *, what: str, is_writer: bool, timeout_s: float) -> Engine:
-    """The one writing connection of a SQLite journal, or the pool of its readers."""
+    """Return the one writing connection of a SQLite journal, or the pool of its readers."""
     uri = f"file:{quote(str(path))}?mode={'rw' if is_writer else 'ro'}"
 
     def connect() -> sqlite3.Connection:
@@ -546,7 +545,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, *, what: str, writable: bool
 
 
 def _empty_log(raw: Any) -> None:
-    """Bring the write-ahead log of a SQLite journal into its file, unless somebody reads, and cut it to nothing."""
+    """Move the write-ahead log of a SQLite journal into its file, unless somebody reads, and truncate it."""
     patience_ms = raw.execute("PRAGMA busy_timeout").fetchone()[0]
     try:
         raw.execute("PRAGMA busy_timeout = 0")
@@ -556,7 +555,7 @@ def _empty_log(raw: Any) -> None:
 
 
 def _postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: float) -> Engine:
-    """A pool of connections whose durability was checked."""
+    """Return a pool of connections whose durability was checked."""
     timeout_ms = max(1, round(1000 * busy_timeout_s))
     options = f"-c lock_timeout={timeout_ms} -c idle_in_transaction_session_timeout={60_000 + timeout_ms}"
     if read_only:
@@ -589,29 +588,29 @@ def _postgresql_engine(url: URL, *, what: str, read_only: bool, busy_timeout_s: 
     return engine
 
 
-# Statements of one table. Each is built once: building one costs several times what running it does.
+# Statements of one table. Each is built once: building one costs several times as much as running it.
 
 
 def select_rows(
     connection: Connection, table: Table, in_order: tuple[str, ...] = (), /, **by: Any
 ) -> CursorResult[Any]:
-    """The rows in which these columns hold these values; a list stands for any value of it.
+    """Select the rows in which these columns hold these values; a list matches any of its values.
 
     Args:
-        in_order: columns that they are ordered by.
+        in_order: columns to sort by.
     """
     is_list = tuple((name, isinstance(value, list)) for name, value in by.items())
     return connection.execute(_rows_query(table, is_list, in_order), by)
 
 
 def insert_rows(connection: Connection, table: Table, /, *new: Mapping[str, Any]) -> None:
-    """Insert rows; none changes nothing."""
+    """Insert rows; no rows change nothing."""
     if new:
         connection.execute(_insert_statement(table), new)
 
 
 def update_rows(connection: Connection, table: Table, values: Mapping[str, Any], /, **by: Any) -> int:
-    """Set columns in the rows in which others hold these values; how many rows there were."""
+    """Set columns in the rows whose other columns hold these values; return the number of rows."""
     which = {f"of_{name}": value for name, value in by.items()}
     return connection.execute(_update_statement(table, tuple(by)), {**which, **values}).rowcount
 
@@ -639,12 +638,12 @@ def _update_statement(table: Table, by: tuple[str, ...]) -> Update:
 
 
 def cursor_text(at: datetime, row_id: str) -> str:
-    """Where a page ended, as an opaque text: the time and the id of its last row."""
+    """Encode the end of a page as an opaque text: the time and the id of its last row."""
     return base64.urlsafe_b64encode(json.dumps([time_text(at), row_id]).encode()).decode().rstrip("=")
 
 
 def before(cursor: str, at: Column[datetime], row_id: Column[str]) -> ColumnElement[bool]:
-    """The condition that a row comes after the cursor in a list that is newest first.
+    """Return the condition that a row comes after the cursor in a list sorted newest first.
 
     Raises:
         InvalidSetting: `cursor_text` wrote no such text.
@@ -666,7 +665,7 @@ def before(cursor: str, at: Column[datetime], row_id: Column[str]) -> ColumnElem
 
 
 def check_limit(limit: int) -> int:
-    """How many rows one page may have.
+    """Return the page size if it is allowed.
 
     Raises:
         InvalidSetting: fewer than 1 or more than MAX_PAGE.
@@ -700,15 +699,15 @@ def translating(what: str) -> Iterator[None]:
 
 
 def no_room() -> DBAPIError:
-    """What SQLite says at a commit on a full disk, for a simulation: with a write-ahead log nothing needs room before
-    it."""
+    """Return SQLite's error at a commit on a full disk, for a simulation: with a write-ahead log nothing needs room
+    before the commit."""
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
     return DBAPIError("COMMIT", None, error)
 
 
 def forget_rows(error: DBAPIError) -> None:
-    """Leave in an error of PostgreSQL what was broken and where, and nothing of what a row held."""
+    """Strip an error of PostgreSQL to what was broken and where, without the values of a row."""
     diagnosis = getattr(error.orig, "diag", None)
     if error.orig is None or diagnosis is None:
         return
@@ -717,13 +716,13 @@ def forget_rows(error: DBAPIError) -> None:
     said = "a value that the column cannot hold" if state.startswith("22") else diagnosis.message_primary
     place = ", ".join(name for name in (diagnosis.table_name, diagnosis.constraint_name) if name)
     sentence = f"{said or type(error.orig).__name__} ({state}{f'; {place}' if place else ''})"
-    # The original keeps its result, in which the row stands, in an attribute; a text of a traceback never shows that.
+    # The original keeps the row in its result, an attribute that no traceback's text shows.
     error.orig.args = (sentence,)
     error.args = (f"({type(error.orig).__module__}.{type(error.orig).__qualname__}) {sentence}",)
 
 
 def translate(error: DBAPIError, what: str) -> LabelerError | None:
-    """The error of this project that a database's error stands for; None where it is about the statement itself."""
+    """Translate a database's error to one of this project; None if it is about the statement itself."""
     if isinstance(error, IntegrityError):
         return None
     if isinstance(error.orig, sqlite3.Error):
@@ -768,23 +767,23 @@ def _of_postgresql(error: DBAPIError, what: str) -> LabelerError | None:
 
 
 POSTGRESQL_OWNER: Final = 0x6C6162656C657202
-"""Of the journal's owner, among the advisory locks of one PostgreSQL database."""
+"""Key of the owner's lock among the advisory locks of one PostgreSQL database."""
 
 PATIENCE_S = 2.0
-"""How long to wait at the start: PostgreSQL notices within a moment that a process was killed."""
+"""How long to wait at the start: PostgreSQL takes a moment to notice that a process was killed."""
 
 _TICK_S = 0.05
 
-# The server must not end this session for being idle: being there is all it is for.
+# The server must not end this session for being idle: holding the lock is its only purpose.
 _SETTINGS = text(
     "SELECT set_config(name, '0', false) FROM pg_settings "
     "WHERE name IN ('idle_session_timeout', 'idle_in_transaction_session_timeout')"
 )
 _TAKE = text("SELECT pg_try_advisory_lock(:lock)").bindparams(lock=POSTGRESQL_OWNER)
 _FREE = text("SELECT pg_advisory_unlock(:lock)").bindparams(lock=POSTGRESQL_OWNER)
-# How a session is told from every other, also of the same process number.
+# Identifies a session, even among sessions with the same process number.
 _WHO = text("SELECT pid, CAST(backend_start AS text) AS began FROM pg_stat_get_activity(pg_backend_pid())")
-# An advisory lock of one 64-bit key stands in pg_locks as two halves, with objsubid 1.
+# pg_locks shows an advisory lock of one 64-bit key as two halves, with objsubid 1.
 _HOLDS = text(
     "SELECT 1 FROM pg_locks JOIN pg_stat_get_activity(CAST(:pid AS integer)) AS session USING (pid) "
     "WHERE locktype = 'advisory' AND granted AND classid = :high AND objid = :low AND objsubid = 1 "
@@ -794,7 +793,7 @@ _HOLDS = text(
 
 
 class Ownership:
-    """Of one journal, by one process, for all its threads, of which one writes at a time.
+    """Ownership of one journal by one process, for all its threads, of which one writes at a time.
 
     Args:
         engine: makes connections whose settings were checked.
@@ -815,16 +814,16 @@ class Ownership:
         self._take(patience_s=PATIENCE_S)
 
     def claim(self, connection: Connection) -> None:
-        """Name this process as the owner, in the first write transaction: whoever was it before finds another name."""
+        """Name this process as the owner, in the first write transaction: an earlier owner then finds another name."""
         connection.execute(delete(journal_owner))
         connection.execute(insert(journal_owner), {"name": self._name})
         self._is_named = True
 
     def confirm(self, connection: Connection) -> None:
-        """Be sure, in a write transaction that holds the writers' lock, that this process is still the owner.
+        """Check, in a write transaction that holds the writers' lock, that this process is still the owner.
 
         Raises:
-            JournalInUse: another one is, or was in the meantime; nothing of this transaction is to be kept.
+            JournalInUse: another process is or was the owner; discard this transaction.
             Unavailable: the lock was lost, and PostgreSQL cannot be reached to take it again.
         """
         if self._session is None or connection.execute(_HOLDS, self._who).first() is None:
@@ -841,7 +840,7 @@ class Ownership:
         session, self._session = self._session, None
         if session is not None:
             with suppress(DBAPIError):
-                # Now, and not when PostgreSQL comes to see that nobody is there any more.
+                # Now, and not when PostgreSQL notices that the client is gone.
                 session.execute(_FREE)
             _end(session)
 

@@ -1,14 +1,14 @@
-"""The facts of a journal for an evidence document (labeler.evidence), in one moment of it: a coordinator's, an agent's.
+"""The facts of a coordinator's or an agent's journal, at one moment, for an evidence document (labeler.evidence).
 
-Of a coordinator's, charges, accounts and contributors come from the chain; jobs, answers and digests from the tables
-beside it, which must agree with the chain or nothing is made. Read again later, as of the same head and moment, a
-journal gives the same facts: a job that ended after that moment is read as "under way" then, with what the chain said.
+For a coordinator, charges, accounts and contributors come from the chain; jobs, answers and digests come from the
+tables, which must agree with the chain or no document is made. Read again later, as of the same head and moment, a
+journal gives the same facts. A job that ended after that moment is read as "under way" then, with what the chain said.
 
-The entries of the chain are the one part of a journal that nobody can change unseen, so evidence begins with them
-(`read_chain`: of every charge, as of one head, whose it is, how much, for which job, and what became of it).
+Only the entries of the chain cannot be changed unseen, so evidence begins with them. `read_chain` returns every charge
+as of one head: whose it is, how much, for which job, and how it was settled.
 
-An agent's says to its people what the agent was charged for, when and at what price, and what it declined for want of
-budget. The version of its shard, what a record has spent and what it answered are not read.
+An agent's document tells its people what the agent was charged for, when and at what price, and what it declined for
+lack of budget. The version of its shard, what a record has spent and what it answered are not read.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from labeler.task import Level
 FEDERATION = "federation"
 _RELEASES_AT_ONCE = 16
 MAX_JOBS = 20_000
-"""Most jobs of one document: one that nobody can print proves nothing to anybody."""
+"""Most jobs of one document: nobody can check a longer one on paper."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What evidence is asked for.
+    """The scope of the evidence that is asked for.
 
     Attributes:
         task: digest of one task; empty for all.
-        since, until: the period in which jobs were submitted, the end excluded; None where it is not bounded.
+        since, until: the period in which jobs were submitted, the end excluded; None if it is not bounded.
 
     Raises:
         InvalidSetting: a period that ends before it begins, or has no time zone.
@@ -79,25 +79,25 @@ class Wanted:
 
     @classmethod
     def of(cls, scope: Scope) -> Wanted:
-        """What a document was asked for."""
+        """Return the scope of an existing document."""
         return cls(scope.task, _moment(scope.since), _moment(scope.until))
 
     def scope(self, party: str, party_id: str) -> Scope:
-        """As a document states it."""
+        """Return the scope as a document states it."""
         since, until = ("" if at is None else time_text(at) for at in (self.since, self.until))
         return Scope.model_validate(
             {"party": party, "party_id": party_id, "task": self.task, "since": since, "until": until}
         )
 
     def holds(self, at: datetime) -> bool:
-        """Whether a moment lies in the period."""
+        """Return whether a moment lies in the period."""
         return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
 
 def coordinator_facts(
     connection: Connection, wanted: Wanted, *, delta: float, read_at: datetime, head: Head | None = None
 ) -> Facts:
-    """Everything a document says of a coordinator's journal.
+    """Return everything a document says of a coordinator's journal.
 
     Args:
         connection: one moment of the journal.
@@ -106,9 +106,9 @@ def coordinator_facts(
         head: of the document that is checked; None for all there is.
 
     Raises:
-        JournalBroken: the chain does not hold, or a table says otherwise than the chain.
+        JournalBroken: the chain does not hold, or a table contradicts it.
         JournalBehind: see `read_chain`.
-        NotFound: there is no such task.
+        NotFound: the task does not exist.
     """
     chain = read_chain(connection, read_at=read_at, head=head)
     moment = time_of(chain.journal.read_at)
@@ -136,14 +136,14 @@ def coordinator_facts(
 
 
 def forgotten(connection: Connection, facts: Facts) -> set[str]:
-    """Jobs of a document of which the words of refusals to rounds were deleted since, with what they had sent."""
+    """Return jobs of a document whose refusal texts have been deleted since, with what they had sent."""
     gone = set(connection.execute(select(forgotten_jobs.c.job_id)).scalars())
     return gone & {job.job_id for task in facts.tasks for job in task.jobs}
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """Rows of the jobs of a document, by job."""
+    """The rows that belong to the jobs of a document, by job."""
 
     rounds: Mapping[str, list[Mapping[str, Any]]]
     asked: Mapping[str, tuple[str, ...]]
@@ -171,7 +171,7 @@ class _Tables:
         asked = {row["job_id"]: tuple(row["agents"]) for row in rows_of(job_asked, job_asked.c.job_id)}
         opened = {}
         columns = select(releases.c.job_id, releases.c.number, releases.c.data)
-        # A few at a time: all that was ever released may be more than there is memory.
+        # A few at a time: all releases together may not fit in memory.
         for opening in connection.execute(columns, execution_options={"yield_per": _RELEASES_AT_ONCE}):
             if opening.job_id in wanted:
                 opened[opening.job_id, opening.number] = hashlib.sha256(bytes(opening.data)).hexdigest()
@@ -226,7 +226,7 @@ def _round(row: Mapping[str, Any], job: Mapping[str, Any], chain: Chain, tables:
 
 
 def _contributors(name: str, charged: Charged, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Who was summed: as the chain says it; nobody where a round was paid for and failed."""
+    """Return the summed agents as the chain names them; none if a round was paid for and failed."""
     kept = tuple(row["contributors"] or ())
     if "because" in charged.settled:
         return ()
@@ -250,7 +250,7 @@ def _check_reserved(name: str, charged: Charged, row: Mapping[str, Any], job: Ma
 
 
 def _check_all_there(chain: Chain, connection: Connection) -> None:
-    """Refuse a journal from whose tables a round was removed that the chain was charged for."""
+    """Refuse a journal whose tables lack a round that the chain was charged for."""
     known = {f"{row.job_id}/{row.number}" for row in connection.execute(select(rounds.c.job_id, rounds.c.number))}
     for name, charged in chain.reservations.items():
         job = charged.reserved.get("job")
@@ -285,7 +285,7 @@ def _moment(text: str) -> datetime | None:
 
 @dataclass
 class Charged:
-    """One reservation as the chain has it.
+    """One reservation as the chain records it.
 
     Attributes:
         charges: by account and level.
@@ -306,9 +306,9 @@ class Chain:
     """A verified chain, read up to one entry.
 
     Attributes:
-        journal: how far it was read.
+        journal: the head it was read up to.
         reservations: by their ids, in order.
-        accounts: what they add up to.
+        accounts: the sums of their entries.
     """
 
     journal: Journal
@@ -332,7 +332,7 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
     Args:
         connection: one moment of the journal.
         read_at: the time now.
-        head: up to where; None for all there is.
+        head: the last entry to read; None for all there is.
 
     Raises:
         JournalBroken: the chain does not hold, or a balance is not what the entries add up to.
@@ -371,9 +371,9 @@ def read_chain(connection: Connection, *, read_at: datetime, head: Head | None =
 
 
 def _unpriced(reservations: Mapping[str, Charged]) -> set[_Key]:
-    """Accounts that paid for something which names another level and not this one: see `Ledger.charged_without`.
+    """Return accounts that paid for something that names another level and not this one: see `Ledger.charged_without`.
 
-    Nothing bounds what was told there, whatever the entries of this level add up to.
+    Nothing bounds what was released there, whatever the entries of this level add up to.
     """
     named: dict[tuple[str, str], set[Level]] = {}
     for name, charged in reservations.items():
@@ -409,10 +409,10 @@ def _take(row: Mapping[str, Any], reservations: dict[str, Charged], accounts: di
 
 
 def without_contradiction(facts: Facts) -> Facts:
-    """The same facts, where nothing in them contradicts the chain or another of them.
+    """Return the facts unchanged if none contradicts the chain or another fact.
 
     Raises:
-        JournalBroken: something does.
+        JournalBroken: there is a contradiction.
     """
     wrong = contradictions(facts)
     if wrong:
@@ -424,20 +424,20 @@ def without_contradiction(facts: Facts) -> Facts:
 
 
 UNNAMED = "not known"
-"""The job of a round that was charged without a promise: an agent is told of rounds, and of jobs by proposals alone."""
+"""Job name of a round that was charged without a promise: an agent learns of jobs only from proposals."""
 
 
 def agent_facts(
     connection: Connection, wanted: Wanted, *, agent_id: str, delta: float, read_at: datetime, head: Head | None = None
 ) -> Facts:
-    """Everything a document says of an agent's journal; see `labeler.ledger.evidence.coordinator_facts`.
+    """Return everything a document says of an agent's journal; see `labeler.ledger.evidence.coordinator_facts`.
 
     Args:
         delta: of the site's policy.
 
     Raises:
         JournalBroken, JournalBehind: see there.
-        PolicyRefusal: at that delta nothing can be said of what was spent.
+        PolicyRefusal: at that delta no bound on what was spent holds.
         NotFound: the task was never asked of this agent.
     """
     check_delta(connection, delta)
@@ -528,7 +528,7 @@ def _refused(agent_id: str, job_ids: list[str] | None) -> tuple[Job, ...]:
 
 
 def _promised(connection: Connection) -> dict[str, str]:
-    """The job of each promised round."""
+    """Return the job of each promised round."""
     query = select(promised_rounds.c.reservation_id, proposal_answers.c.job_id).join(
         proposal_answers, proposal_answers.c.digest == promised_rounds.c.digest
     )
@@ -547,8 +547,8 @@ def _declined(connection: Connection, wanted: Wanted, chain: Chain) -> dict[str,
 
 
 def _fields(connection: Connection, digest: str) -> dict[str, Any] | None:
-    """The task: as it was written down with its first charge, or as a person decided about it."""
-    # One that waits is forgotten after a week, and a document must not depend on when it is checked.
+    """Return the task: as stored with its first charge, or as a person decided about it."""
+    # A waiting task is forgotten after a week, and a document must not depend on when it is checked.
     decided = (task_approvals.c.digest == digest, task_approvals.c.state != "waiting")
     charged = select(answered_tasks.c.body).where(answered_tasks.c.digest == digest)
     body = connection.execute(charged).scalar()

@@ -1,10 +1,10 @@
-"""Jobs and their rounds, as the coordinator keeps them: what a restarted process needs to go on.
+"""Jobs and their rounds, as the coordinator keeps them: what a restarted process needs to continue.
 
-A job's state is changed by compare-and-set, so that of two who end it one wins and both learn who. A finished job never
-changes again. The steps of a round stand in `rounds`; whoever takes them calls `touch` in the same transaction.
+A job's state is changed by compare-and-set: if two callers end it, one wins and both learn which. A finished job never
+changes again. The steps of a round are in `rounds`; their caller calls `touch` in the same transaction.
 
-Beside a job stands what agents say of it before anybody is asked (`WillingnessStore`), and, once it has ended, that it
-was forgotten (`ForgottenJobs`).
+Two more stores belong to a job: what agents say of it before they are asked (`WillingnessStore`), and, once it has
+ended, that it was forgotten (`ForgottenJobs`).
 
 More than 600 lines: a job, its rounds and what was said of them are read together and change together.
 """
@@ -77,23 +77,23 @@ _UNPAID = ("refused", "failed", "cancelled", "expired")
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A labelling job.
+    """A labeling job.
 
     Attributes:
-        task_digest: of the task it asks queries of.
+        task_digest: of the task whose queries it asks.
         name: for people.
-        state: how far it is; the last five of JobState are final.
-        images: how many were sent.
-        num_queries: how many are asked.
+        state: progress of the job; the last five of JobState are final.
+        images: number of images sent.
+        num_queries: number of queries asked.
         first_query: number of the first of them within the task.
-        strategy: how queries are chosen among the images.
-        count: how many, where the strategy needs it.
+        strategy: the rule that chooses queries among the images.
+        count: how many to choose, if the strategy needs it.
         seed: of the choice.
         source: what was sent.
         created_at, updated_at, expires_at: with a time zone.
         created_by: token id.
         problem: RFC 9457, why it ended; None while nothing is wrong.
-        version: goes up at every change.
+        version: increases at every change.
 
     Raises:
         InvalidSetting: the state is unknown, a number is negative, or a time has no time zone.
@@ -130,12 +130,12 @@ class JobRecord:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it never changes again."""
+        """Return whether the job never changes again."""
         return self.state in FINISHED
 
     @property
     def cursor(self) -> str:
-        """The position of this job in a list; the next page begins after it."""
+        """Return the position of this job in a list; the next page begins after it."""
         return cursor_text(self.created_at, self.job_id)
 
 
@@ -160,16 +160,16 @@ class RoundRecord:
         number: 0, 1, 2, ... within the job.
         first_query: number of its first query within the task.
         state: waiting > asked > agreed > posted > opened.
-        batch_digest, round_digest: empty until the queries are embedded, and until the model is known that a step of
-            training asks with; then the same as long as the job lasts, and for ever once they were asked.
-        contributors: the agents that are summed, sorted; empty until agreed on, then for ever the same.
+        batch_digest, round_digest: empty until the queries are embedded and, for a step of training, until its model is
+            known. Then constant while the job lasts, and permanent once the queries were asked.
+        contributors: the agents that are summed, sorted; empty until agreed on, then permanent.
         holdings: tallier id -> agent id -> sharing id in hexadecimal, as last reported.
         refusals: agent id -> its reason.
         final_refusals: those agents among them that will not answer when asked again.
         ledger_seq: the entry that posted the charge.
-        participants: agent id -> key its shares must be signed with; empty until it is fixed, then for ever the same.
+        participants: agent id -> key its shares must be signed with; empty until it is fixed, then permanent.
         has_shares: whether a share of it was passed on to a tallier, or was about to be.
-        charge: what became of its charge, as the ledger has it; None where nothing was reserved.
+        charge: the state of its charge in the ledger; None if nothing was reserved.
     """
 
     job_id: str
@@ -197,12 +197,12 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Idempotency:
-    """What a requester calls one request by, so that sending it twice makes one job.
+    """A requester's name for one request, so that sending it twice makes one job.
 
     Attributes:
-        token_id: whose key it is.
+        token_id: the token that the key belongs to.
         key: of the requester's choosing.
-        body_digest: of the request, so that another one under the same key is found out.
+        body_digest: of the request, to detect another request under the same key.
         job_id: the job it made.
     """
 
@@ -223,7 +223,7 @@ class JobStore:
         self._database = database
         self._clock = clock
         self.willingness = WillingnessStore(database)
-        """What agents say of jobs before they are asked."""
+        """The agents' replies to proposals of jobs."""
 
     def add(
         self,
@@ -233,12 +233,12 @@ class JobStore:
         idempotency: Idempotency | None = None,
         connection: Connection | None = None,
     ) -> JobRecord:
-        """Keep a new job with its rounds and the key it was sent under, or nothing of it.
+        """Store a new job with its rounds and the key it was sent under, or nothing at all.
 
         Raises:
             InvalidSetting: the rounds are not the job's (each query of the job belongs to exactly one).
             IdempotencyMismatch: the key made another job out of another request.
-            TryAgain: the key made a job of the same request in the meantime; look at `known` again.
+            TryAgain: the key has just made a job of the same request; look at `known` again.
             ProtocolViolation: the job id is taken.
         """
         _check_rounds(job, rounds_of_job)
@@ -258,16 +258,16 @@ class JobStore:
         return job
 
     def known(self, token_id: str, key: str, *, connection: Connection | None = None) -> Idempotency | None:
-        """What a key was used for, or None; asked with the `connection` that adds the job, nobody comes between."""
+        """Return the earlier use of a key, or None. Pass the `connection` that adds the job, to exclude a race."""
         with self._database.reading(connection) as joined:
             row = select_rows(joined, idempotency_keys, token_id=token_id, key=key).first()
         return None if row is None else Idempotency(**row._mapping)
 
     def get(self, job_id: str, *, connection: Connection | None = None) -> JobRecord:
-        """One job.
+        """Return one job.
 
         Raises:
-            NotFound: there is none of this id.
+            NotFound: there is none with this id.
         """
         found = self.many([job_id], connection=connection).get(job_id)
         if found is None:
@@ -275,27 +275,27 @@ class JobStore:
         return found
 
     def many(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, JobRecord]:
-        """Jobs by id; those that are not there are left out."""
+        """Return jobs by id; missing ones are left out."""
         with self._database.reading(connection) as joined:
             return _jobs_of(joined, job_ids)
 
     def unfinished(self) -> list[JobRecord]:
-        """Every job that still has to be moved on, oldest first."""
+        """Return every unfinished job, oldest first."""
         query = select(jobs).where(UNFINISHED).order_by(jobs.c.created_at, jobs.c.job_id)
         with self._database.read() as joined:
             return [JobRecord(**row._mapping) for row in joined.execute(query)]
 
     def unfinished_ids(self) -> list[str]:
-        """Ids of every job that still has to be moved on, oldest first."""
+        """Return the ids of every unfinished job, oldest first."""
         query = select(jobs.c.job_id).where(UNFINISHED).order_by(jobs.c.created_at, jobs.c.job_id)
         with self._database.read() as connection:
             return list(connection.execute(query).scalars())
 
     def move(self, job_id: str, state: JobState, *, connection: Connection) -> None:
-        """Move a job that is known not to be finished; `change` for whoever does not know.
+        """Move a job that is known to be unfinished; otherwise use `change`.
 
         Raises:
-            NotReady: it is finished by now; nothing of the transaction is to be kept.
+            NotReady: it is finished by now; discard the transaction.
         """
         if not self._stamp(job_id, connection, state=state):
             raise NotReady(f"job {job_id!r} was ended at the same time; look at it again")
@@ -309,11 +309,11 @@ class JobStore:
         problem: Mapping[str, Any] | None = None,
         connection: Connection | None = None,
     ) -> JobRecord:
-        """Move a job to a state if it is in one of those expected; else nothing happens.
+        """Move a job to a state if it is in one of those expected; else change nothing.
 
         Args:
-            expected: states it is moved from; a finished job is never moved, whatever stands here.
-            problem: why it ends (RFC 9457); left as it is where None.
+            expected: states it is moved from; a finished job is never moved, even if its state is listed.
+            problem: why it ends (RFC 9457); None leaves it unchanged.
 
         Returns:
             The job as it is now; compare its state to learn whether it was moved.
@@ -333,42 +333,42 @@ class JobStore:
             return self.get(job_id, connection=joined)
 
     def touch(self, job_id: str, *, connection: Connection | None = None) -> None:
-        """Raise the version, so that watchers look again; a finished job stays as it is."""
+        """Increase the version, so that watchers look again; a finished job stays as it is."""
         with self._database.writing(connection) as joined:
             self._stamp(job_id, joined)
 
     def _stamp(self, job_id: str, connection: Connection, **values: Any) -> bool:
-        """Change an unfinished job, with its version and the time of it; whether there was one."""
+        """Change an unfinished job, its version and its time; return whether there was one."""
         this = {"of_job": job_id, "now": self._clock()}
         return connection.execute(_STAMP, this | values).rowcount == 1
 
     # The rounds of a job.
 
     def rounds(self, job_id: str, *, connection: Connection | None = None) -> list[RoundRecord]:
-        """The rounds of a job in order; none where there is no such job."""
+        """Return the rounds of a job in order; none if there is no such job."""
         return self.rounds_of([job_id], connection=connection)[job_id]
 
     def rounds_of(
         self, job_ids: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, list[RoundRecord]]:
-        """The rounds of several jobs at once, by job; an empty list where there is no such job."""
+        """Return the rounds of several jobs, by job; an empty list if there is no such job."""
         with self._database.reading(connection) as joined:
             return _rounds_of(joined, job_ids)
 
     def unasked(self, job_id: str, *, connection: Connection) -> list[tuple[int, int]]:
-        """Queries (first number, how many) of the rounds of a job that were never tied to their questions for good."""
+        """Return queries (first number, count) of a job's rounds that were never tied to their questions for good."""
         waiting = (rounds.c.job_id == job_id, rounds.c.state == "waiting", rounds.c.round_digest.is_(None))
         query = select(rounds.c.first_query, rounds.c.num_queries).where(*waiting).order_by(rounds.c.number)
         return [(row.first_query, row.num_queries) for row in connection.execute(query)]
 
     def creators(self, job_ids: Collection[str]) -> dict[str, str]:
-        """Token ids of who made some jobs, by job; those that are not there are left out."""
+        """Return the token ids of the creators of some jobs, by job; missing jobs are left out."""
         query = select(jobs.c.job_id, jobs.c.created_by).where(jobs.c.job_id.in_(sorted(set(job_ids))))
         with self._database.read() as connection:
             return {row.job_id: row.created_by for row in connection.execute(query)}
 
     def round_of(self, round_digest: str) -> RoundRecord:
-        """The round of a digest.
+        """Return the round with a digest.
 
         Raises:
             NotFound: there is none.
@@ -380,7 +380,7 @@ class JobStore:
             return next(one for one in self.rounds(row.job_id, connection=joined) if one.number == row.number)
 
     def release(self, job_id: str, number: int, *, connection: Connection | None = None) -> bytes | None:
-        """What a round opened, or None."""
+        """Return the release of a round, or None."""
         with self._database.reading(connection) as joined:
             return read_release(joined, job_id, number)
 
@@ -392,13 +392,13 @@ class JobStore:
         states: Collection[JobState] | None = None,
         created_by: str | None = None,
     ) -> list[JobRecord]:
-        """Jobs, newest first.
+        """Return jobs, newest first.
 
         Args:
             after: `cursor` of the last job of the page before.
             limit: most jobs returned, 1 to 1000.
             states: only jobs in one of these.
-            created_by: only those that this token made.
+            created_by: only jobs that this token made.
 
         Raises:
             InvalidSetting: `after` is no such cursor, or the limit is out of bounds.
@@ -427,7 +427,7 @@ class JobStore:
 
 
 class WillingnessStore:
-    """What agents say of a job before anybody is asked, and who is asked then.
+    """The agents' replies to the proposal of a job, and the agents that the job then asks.
 
     Every method that writes can join a transaction by `connection`.
     """
@@ -436,18 +436,18 @@ class WillingnessStore:
         self._database = database
 
     def answers(self, job_id: str, *, connection: Connection | None = None) -> dict[str, ProposalReply]:
-        """Agent id -> what it said last."""
+        """Return agent id -> its last reply."""
         return self.answers_of([job_id], connection=connection).get(job_id, {})
 
     def answers_of(
         self, job_ids: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, dict[str, ProposalReply]]:
-        """Job id -> agent id -> what it said last; jobs of which nobody has said anything are left out."""
+        """Return job id -> agent id -> its last reply; jobs without replies are left out."""
         with self._database.reading(connection) as joined:
             return _answers_of(joined, job_ids)
 
     def report(self, job_id: str, agent_id: str, said: ProposalReply, *, connection: Connection | None = None) -> bool:
-        """Keep what an agent says, in place of what it said before; whether that is news."""
+        """Store an agent's reply in place of its earlier one; return whether it differs."""
         until = None if said.until_s is None else datetime.fromtimestamp(said.until_s, UTC)
         values = {"answer": said.answer, "reason": said.reason, "sentence": said.sentence, "until": until}
         this = {"job_id": job_id, "agent_id": agent_id}
@@ -462,19 +462,19 @@ class WillingnessStore:
             return True
 
     def asked(self, job_id: str, *, connection: Connection | None = None) -> tuple[str, ...] | None:
-        """The agents that a job asks; None while that is open."""
+        """Return the agents that a job asks; None while that is open."""
         return self.asked_of([job_id], connection=connection).get(job_id)
 
     def asked_of(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, tuple[str, ...]]:
-        """`asked` of several jobs at once; those in which it is open are left out."""
+        """Return `asked` of several jobs at once; undecided jobs are left out."""
         with self._database.reading(connection) as joined:
             return {row.job_id: tuple(row.agents) for row in select_rows(joined, job_asked, job_id=sorted(job_ids))}
 
     def fix_asked(self, job_id: str, agents: Collection[str], *, connection: Connection | None = None) -> None:
-        """Fix whom a job asks, once for ever.
+        """Fix which agents a job asks, once and permanently.
 
         Raises:
-            InvalidSetting: nobody.
+            InvalidSetting: no agents were named.
             PrivacyRefusal: others were fixed before.
         """
         if not agents:
@@ -487,7 +487,7 @@ class WillingnessStore:
                 insert_rows(joined, job_asked, {"job_id": job_id, "agents": list(agents)})
 
     def unasked_lately(self, token_id: str, now: datetime, *, connection: Connection | None = None) -> int:
-        """How many jobs of a token of the last 24 hours got answers of agents and ended before anybody was asked.
+        """Count jobs of a token in the last 24 hours that got replies of agents and ended before any agent was asked.
 
         Args:
             now: when the next one is submitted.
@@ -498,13 +498,12 @@ class WillingnessStore:
 
 
 class ForgottenJobs:
-    """Which ended jobs were forgotten: what was sent, asked and downloaded of them is gone, their charges are not.
+    """Ended jobs that were forgotten: what was sent, asked and downloaded of them is gone; their charges stay.
 
-    The row comes before anything is removed and stays for ever, so that whoever dies in the middle is followed by
-    somebody who finishes: files of a job that stands here are removed again at every sweep. With the row goes what the
-    journal holds of the job's rounds that nobody needs any more: who held which share, who refused in which words, and
-    sums that were never opened. Entries of the ledger, batches, digests and releases stay, because the chain and the
-    accounts are proved by them.
+    The row comes before anything is removed and stays permanently. So if a process dies in the middle, a later sweep
+    finishes: every sweep removes files of the jobs in this table again. With the row goes what the journal no longer
+    needs of the job's rounds: which tallier held which share, the words of refusals, and sums that were never opened.
+    Entries of the ledger, batches, digests and releases stay, because they prove the chain and the accounts.
     """
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
@@ -512,7 +511,7 @@ class ForgottenJobs:
         self._clock = clock
 
     def forget(self, job_id: str, because: Because, *, connection: Connection | None = None) -> None:
-        """Write down, for ever, that a job is forgotten, and drop what its rounds need no more; again: no change.
+        """Record permanently that a job is forgotten, and drop what its rounds no longer need; idempotent.
 
         Args:
             job_id: a job that has ended.
@@ -538,12 +537,12 @@ class ForgottenJobs:
             joined.execute(update(aggregate_shares).where(unopened).values(data=None))
 
     def at(self, job_ids: Collection[str], *, connection: Connection | None = None) -> dict[str, datetime]:
-        """When each of these jobs was forgotten; those that were not are left out."""
+        """Return when each of these jobs was forgotten; others are left out."""
         with self._database.reading(connection) as joined:
             return _forgotten_at(joined, job_ids)
 
     def due(self, ended_before: datetime, *, limit: int = 100) -> list[str]:
-        """Jobs that ended before a moment and are not forgotten, the oldest first."""
+        """Return jobs that ended before a moment and are not forgotten, the oldest first."""
         query = (
             select(jobs.c.job_id)
             .where(jobs.c.state.in_(sorted(FINISHED)), jobs.c.updated_at < ended_before)
@@ -580,7 +579,7 @@ _STAMP = (
 
 
 def no_such_job(job_id: str) -> NotFound:
-    """Said of a job that is not there, and in the same words of one that is somebody else's."""
+    """Return the error for a missing job; a job of somebody else gets the same words."""
     return NotFound(f"there is no job {job_id[:200]!r}; look at the list of jobs")
 
 
@@ -598,8 +597,8 @@ def _answers_of(connection: Connection, job_ids: Collection[str]) -> dict[str, d
 
 @cache
 def _rounds_query() -> Select[Any]:
-    """Rounds of jobs with what is planned, shared and charged of each; made once, since building it costs a look-up."""
-    # Until it is known whom a job asks, one reservation, JOB/proposed, stands for all its rounds.
+    """Return the query for rounds of jobs with their plan, shares and charge; built once, because that is slow."""
+    # Until the agents of a job are fixed, one reservation, JOB/proposed, covers all its rounds.
     own, whole = ledger_reservations.alias("own"), ledger_reservations.alias("whole")
     planned, who, shared = planned_batches.c, round_participants.c, round_shares.c
     return (
@@ -625,7 +624,7 @@ def _rounds_query() -> Select[Any]:
 
 
 def _rounds_of(connection: Connection, job_ids: Collection[str]) -> dict[str, list[RoundRecord]]:
-    """The rounds of jobs in order, by job; an empty list where there is no such job."""
+    """Return the rounds of jobs in order, by job; an empty list if there is no such job."""
     ids = sorted(set(job_ids))
     found: dict[str, list[RoundRecord]] = {job_id: [] for job_id in job_ids}
     holdings: dict[tuple[str, int], dict[str, Mapping[str, str]]] = {}

@@ -1,12 +1,12 @@
-"""The budget of every account, durable: what `labeler.budget.Account` allows, for many accounts and across crashes.
+"""The durable budget of every account: what `labeler.budget.Account` allows, for many accounts and across crashes.
 
     open_account -> reserve(id, charges)  ->  reserved  --post(id)-------------------->  posted
                                                    \\-----void(id, NothingLeft(...))--->  void
 
-A reservation charges all its accounts or none. It counts from the moment it is durable and until somebody proves that
-nothing left. Each step may run twice and twice equals once. Entries are never changed; the last one stands for all
-before it (`chain`), and a file beside the journal remembers it (`anchor`), so that a journal that was cut, edited or
-replaced by an older copy is refused. Time never runs backwards in it: an entry is at least as late as the one before.
+A reservation charges all its accounts or none. It counts from the moment it is durable until somebody proves that
+nothing left. Each step may run twice with the effect of one. Entries never change, and the last one stands for all
+before it (`chain`). A separate file (`anchor`) remembers the last entry, so a journal that was cut, edited or
+replaced by an older copy is refused. Ledger time never runs backwards: an entry is no earlier than the one before.
 
 More than 600 lines: one class is the whole interface of a ledger, and most of the lines are the words at its methods.
 """
@@ -63,7 +63,7 @@ Row = tuple[str, str, int]
 """Account, level and amount of one entry."""
 
 WRITTEN_OFF: Final = "written-off-"
-"""What the reservations begin with by which all that is left of an account is spent."""
+"""Prefix of the reservations that spend everything left in an account."""
 
 MAX_AMOUNT = 2**63 - 1
 """The largest whole number both databases hold, in nano-units of mu^2: nine billion units."""
@@ -71,15 +71,15 @@ MAX_AMOUNT = 2**63 - 1
 MAX_NAME_LENGTH = 256
 
 MAX_CHARGES = 10_000
-"""Of one reservation."""
+"""Most charges of one reservation."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What one account pays for a reservation.
+    """The price that one account pays for a reservation.
 
     Attributes:
-        level: whose presence it protects.
+        level: "instance" or "agent", the unit whose presence the price protects.
         amount: nano-units of mu^2, 1 to MAX_AMOUNT.
     """
 
@@ -99,12 +99,12 @@ class Charge:
 
 @dataclass(frozen=True)
 class Balance:
-    """What an account may spend and has spent, in nano-units of mu^2.
+    """The limit of an account and what it has spent, in nano-units of mu^2.
 
     Attributes:
-        cap: None where the account is not limited and only recorded.
+        cap: None if the account is not limited, only recorded.
         reserved: charged for work that is not finished.
-        posted: charged for ever.
+        posted: charged permanently.
     """
 
     account: str
@@ -115,17 +115,17 @@ class Balance:
 
     @property
     def spent(self) -> int:
-        """Posted and still reserved."""
+        """Return posted plus reserved."""
         return self.reserved + self.posted
 
     @property
     def left(self) -> int | None:
-        """What can still be reserved; None where the account is not limited."""
+        """Return what can still be reserved; None if the account is not limited."""
         return None if self.cap is None else self.cap - self.spent
 
 
 def check_account(account: str, level: str) -> None:
-    """Refuse what cannot be the name or the level of an account."""
+    """Refuse an invalid account name or level."""
     check_name("the name of an account", account)
     if level not in ("instance", "agent"):
         raise InvalidSetting(f"a level is 'instance' or 'agent', found {level!r}")
@@ -140,7 +140,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_cap(cap: int | None) -> None:
-    """Refuse what cannot be a cap."""
+    """Refuse an invalid cap."""
     if cap is not None and (type(cap) is not int or not 0 <= cap <= MAX_AMOUNT):
         raise InvalidSetting(
             f"a cap is a whole number of nano-units from 0 to {MAX_AMOUNT}, or none at all, found {cap!r}"
@@ -148,7 +148,7 @@ def check_cap(cap: int | None) -> None:
 
 
 def distinct_charges(charges: Sequence[Charge]) -> dict[tuple[str, str], int]:
-    """Amounts by account and level; refuses none, too many, and two for one account at one level."""
+    """Return amounts by account and level. Refuse none, too many, and two for one account at one level."""
     if isinstance(charges, Charge) or not 1 <= len(charges) <= MAX_CHARGES:
         raise InvalidSetting(f"a reservation has a list of 1 to {MAX_CHARGES} charges")
     if not all(isinstance(charge, Charge) for charge in charges):
@@ -164,11 +164,11 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class _Known:
-    """How far a reservation has come, and where its entries are.
+    """The progress of a reservation and the position of its entries.
 
     Attributes:
         first_seq: of its first "reserve" entry; the others follow it.
-        charges: how many entries it has.
+        charges: number of its entries.
         settled_seq: of its first "post" or "void" entry.
     """
 
@@ -179,7 +179,7 @@ class _Known:
 
     @property
     def settled_at(self) -> int:
-        """The sequence number of its first "post" or "void" entry."""
+        """Return the sequence number of its first "post" or "void" entry."""
         return cast(int, self.settled_seq)  # a CHECK of the table: a settled reservation has one
 
 
@@ -201,14 +201,14 @@ _MOVE = (
 class Ledger:
     """The ledger of one journal; shared by all threads of a process.
 
-    Where a method takes `connection`, it becomes part of that write transaction (`Database.write`): it is durable when
-    that one is, and undone with it.
+    If a method takes `connection`, it becomes part of that write transaction (`Database.write`): durable and undone
+    together with it.
 
     Args:
-        anchored: False neither reads nor writes the journal's anchor. For looking at an older copy, and for
+        anchored: False neither reads nor writes the journal's anchor, for reading an older copy and for
             `labeler.ledger.backup.accept_restored`.
-        elsewhere: a second anchor, where no copy of the journal's folder takes it along: then a whole folder that is
-            put back as it was is found out, too.
+        elsewhere: a second anchor in a place that no copy of the journal's folder includes. It also detects that a
+            whole folder was restored.
 
     Raises:
         JournalBehind: the ledger ends before what an anchor remembers, or an anchor is missing.
@@ -225,24 +225,24 @@ class Ledger:
         self._check_anchors()
         self._untold: Head | None = None
         if elsewhere is not None and anchored and not database.is_read_only:
-            # It may have been out of reach when this was written last.
+            # The anchor may have been out of reach at the last write.
             self._untold = self.head()
             self.remember()
 
     @property
     def database(self) -> Database:
-        """The journal that it is the ledger of."""
+        """Return the journal of this ledger."""
         return self._database
 
-    # What is known.
+    # Queries.
 
     def head(self, *, connection: Connection | None = None) -> Head:
-        """The end of the ledger, to be kept by others as a witness."""
+        """Return the end of the ledger, for other parties to keep as witnesses."""
         with self._database.reading(connection) as held:
             return _tail(held)[0]
 
     def journal_id(self) -> str:
-        """What names this journal for ever: the hash of its first entry, which is salted.
+        """Return the permanent id of this journal: the hash of its first entry, which is salted.
 
         Raises:
             NotFound: it has no entry yet.
@@ -254,21 +254,21 @@ class Ledger:
         return found
 
     def known_head(self) -> Head:
-        """`head`, without a look into the database: as this ledger has written it. For the one writer of a journal."""
+        """Return `head` from memory, without a database query. Only for the one writer of a journal."""
         known = None if self._database.is_read_only else self._known_head
         if known is None:
             known = self._known_head = self.head()
         return known
 
     def state(self, reservation_id: str, *, connection: Connection | None = None) -> State | None:
-        """How far a reservation has come; None where there is none."""
+        """Return the state of a reservation; None if there is none."""
         check_name("a reservation id", reservation_id)
         with self._database.reading(connection) as held:
             known = _reservation_of(held, reservation_id)
         return None if known is None else known.state
 
     def balance(self, account: str, level: Level, *, connection: Connection | None = None) -> Balance:
-        """What one account may spend and has spent.
+        """Return the cap and the spending of one account.
 
         Raises:
             NotFound: it was never opened.
@@ -280,7 +280,7 @@ class Ledger:
     def balances_of(
         self, accounts: Collection[str], *, connection: Connection | None = None
     ) -> dict[tuple[str, Level], Balance]:
-        """What some accounts may spend and have spent, by name and level; those never opened are left out."""
+        """Return caps and spending of some accounts, by name and level; those never opened are left out."""
         with self._database.reading(connection) as held:
             found = select_rows(held, ledger_accounts, account=sorted(accounts))
             return {
@@ -289,16 +289,16 @@ class Ledger:
             }
 
     def balances(self) -> list[Balance]:
-        """Every account, by name and level."""
+        """Return every account, by name and level."""
         with self._database.read() as held:
             rows = held.execute(_BALANCES.order_by(_account.account, _account.level)).all()
         return [_balance(*row) for row in rows]
 
     def charged_without(self) -> dict[Level, frozenset[str]]:
-        """For each level, the accounts that paid for something, not given back, which does not name this level.
+        """Return, for each level, the accounts that paid for something, not given back, that does not name this level.
 
-        A charge names both levels. All that was written off counts as one: where charges may have been forgotten and
-        this level was not written off (it is not limited), nobody knows what was spent at it.
+        A charge names both levels. All write-offs count as one. If charges may have been forgotten and this level was
+        not written off (it is not limited), nobody knows what was spent at it.
         """
         together = case((_entry.reservation_id.like(f"{WRITTEN_OFF}%"), WRITTEN_OFF), else_=_entry.reservation_id)
         query = (
@@ -324,12 +324,12 @@ class Ledger:
         level: Level | None = None,
         search: str | None = None,
     ) -> list[Entry]:
-        """A page of the ledger in order of sequence numbers.
+        """Return a page of the ledger in order of sequence numbers.
 
         Args:
             after: the last sequence number already seen.
             limit: 1 to MAX_PAGE.
-            account, level: only theirs.
+            account, level: only their entries.
             search: only entries with this text in the account, the reservation, the kind or the detail.
         """
         if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
@@ -346,12 +346,12 @@ class Ledger:
         except (ValueError, TypeError):
             raise JournalBroken("an entry cannot be read; verify the journal to learn which") from None
 
-    # What can be done.
+    # Changes.
 
     def open_account(
         self, account: str, level: Level, cap: int | None, *, connection: Connection | None = None
     ) -> None:
-        """Open an account, or give a known one another cap.
+        """Open an account, or change the cap of a known one.
 
         Args:
             cap: nano-units of mu^2; None records charges without limiting them.
@@ -392,12 +392,12 @@ class Ledger:
         detail: Mapping[str, Any] | None = None,
         connection: Connection | None = None,
     ) -> int:
-        """Set the worst case aside in all accounts, or in none, before anybody is asked.
+        """Reserve the worst case in all accounts, or in none, before anybody is asked.
 
         Args:
-            reservation_id: of the caller's choosing; the same id and charges again change nothing.
+            reservation_id: of the caller's choosing; the same id with the same charges changes nothing.
             charges: at most one per account and level.
-            detail: JSON that is kept in each entry, and nothing private.
+            detail: JSON that is kept in each entry; must hold nothing private.
 
         Returns:
             The sequence number of its first entry.
@@ -460,9 +460,9 @@ class Ledger:
             return self._settle(held, reservation_id, known, "posted", written)
 
     def answer(self, reservation_id: str, detail: Mapping[str, Any], *, connection: Connection) -> int:
-        """Note that what a final charge paid for was stored, in the transaction that stores it. It costs nothing.
+        """Note that the result of a final charge was stored, in the transaction that stores it. It costs nothing.
 
-        Whoever has seen a head from then on refuses a copy of the journal from between the charge and the answer.
+        A party that has seen a later head then refuses a copy of the journal from between the charge and the answer.
 
         Returns:
             The sequence number of its entry.
@@ -498,10 +498,10 @@ class Ledger:
             return self._settle(held, reservation_id, known, "void", detail_text({"because": proof.because}))
 
     def write_off(self, account: str, level: Level, reason: str) -> int:
-        """Treat all that is left as spent: the safe answer where charges may have been forgotten.
+        """Treat everything left as spent: the safe choice if charges may have been forgotten.
 
         Returns:
-            How much was written off, nano-units of mu^2; 0 where nothing was left.
+            The amount written off, nano-units of mu^2; 0 if nothing was left.
 
         Raises:
             NotFound: the account was never opened.
@@ -521,7 +521,7 @@ class Ledger:
             self.post(reservation_id, detail=detail, connection=held)
             return left
 
-    # What can be checked.
+    # Checks.
 
     def verify(self) -> Head:
         """Read the whole ledger again: the chain from the first entry, every transition, every balance.
@@ -539,11 +539,11 @@ class Ledger:
         return head
 
     def check_not_behind(self, head: Head, *, witness: str = "another party") -> None:
-        """Refuse to go on where somebody else has seen more of this ledger, or another one.
+        """Refuse to continue if somebody else has seen more of this ledger, or a different one.
 
         Args:
             head: what was seen.
-            witness: who saw it, for the message.
+            witness: the party that saw it, for the message.
 
         Raises:
             JournalBehind: this journal is older than that, or has another history.
@@ -554,12 +554,13 @@ class Ledger:
         check_not_behind(head, end=end, found=found, what=self._database.what, witness=witness)
 
     def remember(self) -> None:
-        """Tell every anchor how far this ledger has come, where one of them could not be told when it did.
+        """Write the head to every anchor that could not be written at the last change.
 
-        Whoever repeats a step finds it done, and would go on though a witness knows nothing of it: so it asks here.
+        A repeated step finds its work done and would continue although a witness knows nothing of it, so it calls this.
         Two copies of a home may run at once and share a witness: the one that finds another's head there takes no part.
 
         Raises:
+            Unavailable: an anchor cannot be read or written.
             Unavailable: one cannot be read or written.
             JournalBehind: another process wrote a head that is not in this ledger.
         """
@@ -577,7 +578,7 @@ class Ledger:
             self._check_anchor(anchor)
 
     def _check_anchor(self, anchor: Anchor) -> None:
-        remembered = anchor.read()  # before the journal is: its owner may be writing both
+        remembered = anchor.read()  # before the journal is read: its owner may be writing both
         if remembered is not None:
             self.check_not_behind(remembered, witness=anchor.path.name)
             anchor.accept(remembered)
@@ -592,7 +593,7 @@ class Ledger:
         if not self._database.is_read_only:
             anchor.remember(EMPTY)
 
-    # How it is done.
+    # Implementation.
 
     @contextmanager
     def _writing(self, connection: Connection | None) -> Iterator[Connection]:
@@ -611,7 +612,7 @@ class Ledger:
         head, last_at = _tail(held)
         detail = salted(detail)
         first = head.seq + 1
-        at = max(time_text(self._clock()), last_at)  # a clock that was set back must not make the order wrong
+        at = max(time_text(self._clock()), last_at)  # a clock that was set back must not break the order
         entries = []
         for account, level, amount in rows:
             entry: dict[str, Any] = {
@@ -661,11 +662,11 @@ class Ledger:
                 "charges; a different request needs a different id"
             )
         if known.state == "void":
-            # Answering "reserved" to a delayed repeat would let work start that nothing pays for.
+            # Reporting success to a delayed repeat would let work start that nothing pays for.
             raise PrivacyRefusal(f"reservation {reservation_id!r} was voided and pays for nothing; use a new id")
 
     def overdrawn(self, charge: Charge, *, connection: Connection) -> BudgetExceeded:
-        """Return the refusal of a charge that an account does not cover: what is left, what was asked, who spent."""
+        """Return the refusal of a charge that exceeds an account: what is left, what was asked, what spent it."""
         balance = self._balance(connection, charge.account, charge.level)
         spenders = _last_spenders(connection, charge.account, charge.level)
         cap = MAX_AMOUNT if balance.cap is None else balance.cap
@@ -684,7 +685,7 @@ class Ledger:
 
 
 def _room(balance: Balance) -> int:
-    """How much more an account can hold: an unlimited one is still limited by the largest number."""
+    """Return how much more an account can hold: an unlimited one is still limited by the largest number."""
     return MAX_AMOUNT - balance.spent if balance.left is None else balance.left
 
 
@@ -702,13 +703,13 @@ def _balance_of(held: Connection, account: str, level: str) -> Balance | None:
 
 
 def _tail(held: Connection) -> tuple[Head, str]:
-    """The head, and the stored time of the last entry."""
+    """Return the head, and the stored time of the last entry."""
     last = held.execute(_LAST).first()
     return (EMPTY, "") if last is None else (Head(last.seq, last.hash), last.at)
 
 
 def hash_at(held: Connection, seq: int) -> str:
-    """The hash of an entry; empty where there is none, all zeros before the first."""
+    """Return the hash of an entry; empty if there is none, all zeros before the first."""
     if seq == 0:
         return EMPTY.hash
     found = select_rows(held, ledger_entries, seq=seq).first()
@@ -721,14 +722,14 @@ def _reservation_of(held: Connection, reservation_id: str) -> _Known | None:
 
 
 def _charged(held: Connection, known: _Known) -> list[Row]:
-    """What a reservation charged, read from its entries."""
+    """Return a reservation's charges, read from its entries."""
     last = known.first_seq + known.charges - 1
     found = held.execute(_CHARGED, {"first": known.first_seq, "last": last})
     return [(row.account, row.level, row.amount) for row in found]
 
 
 def _last_spenders(held: Connection, account: str, level: str) -> tuple[tuple[str, int], ...]:
-    """Reservation and amount of the last few charges of an account that were not voided, oldest first."""
+    """Return reservation and amount of an account's last few charges that were not voided, oldest first."""
     query = (
         select(_entry.reservation_id, _entry.amount)
         .join(ledger_reservations, _reservation.reservation_id == _entry.reservation_id)
@@ -757,7 +758,7 @@ def _entries(
     if level is not None:
         query = query.where(_entry.level == level)
     if search:
-        # Not in the salt, whose digits would answer to any short number.
+        # Skip the salt: its digits would match any short number.
         said = func.substr(_entry.detail, len(SALTED) + 2 * SALT_BYTES + 1)
         detail = case((_entry.detail.startswith(SALTED), said), else_=_entry.detail)
         columns = (_entry.account, _entry.reservation_id, _entry.kind, detail)

@@ -1,24 +1,26 @@
-"""What each image of an agent has spent on votes for life: a keyed digest and a number, kept for ever.
+"""The permanent record of what each image of an agent has spent on votes for life: a keyed digest and a number.
 
-An account is an image's, whatever record holds it now: its key is the digest of the image under the site's key
-(labeler.system.site_key), which stays through a new import, another backbone and new record ids. A record that is
-deleted leaves its account and nothing else; were that deleted too, the same image could come back with a second budget.
+An account belongs to an image, whatever record holds it now: its key is the digest of the image under the site's key
+(labeler.system.site_key), which survives a new import, another backbone and new record ids. A deleted record leaves
+only its account. If that were deleted too, the same image could come back with a second budget.
 
-What a round spends is written in the transaction that stores its answer, before a byte of it leaves. What was computed
-from spends that another round has changed since is not stored (`LifetimeSpends.add`): it is computed again. A round
-that failed later, or was never opened, stays spent. Spends only grow, and no row goes: rules of the database.
+What a round spends is written in the transaction that stores its answer, before a byte of it leaves. If another round
+has changed the spends since the answer was computed, the answer is not stored but computed again
+(`LifetimeSpends.add`). A round that failed later, or was never opened, stays spent. Database rules ensure that spends
+only grow and that no row is deleted.
 
 The ledger's chain has an entry for every round that was answered so, whatever it spent (`LifetimeSpends.commitment`),
 in that same transaction. So every head that covers an answer covers its spends: a copy of the home from between charge
-and answer is behind what was seen of it. A head that moved only when something was spent would tell who has run out.
+and answer is behind the heads already seen. If the head moved only when something was spent, it would tell which
+images have run out.
 
-A round writes a row for **every** image that was looked at, with 0 where it fell silent: the answer leaves after its
-spends are stored, so a round that wrote fewer rows would tell by its haste how many images were silent.
+A round writes a row for **every** image that was looked at, with 0 if it stays silent. The answer leaves after its
+spends are stored, so a round that wrote fewer rows would tell by its speed how many images were silent.
 
     life_spends     digest, spent        one row per image that was ever looked at
-    life_rounds     seq, round, key      one row per round that was stored: which spends an answer was computed from
+    life_rounds     seq, round, key      one row per stored round: the spends from which an answer was computed
     life_aside      account, nano        how much of a ledger's account was set aside for it, once
-    life_closed     reason               the spends are not known any more (an older journal was restored): none vote
+    life_closed     reason               the spends were lost (an older journal was restored): no image votes
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from labeler.ledger.schema import ledger_entries, life_aside, life_closed, life_
 from labeler.system.site_key import DIGEST_WORDS, Digests
 
 SET_ASIDE = "votes-for-life"
-"""How the reservations begin that set B aside in an account."""
+"""Prefix of the reservations that set B aside in an account."""
 
 CLOSED = (
     "an older journal was restored at this site, so nobody knows what its records have spent on votes for life since; "
@@ -63,10 +65,10 @@ _SALT_BYTES = 16
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spent:
-    """What images have spent, as of one moment of the journal. Private: it does not print.
+    """The spends of images, as of one moment of the journal. Private: it does not print.
 
     Attributes:
-        version: how many rounds had spent by then.
+        version: number of rounds that had spent by then.
         spent: nano-units of mu^2 of each image asked about, int64, shape (n,).
     """
 
@@ -79,13 +81,13 @@ class Spent:
 
 @dataclass(frozen=True, eq=False)
 class CastVotes:
-    """What an answer spends, to be written with it. Private: it does not print.
+    """The spends of an answer, to be written with it. Private: it does not print.
 
     Attributes:
         version: of the spends from which it was computed.
         site_key: name of the key that the digests are under.
         digests: of all images that were looked at, each once, int64, shape (n, 2).
-        nano: what each spends, int64, shape (n,), 0 where it is silent.
+        nano: what each spends, int64, shape (n,), 0 if it is silent.
     """
 
     version: int
@@ -98,19 +100,19 @@ class CastVotes:
 
 
 class LifetimeSpends:
-    """See the module. Of one agent's journal, used by one thread."""
+    """The spends in one agent's journal (see the module); used by one thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def check(self, site_key: str | None, *, connection: Connection | None = None) -> None:
-        """Refuse a shard whose images cannot be told to have voted before; a fact of how the site was set up.
+        """Refuse a shard whose images cannot be matched to earlier votes. This depends only on how the site was set up.
 
         Args:
-            site_key: name of the key of the shard's digests; None where it has none.
+            site_key: name of the key of the shard's digests; None if it has none.
 
         Raises:
-            PrivacyRefusal: it has none, or another than those who have voted; or the spends were lost.
+            PrivacyRefusal: it has none, or a different one than earlier votes had; or the spends were lost.
         """
         if site_key is None:
             raise PrivacyRefusal(NO_DIGESTS)
@@ -122,7 +124,7 @@ class LifetimeSpends:
             raise PrivacyRefusal(OTHER_KEY)
 
     def spent(self, digests: Digests) -> Spent:
-        """What images have spent, all of one moment.
+        """Return the spends of images, all of one moment.
 
         Args:
             digests: int64, shape (n, 2), each image once.
@@ -134,11 +136,11 @@ class LifetimeSpends:
         return Spent(version, np.array([known.get(key, 0) for key in _keys(digests)], dtype=np.int64))
 
     def add(self, round_digest: str, cast: CastVotes, *, connection: Connection) -> None:
-        """Write what an answer spends, in the transaction that stores the answer.
+        """Write the spends of an answer, in the transaction that stores the answer.
 
         Raises:
-            PrivacyRefusal: another round has spent since it was computed, or this one has: compute it again, or send
-                what was stored. Or see `check`.
+            PrivacyRefusal: another round has spent since it was computed: compute it again. Or this round has spent:
+                send the stored answer. Or see `check`.
         """
         self.check(cast.site_key, connection=connection)
         if _version(connection) != cast.version:
@@ -151,7 +153,7 @@ class LifetimeSpends:
             connection.execute(_added(connection), rows)
 
     def commitment(self, *, connection: Connection) -> dict[str, str]:
-        """What the ledger's entry of an answer says: a salted hash of what all images have spent, of one size.
+        """Return the content of an answer's ledger entry: a salted hash of all spends, of constant size.
 
         Called after `add`, in the same transaction.
         """
@@ -159,10 +161,10 @@ class LifetimeSpends:
         return {_COMMITTED: f"{salt}:{_hash(connection, salt)}"}
 
     def verify(self) -> None:
-        """Compare what images have spent with the ledger's last entry of an answer, whose chain holds.
+        """Compare the spends with the ledger's last "answer" entry; the chain must be verified already.
 
         Raises:
-            JournalBroken: somebody has written to one of the two.
+            JournalBroken: somebody has changed one of the two.
         """
         last = select(ledger_entries.c.detail).where(ledger_entries.c.kind == "answer")
         with self._database.read() as connection:
@@ -177,15 +179,16 @@ class LifetimeSpends:
                 )
 
     def rounds(self) -> int:
-        """How many rounds of votes for life were answered."""
+        """Return the number of rounds of votes for life that were answered."""
         with self._database.read() as connection:
             return _version(connection)
 
 
 def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection | None = None) -> None:
-    """Charge an account, once and for ever, with what votes for life may cost one of its records.
+    """Charge an account, once and permanently, with the most that votes for life may cost one of its records.
 
-    Asked for less than before it changes nothing: what was promised stays charged. Asked for more it charges the rest.
+    A smaller amount than before changes nothing, because the earlier promise stays charged. A larger amount charges
+    the difference.
 
     Args:
         nano: B, nano-units of mu^2.
@@ -205,7 +208,7 @@ def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection
         before = joined.execute(select(life_aside.c.nano).where(mine)).scalar() or 0
         if before >= nano:
             return
-        # Named by the sum, so that the same step again is the same reservation.
+        # Named by the sum, so that a repeated step makes the same reservation.
         name = f"{SET_ASIDE}/{account}/{nano}"
         detail = {"votes_for_life_nano": nano}
         ledger.reserve(name, [Charge(account, "instance", nano - before)], detail=detail, connection=joined)
@@ -217,13 +220,13 @@ def set_aside(ledger: Ledger, account: str, nano: int, *, connection: Connection
 
 
 def all_set_aside(database: Database) -> dict[str, int]:
-    """How much was set aside in each account, nano-units of mu^2; accounts in which nothing was are left out."""
+    """Return the amount set aside in each account, nano-units of mu^2; accounts with none are left out."""
     with database.read() as connection:
         return {account: int(nano) for account, nano in connection.execute(select(life_aside))}
 
 
 def close_lifetimes(database: Database, reason: str) -> None:
-    """The spends are not known any more: no record of this journal casts votes for life again."""
+    """Mark the spends as lost: no record of this journal casts votes for life again."""
     with database.write() as connection:
         if connection.execute(select(life_closed.c.reason).limit(1)).first() is None:
             connection.execute(insert(life_closed), {"reason": reason})
@@ -243,7 +246,7 @@ def _hash(connection: Connection, salt: str) -> str:
 
 
 def _added(connection: Connection) -> Executable:
-    """One statement for images that are known and for those that are not: which they are takes no other time."""
+    """Return one statement for known and new images, so that timing does not tell which they are."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(life_spends)
     more = life_spends.c.spent + statement.excluded.spent

@@ -1,12 +1,12 @@
 """Enrolled agents and talliers: their public keys, last contact, how far their journals are, and their invitations.
 
 A key is used by one party, once: a key that was replaced or revoked is never taken again, and no two parties share one.
-The head of a party's journal that was seen once is remembered: a party that comes back with an older journal has lost
-charges, and is refused.
+The store remembers the head of each party's journal. A party that comes back with an older journal has lost charges,
+and is refused.
 
-The token of an invitation is shown once, in the file; here lies its hash. An invitation is used by one pair of keys
-for ever, so a request that is sent again is answered the same, and other keys are refused. Rows are kept: who was let
-in, when and by whose word is what an auditor asks for.
+The token of an invitation is shown once, in the file; the store has its hash. An invitation is permanently bound to
+the first pair of keys that uses it: the same request gets the same answer again, and other keys are refused. Rows are
+kept, because an auditor asks who was let in, when and on whose authority.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class PartyRecord:
     """A party as the coordinator knows it.
 
     Attributes:
-        tallier: which tallier it is, from 0; None for an agent.
+        tallier: number of the tallier, from 0; None for an agent.
         verify_key, seal_key: public, 64 hexadecimal digits.
         state: revoked parties are neither asked nor believed.
         last_contact: when it was last heard of; None if never.
-        facts: what it says of itself; nothing private.
-        journal_seq, journal_hash: the furthest head of its own journal it has told when it polled; 0 and "" if none.
+        facts: what it says about itself; nothing private.
+        journal_seq, journal_hash: the furthest head of its journal that it reported when it polled; 0 and "" if none.
     """
 
     party_id: str
@@ -80,26 +80,26 @@ class PartyStore:
 
     @property
     def version(self) -> int:
-        """Goes up at every change through this store, once it is durable: whoever remembers parties looks here."""
+        """Return a counter of durable changes through this store; a cache of parties compares it."""
         return self._version
 
     def all(self) -> tuple[PartyRecord, ...]:
-        """All parties by id, as they are now; remembered until one is changed through this store."""
+        """Return all parties by id, as they are now; cached until one is changed through this store."""
         with self._lock:
             version, known = self._version, self._known
         if known is None or known[0] != version or self._database.is_read_only:  # another process changes them
-            # Read after its version was, so that a change in between is looked for again.
+            # Read the rows after the version, so that a change in between is read again.
             known = (version, tuple(self.list()))
             with self._lock:
                 self._known = known
         return known[1]
 
     def known(self, party_id: str) -> PartyRecord | None:
-        """One party as `all` remembers it; None where nobody of this id was enrolled."""
+        """Return one party as `all` remembers it; None if no party of this id was enrolled."""
         return next((one for one in self.all() if one.party_id == party_id), None)
 
     def _changed(self) -> None:
-        """To be called in the write transaction of a change."""
+        """Count a change. Call it in the write transaction of the change."""
 
         def count() -> None:
             with self._lock:
@@ -117,7 +117,7 @@ class PartyStore:
         tallier: int | None = None,
         connection: Connection | None = None,
     ) -> PartyRecord:
-        """Enrol a party; the same again changes nothing.
+        """Enrol a party; a repeat changes nothing.
 
         Raises:
             InvalidSetting: a tallier without a number from 0 to 2, an agent with one, or a malformed key.
@@ -153,10 +153,10 @@ class PartyStore:
             return record
 
     def get(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
-        """One party, active or revoked.
+        """Return one party, active or revoked.
 
         Raises:
-            NotFound: nobody of this id was enrolled.
+            NotFound: no party of this id was enrolled.
         """
         with self._database.reading(connection) as joined:
             found = self._find(party_id, joined)
@@ -165,7 +165,7 @@ class PartyStore:
         return found
 
     def list(self, role: Role | None = None, *, connection: Connection | None = None) -> list[PartyRecord]:
-        """All parties, or those of one role, by id; revoked ones among them."""
+        """Return all parties, or those of one role, by id, including revoked ones."""
         with self._database.reading(connection) as joined:
             found = select_rows(joined, parties, ("party_id",)).all()
         return [PartyRecord(**row._mapping) for row in found if role in (None, row.role)]
@@ -173,12 +173,12 @@ class PartyStore:
     def rotate(
         self, party_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None
     ) -> PartyRecord:
-        """Give a party new keys, both of them; one whose keys were revoked is active again. The same again: no change.
+        """Give a party new keys, both of them; a revoked party becomes active again. A repeat changes nothing.
 
-        What is known of its journal stays: new keys do not forgive a lost journal.
+        The known head of its journal stays: new keys do not excuse a lost journal.
 
         Raises:
-            NotFound: nobody of this id was enrolled.
+            NotFound: no party of this id was enrolled.
             ProtocolViolation: a key was used before, by this party or another, or its tallier number was taken over.
         """
         _check_keys(verify_key, seal_key)
@@ -196,10 +196,10 @@ class PartyStore:
             return self.get(party_id, connection=joined)
 
     def revoke(self, party_id: str, *, connection: Connection | None = None) -> PartyRecord:
-        """Believe a party's keys no longer, for ever; its number as a tallier becomes free.
+        """Revoke a party's keys permanently; its number as a tallier becomes free.
 
         Raises:
-            NotFound: nobody of this id was enrolled.
+            NotFound: no party of this id was enrolled.
         """
         with self._database.writing(connection) as joined:
             self._changed()
@@ -215,10 +215,10 @@ class PartyStore:
         *,
         connection: Connection | None = None,
     ) -> None:
-        """Note that a party was heard of, what it says of itself, and how far its journal is.
+        """Note that a party was heard from, what it says about itself, and how far its journal is.
 
         Raises:
-            NotFound: nobody of this id was enrolled.
+            NotFound: no party of this id was enrolled.
             NotEnrolled: its keys were revoked.
             JournalBehind: its journal is shorter than it was, or has another entry where it ended.
         """
@@ -240,7 +240,7 @@ class PartyStore:
             update_rows(joined, parties, heard, party_id=party_id)
 
     def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
-        """Keep how far journals were that parties' answers came from; one that is not further changes nothing."""
+        """Keep the journal heads that came with parties' answers; a head that is not further changes nothing."""
         for party_id, head in heads.items():
             before = self._answered_at(party_id, connection)
             values = {"seq": head.seq, "hash": head.hash}
@@ -250,16 +250,16 @@ class PartyStore:
                 update_rows(connection, party_heads, values, party_id=party_id)
 
     def last_answer(self, party_id: str) -> Head:
-        """How far a party's journal was when it answered last.
+        """Return the head of a party's journal at its last answer.
 
-        It is what a party is told of its own journal: an older copy that has grown since tells another, longer head
-        when it polls, but it answers nothing before it has compared this one.
+        The coordinator sends it to the party. An older copy that has grown since reports another, longer head when it
+        polls, but it answers nothing before it has compared this one.
         """
         with self._database.read() as connection:
             return self._answered_at(party_id, connection)
 
     def is_as_far(self, party: PartyRecord, head: Head) -> bool:
-        """Whether a journal that ends here may be the one that was seen; its owner alone knows whether it is."""
+        """Return whether a journal with this head is long enough; only its owner can check that it is the same."""
         return _is_as_far(head, _furthest(party, self.last_answer(party.party_id)))
 
     def _answered_at(self, party_id: str, connection: Connection) -> Head:
@@ -316,11 +316,11 @@ class InvitationRecord:
     """An invitation without its token.
 
     Attributes:
-        invitation_id: what it is called in records and logs; not secret.
-        party_id, role, tallier: who is invited, as what.
+        invitation_id: its name in records and logs; not secret.
+        party_id, role, tallier: the invited party.
         is_rotation: the party is enrolled and gets new keys.
         created_by: id of the access token that made it.
-        withdrawn_at: since when it opens nothing; None while it may.
+        withdrawn_at: when it was withdrawn; None while it may be used.
         used_at: when keys were enrolled with it; None before.
         verify_key, seal_key: those keys.
     """
@@ -364,10 +364,10 @@ class InvitationStore:
         created_by: str,
         connection: Connection | None = None,
     ) -> tuple[InvitationRecord, str]:
-        """Invite a party; an earlier invitation of this name that was not used opens nothing any more.
+        """Invite a party; an earlier unused invitation of this name stops working.
 
         Returns:
-            The record, and the token "inv_..."; nobody can show it a second time.
+            The record, and the token "inv_..."; it cannot be shown a second time.
         """
         secret = "inv_" + secrets.token_urlsafe(_SECRET_BYTES)
         with self._database.writing(connection) as joined:
@@ -390,10 +390,10 @@ class InvitationStore:
         return record, secret
 
     def find(self, secret: str, *, connection: Connection | None = None) -> InvitationRecord | None:
-        """The invitation of a token, in whatever state; None where there is none.
+        """Return the invitation of a token, in any state; None if there is none.
 
-        What is looked up is a hash that the asker cannot steer, and it is compared in constant time, so the time an
-        answer takes says nothing about any token.
+        The lookup key is a hash that the caller cannot steer, and it is compared in constant time. So the time of an
+        answer tells nothing about any token.
         """
         digest = token_digest(secret)
         query = select(*_SHOWN, invitations.c.token_digest).where(invitations.c.token_digest == digest)
@@ -404,7 +404,7 @@ class InvitationStore:
         return _record(row)
 
     def use(self, invitation_id: str, verify_key: str, seal_key: str, *, connection: Connection | None = None) -> None:
-        """Note by which keys an open invitation was used, for ever."""
+        """Record permanently the keys that used an open invitation."""
         with self._database.writing(connection) as joined:
             joined.execute(
                 update(invitations)
@@ -413,7 +413,7 @@ class InvitationStore:
             )
 
     def withdraw(self, party_id: str, *, connection: Connection | None = None) -> int:
-        """Let invitations of a name that were not used open nothing any more; how many those were."""
+        """Withdraw the unused invitations of a name; return their number."""
         is_open = (
             invitations.c.party_id == party_id,
             invitations.c.used_at.is_(None),
@@ -424,7 +424,7 @@ class InvitationStore:
         return int(done.rowcount)
 
     def lately(self, now: datetime, *, used_since: datetime) -> list[InvitationRecord]:
-        """Invitations that may be used at a moment, and those that were used since another, oldest first."""
+        """Return invitations that may be used at a moment, and those used since another moment, oldest first."""
         is_open = (invitations.c.used_at.is_(None)) & (invitations.c.withdrawn_at.is_(None))
         lately = (is_open & (invitations.c.expires_at > now)) | (invitations.c.used_at >= used_since)
         query = select(*_SHOWN).where(lately).order_by(invitations.c.created_at, invitations.c.invitation_id)
@@ -432,7 +432,7 @@ class InvitationStore:
             return [_record(row) for row in joined.execute(query)]
 
     def list(self, *, connection: Connection | None = None) -> list[InvitationRecord]:
-        """Every invitation, oldest first."""
+        """Return every invitation, oldest first."""
         query = select(*_SHOWN).order_by(invitations.c.created_at, invitations.c.invitation_id)
         with self._database.reading(connection) as joined:
             return [_record(row) for row in joined.execute(query)]

@@ -1,15 +1,15 @@
-"""What an agent has said to proposals: a yes with its price set aside, or that its budget does not cover it.
+"""An agent's answers to proposals: a yes with its price set aside, or a no because its budget does not cover it.
 
     proposal --keep--> willing, every round reserved  --take--> the round's reservation pays for its answer
                            |
-                           +--release, withdraw--> what was not answered is given back ("lapsed")
+                           +--release, withdraw--> what was not answered is given back ("lapsed").
 
-A yes and its reservations are one transaction, so asked again after a crash the agent says the same. A reservation is
-given back by the agent alone, from its own journal: it is still reserved, so nothing was answered under it, and from
-then on nothing will be. Rounds of one task and size cost the same, so an answer takes the promise that ends first.
+A yes and its reservations are one transaction, so an agent that is asked again after a crash says the same. Only the
+agent gives a reservation back, from its own journal: it is still reserved, so nothing was answered under it, and
+nothing ever will be. Rounds of one task and size cost the same, so an answer takes the promise that ends first.
 
-Beside them stand what the answers have told of the site's budgets (`ToldAmounts`), and what each requester has taken
-of them (`RequesterShares`).
+Two more classes record what the answers have told of the site's budgets (`ToldAmounts`), and what each requester has
+taken of them (`RequesterShares`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ DAY: Final = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Proposed:
-    """What an answer is about.
+    """The proposal that an answer is about.
 
     Attributes:
         digest: of the proposal (labeler.messages.bodies).
         until: its deadline.
-        at: when it is answered.
+        at: time of the answer.
     """
 
     digest: str
@@ -59,11 +59,11 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Said:
-    """What was said to one proposal.
+    """The answer to one proposal.
 
     Attributes:
-        answer: "willing", or "declined" for want of budget.
-        until: a yes holds until then; it is moved forward where the proposal was withdrawn.
+        answer: "willing", or "declined" for lack of budget.
+        until: end of a yes; earlier if the proposal was withdrawn.
     """
 
     answer: Literal["willing", "declined"]
@@ -71,12 +71,12 @@ class Said:
 
 
 def promise_name(digest: str, number: int) -> str:
-    """What the ledger calls the price of a round that was set aside for a proposal."""
+    """Return the ledger's name of a round's price that was set aside for a proposal."""
     return f"promise-{digest}/{number}"
 
 
 class PromiseStore:
-    """See the module. Every method that writes can join a transaction by `connection`.
+    """The answers to proposals and their reservations. Every writing method can join a transaction by `connection`.
 
     Attributes:
         told: what the answers have told of the site's budgets.
@@ -88,7 +88,7 @@ class PromiseStore:
         self.told = ToldAmounts()
 
     def said(self, digest: str, *, connection: Connection | None = None) -> Said | None:
-        """What was said to a proposal, or None."""
+        """Return the answer to a proposal, or None."""
         with self._database.reading(connection) as joined:
             row = select_rows(joined, proposal_answers, digest=digest).first()
         return None if row is None else Said(row.answer, row.until)
@@ -101,7 +101,7 @@ class PromiseStore:
         account: str,
         connection: Connection | None = None,
     ) -> None:
-        """Say yes: set the price of every round aside, all of them or none.
+        """Answer yes: set the price of every round aside, all of them or none.
 
         Args:
             about: a proposal that has no answer yet.
@@ -128,9 +128,9 @@ class PromiseStore:
     def take(
         self, task_digest: str, num_queries: int, amounts: Mapping[Level, int], *, connection: Connection
     ) -> str | None:
-        """The reservation that pays for a round of this task, size and price; None where none was promised.
+        """Return the reservation that pays for a round of this task, size and price; None if none was promised.
 
-        It is handed out once, in a transaction in which it is posted.
+        It is handed out once, in the transaction that posts it.
         """
         fitting = [
             (one.until, one.reservation_id)
@@ -140,12 +140,12 @@ class PromiseStore:
         return min(fitting)[1] if fitting else None
 
     def open_queries(self, *, task_digest: str | None = None, connection: Connection | None = None) -> int:
-        """Queries, of all tasks or of one, that were promised, and neither answered nor given back."""
+        """Count queries, of all tasks or of one, that were promised, and neither answered nor given back."""
         with self._database.reading(connection) as joined:
             return sum(one.num_queries for one in _open(joined) if task_digest in (None, one.task_digest))
 
     def release(self, at: datetime) -> int:
-        """Give back what was promised until before now and not answered; how many rounds that were."""
+        """Give back promises that have expired unanswered; return the number of rounds."""
         with self._database.read() as connection:
             if not any(one.until < at for one in _open(connection)):
                 return 0
@@ -153,7 +153,7 @@ class PromiseStore:
             return self._lapse([one for one in _open(connection) if one.until < at], connection)
 
     def withdraw(self, job_id: str, at: datetime, *, connection: Connection | None = None) -> int:
-        """Give back what was promised for a job of which nothing more is asked; how many rounds that were."""
+        """Give back what was promised for a job that asks nothing more; return the number of rounds."""
         with self._database.writing(connection) as joined:
             lapsed = self._lapse([one for one in _open(joined) if one.job_id == job_id], joined)
             if lapsed:
@@ -177,7 +177,7 @@ class PromiseStore:
 
 
 def _open(connection: Connection) -> Sequence[Row[Any]]:
-    """Promised rounds whose reservations still stand, with the job and the end of each."""
+    """Return promised rounds that are still reserved, with the job and the deadline of each."""
     return connection.execute(_OPEN).all()
 
 
@@ -192,13 +192,13 @@ _OPEN = (
 
 @dataclass(frozen=True)
 class Compared:
-    """One bound of a site, and what an answer would compare with it; nano-units.
+    """A bound of a site, and the amount that an answer would compare with it; nano-units.
 
     Attributes:
-        scale: which bound it is.
+        scale: name of the bound.
         bound: secret.
-        taken: what is charged or set aside of it now.
-        amount: the same with the price.
+        taken: the part of it that is charged or set aside now.
+        amount: `taken` plus the price.
     """
 
     scale: str
@@ -208,7 +208,7 @@ class Compared:
 
     @property
     def is_covered(self) -> bool:
-        """Whether the bound allows it."""
+        """Return whether the bound allows it."""
         return self.amount <= self.bound
 
     def __repr__(self) -> str:
@@ -216,33 +216,34 @@ class Compared:
 
 
 class ToldAmounts:
-    """What an agent's answers have told of its budgets for nothing: the bound on a search for what is left of them.
+    """A limit on what an agent's answers reveal of its budgets without a charge, against a search for what is left.
 
-    A site's bounds are its own: the cap of each account, and a requester's share of it. What was taken of them is no
-    secret, since the coordinator keeps the same charges. So an answer to a proposal tells one thing of each bound: a
-    yes, that an amount (what is taken, and the price) is within it; a no, that it is beyond. What has been told of a
-    bound is an interval: it is no less than what is taken and than the largest amount that was covered, and less than
-    the smallest that was not.
+    A site's bounds are private: the cap of each account, and a requester's share of it. What was taken of them is not
+    secret, since the coordinator keeps the same charges. So an answer to a proposal tells one thing of each bound. A
+    yes tells that an amount (`taken` plus the price) is within it; a no, that it is beyond. Together the answers place
+    a bound in an interval. It is at least `taken` and at least the largest amount that was covered. It is less than the
+    smallest amount that was not.
 
-    An answer about an amount outside the interval follows from earlier ones, whoever got those. It is given as often as
-    it is asked for. One inside is news, and is kept here. It was told
+    An answer about an amount outside the interval follows from earlier ones, whichever requester got those. It is given
+    as often as it is asked for. An answer inside the interval is news, and is kept here. News is paid or free.
 
         for a price     a yes, while as much is taken: what is charged or set aside is known to be covered
-        for nothing     a no; and a yes whose price was given back, while less than its amount is taken
+        for nothing     a no; and a yes whose price was given back, while less than its amount is taken.
 
-    News for nothing is limited in 24 hours: `MOST_OF_ONE` of one name, and `MOST` in all, of each name at most
-    `MOST_OF_ONE` counted. A proposal that would be news is refused once as many stand above what is taken now. Whether
-    it is refused follows from what was told and taken before, never from the bound, so that a refusal tells nothing.
+    News for nothing is limited in 24 hours: `MOST_OF_ONE` for one name, and `MOST` in all, where each name counts at
+    most `MOST_OF_ONE`. A proposal that would be news is refused once this number of amounts lies above what is taken
+    now. A refusal follows from earlier answers and charges, never from the bound, so it tells nothing.
 
-    **What is learnt in a day.** That amounts are beyond a bound, one name is told of at most `MOST_OF_ONE`, and all of
-    `MOST`. That amounts are covered is told for nothing while no more than that stand above what is taken. A yes counts
-    once its price is given back: whoever has n prices set aside at once may learn that n amounts are covered, and is
-    told nothing new for a day after giving them back. These n are one amount's worth: the largest says it for all.
+    **What is learnt in a day.** One name learns at most `MOST_OF_ONE` times that an amount is beyond a bound; all names
+    together learn it at most `MOST` times. Amounts known to be covered for nothing are limited in the same way while
+    they lie above what is taken. A yes counts once its price is given back. So a requester with n prices set aside at
+    once may learn that n amounts are covered, and then learns nothing new for a day after giving them back. These n are
+    worth one amount: the largest implies the others.
 
-    **Why honest requesters are not refused.** A job of price p is news only if what is taken, and p, is beyond all that
-    was covered. What was told for nothing and stands above what is taken then lies within p of it. Of jobs of one price
-    that is one amount, however many are cancelled; of others, some that differ by less than p. And no requester closes
-    a site: amounts that were covered are covered for all, and one name counts as `MOST_OF_ONE` towards `MOST`.
+    **Why honest requesters are not refused.** A job of price p is news only if `taken` + p is beyond everything that
+    was covered. An amount told for nothing and above `taken` then lies within p of it. Jobs of one price give one
+    such amount, however many are cancelled; other jobs give only amounts that differ by less than p. And no requester
+    can close a site: covered amounts are covered for all, and one name counts as `MOST_OF_ONE` towards `MOST`.
 
     Every method joins a transaction.
     """
@@ -251,7 +252,7 @@ class ToldAmounts:
         """Refuse an answer that would tell more for nothing than a day allows.
 
         Raises:
-            PolicyRefusal: it would.
+            PolicyRefusal: the day's limit is reached.
         """
         told = told_amounts.c
         for one in asked:
@@ -271,11 +272,11 @@ class ToldAmounts:
     def note(
         self, digest: str, asked: Sequence[Compared], requester: str, at: datetime, connection: Connection
     ) -> None:
-        """Keep what an answer tells that was not known: all of a yes; of a no up to the first bound that does not hold.
+        """Record the new facts in an answer: all amounts of a yes; of a no, those up to the first bound that fails.
 
         Args:
-            digest: of what was answered.
-            asked: in the order in which they are looked at.
+            digest: of the answered proposal.
+            asked: in the order in which they are checked.
         """
         is_yes = all(one.is_covered for one in asked)
         for one in asked:
@@ -287,7 +288,7 @@ class ToldAmounts:
                 return
 
     def give_back(self, digest: str, connection: Connection) -> None:
-        """The price of a yes was given back, or a part of it."""
+        """Count a yes as told for nothing, because its price was given back, in whole or in part."""
         update_rows(connection, told_amounts, {"for_nothing": 1}, digest=digest, for_nothing=0)
 
     def _is_news(self, one: Compared, connection: Connection) -> bool:
@@ -303,14 +304,14 @@ _BEYOND = select(func.min(told_amounts.c.amount)).where(*_OF_BOUND, told_amounts
 
 
 class RequesterShares:
-    """What each requester has taken of an agent's budget: every price that was set aside or charged, beside a name.
+    """The part of an agent's budget that each requester has taken: every price that was set aside or charged, by name.
 
-        reserved, posted    counts for whoever it was set aside for
+        reserved, posted    counts for the requester it was set aside for
         void                given back, counts for nobody
 
-    A name is the coordinator's word, and one requester may have several: this divides a budget fairly among requesters
-    of a coordinator that is honest about them, and protects no record: that do the caps of the accounts, whatever names
-    are said. Jobs of which no name was said share the empty one. Every method joins a transaction.
+    A name is the coordinator's word, and one requester may have several. So this divides a budget fairly among
+    requesters only if the coordinator is honest about them. It protects no record: the caps of the accounts do that,
+    whatever names are given. Jobs without a name share the empty one. Every method joins a transaction.
     """
 
     def note(
@@ -321,7 +322,7 @@ class RequesterShares:
         life_nano: int,
         connection: Connection,
     ) -> None:
-        """Remember for whom prices were set aside or charged, in the same transaction.
+        """Record for whom prices were set aside or charged, in the same transaction.
 
         Args:
             reservations: the ledger's name of each, and its amounts in nano-units of mu^2.
@@ -340,14 +341,14 @@ class RequesterShares:
         insert_rows(connection, taken_by, *rows)
 
     def requesters(self, *, connection: Connection) -> list[str]:
-        """Everybody for whom something was ever set aside."""
+        """Return everybody for whom something was ever set aside."""
         query = select(taken_by.c.requester).distinct().order_by(taken_by.c.requester)
         return list(connection.execute(query).scalars())
 
     def taken(self, requester: str, *, connection: Connection) -> tuple[dict[Level, int], int]:
-        """What a requester has taken at each level, and the most it has taken of any record's votes for life."""
+        """Return what a requester has taken at each level, and the most it has taken of any record's votes for life."""
         of = taken_by.c
-        # What has no finite price is looked for apart: a sum of many would leave 64 bits.
+        # Prices without a finite value are looked up separately: a sum of many would exceed 64 bits.
         finite = case((of.agent_nano < UNBOUNDED_NANO, of.agent_nano), else_=0)
         sums = (func.sum(of.instance_nano), func.sum(of.life_nano), func.sum(finite), func.max(of.agent_nano))
         query = (

@@ -2,14 +2,14 @@
 
     waiting --set_asked--> asked --fix_contributors--> agreed --set_posted--> posted --store_release--> opened
 
-Whose shares are taken, and under which key, is fixed before anybody is asked (`fix_participants`): every tallier is
-told the same however often it is told, and a key that was changed later brings no share into a round that runs.
+The participants of a round and their keys are fixed before anybody is asked (`fix_participants`). So every tallier
+always gets the same list, and a key that was changed later brings no share into a round that runs.
 
-Who contributes is fixed once for ever: sums over two sets of one round differ by single ballots under the same noise,
-so whoever saw both could subtract. What is released is fixed once for ever: two answers to one query would be two
-draws of noise, paid for once. Rounds of a finished job take no step: their charge may have been given back.
+The contributors are fixed once and permanently: sums over two sets of one round differ by single ballots under the same
+noise, so a party with both could subtract. The release is fixed once and permanently: two answers to one query would be
+two draws of noise, paid for once. Rounds of a finished job take no step: their charge may have been given back.
 
-Every step returns True where it changed something.
+Every step returns True if it changed something.
 
 A tallier's single sum is fixed by the first that arrives (`AggregateStore`): another one of the same round would be
 over other agents. When the release is stored the sums are dropped; their digests stay.
@@ -41,11 +41,11 @@ from labeler.ledger.schema import (
 )
 
 UNFINISHED = jobs.c.state.not_in(sorted(FINISHED))
-"""The condition that a job still has to be moved on."""
+"""The condition that a job is not finished."""
 
 
 def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int, str, str]]) -> bool:
-    """Tie rounds to the queries that were embedded; for good once they are asked."""
+    """Tie rounds to the queries that were embedded; permanent once they are asked."""
     changed = False
     for number, batch_digest, round_digest in batches:
         row = _row(connection, job_id, number)
@@ -66,7 +66,7 @@ def set_batches(connection: Connection, job_id: str, batches: Sequence[tuple[int
 
 
 def fix_participants(connection: Connection, job_id: str, number: int, verify_keys: Mapping[str, str]) -> bool:
-    """Fix whose shares a round takes and the key of each, once for ever."""
+    """Fix which agents' shares a round takes and the key of each, once and permanently."""
     row = _row(connection, job_id, number)
     wanted = dict(verify_keys)
     if not wanted or not all(isinstance(key, str) and key for pair in wanted.items() for key in pair):
@@ -85,7 +85,7 @@ def fix_participants(connection: Connection, job_id: str, number: int, verify_ke
 
 
 def set_asked(connection: Connection, job_id: str, number: int) -> bool:
-    """Durable before the first question leaves: from here on nobody can say that nothing left."""
+    """Record, before the first question leaves, that nobody can claim any more that nothing left."""
     row = _row(connection, job_id, number)
     if _reached(row, "asked"):
         return False
@@ -98,7 +98,7 @@ def set_asked(connection: Connection, job_id: str, number: int) -> bool:
 
 
 def note_share(connection: Connection, job_id: str, number: int) -> bool:
-    """Durable before the first share is passed on: from here on no refusal proves that nothing left."""
+    """Record, before the first share is passed on, that no refusal proves any more that nothing left."""
     row = _row(connection, job_id, number)
     if select_rows(connection, round_shares, job_id=job_id, number=number).first() is not None:
         return False
@@ -110,7 +110,7 @@ def note_share(connection: Connection, job_id: str, number: int) -> bool:
 def report_holdings(
     connection: Connection, job_id: str, number: int, tallier_id: str, holdings: Mapping[str, str | bytes]
 ) -> bool:
-    """Keep what a tallier says it holds, in place of what it said before."""
+    """Store which shares a tallier reports to hold, in place of its earlier report."""
     row = _row(connection, job_id, number)
     written = {agent: value.hex() if isinstance(value, bytes) else value for agent, value in holdings.items()}
     if not all(isinstance(value, str) and len(value) == 32 for value in written.values()):
@@ -121,7 +121,7 @@ def report_holdings(
 def report_refusal(
     connection: Connection, job_id: str, number: int, agent_id: str, sentence: str, is_final: bool
 ) -> bool:
-    """Keep why an agent does not answer; a final refusal is not taken back by one that passes."""
+    """Store why an agent does not answer; a temporary refusal does not replace a final one."""
     row = _row(connection, job_id, number)
     known = select_rows(connection, round_refusals, job_id=job_id, number=number, agent_id=agent_id).first()
     if not is_final and known is not None and known.kind == "final":
@@ -131,7 +131,7 @@ def report_refusal(
 
 
 def fix_contributors(connection: Connection, job_id: str, number: int, contributors: Collection[str]) -> bool:
-    """Fix who is summed, once for ever."""
+    """Fix which agents are summed, once and permanently."""
     row = _row(connection, job_id, number)
     wanted = sorted(set(contributors))
     if len(wanted) != len(contributors) or not wanted:
@@ -151,7 +151,7 @@ def fix_contributors(connection: Connection, job_id: str, number: int, contribut
 
 
 def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int) -> bool:
-    """Note the ledger's entry that posted the charge; only then a tallier may be asked for its sum."""
+    """Note the ledger's entry that posted the charge; only afterwards may a tallier be asked for its sum."""
     row = _row(connection, job_id, number)
     if row.ledger_seq is not None:
         if row.ledger_seq != ledger_seq:
@@ -172,7 +172,7 @@ def set_posted(connection: Connection, job_id: str, number: int, ledger_seq: int
 
 
 def store_release(connection: Connection, job_id: str, number: int, data: bytes) -> bool:
-    """Store what was opened, once for ever, and drop the talliers' single sums."""
+    """Store the release, once and permanently, and drop the talliers' single sums."""
     row = _row(connection, job_id, number)
     known = read_release(connection, job_id, number)
     if known is not None:
@@ -192,13 +192,13 @@ def store_release(connection: Connection, job_id: str, number: int, data: bytes)
 
 
 def read_release(connection: Connection, job_id: str, number: int) -> bytes | None:
-    """What was released, or None."""
+    """Return the release, or None."""
     found = select_rows(connection, releases, job_id=job_id, number=number).first()
     return None if found is None else bytes(found.data)
 
 
 def live_round(connection: Connection, round_digest: str) -> Sequence[Row[Any]]:
-    """The rounds of a digest: for good, or by the plan of a job that is not finished."""
+    """Return the rounds with a digest: permanent, or planned by a job that is not finished."""
     return connection.execute(_LIVE, {"digest": round_digest}).all()
 
 
@@ -227,7 +227,7 @@ _DROP_SUMS = (
 
 
 def _row(connection: Connection, job_id: str, number: int) -> Row[Any]:
-    """A round as it is stored, with the state of its job."""
+    """Return a round as it is stored, with the state of its job."""
     row = connection.execute(_WITH_JOB, {"job_id": job_id, "number": number}).first()
     if row is None:
         raise NotFound(f"there is no {_name(job_id, number)}")
@@ -235,7 +235,7 @@ def _row(connection: Connection, job_id: str, number: int) -> Row[Any]:
 
 
 def _digests(connection: Connection, row: Row[Any]) -> tuple[str, str] | None:
-    """What a round asks: for good, or as it is planned; None before its queries are known."""
+    """Return the batch and round digests: permanent, or as planned; None before the queries are known."""
     if row.round_digest is not None:
         return (row.batch_digest, row.round_digest)
     found = select_rows(connection, planned_batches, job_id=row.job_id, number=row.number).first()
@@ -243,7 +243,7 @@ def _digests(connection: Connection, row: Row[Any]) -> tuple[str, str] | None:
 
 
 def _check_no_twin(connection: Connection, row: Row[Any], round_digest: str) -> None:
-    """Refuse a round that is another one's twin: asked before, or waiting to be."""
+    """Refuse a round whose twin was asked before, or waits to be."""
     for twin in live_round(connection, round_digest):
         if (twin.job_id, twin.number) != (row.job_id, row.number):
             raise PrivacyRefusal(
@@ -253,7 +253,7 @@ def _check_no_twin(connection: Connection, row: Row[Any], round_digest: str) -> 
 
 
 def _report(connection: Connection, table: Table, row: Row[Any], by: dict[str, Any], news: dict[str, Any]) -> bool:
-    """Keep what a party says of a round, in place of what it said before."""
+    """Store a party's report on a round, in place of its earlier one."""
     this = {"job_id": row.job_id, "number": row.number} | by
     known = select_rows(connection, table, **this).first()
     if known is None:
@@ -266,7 +266,7 @@ def _report(connection: Connection, table: Table, row: Row[Any], by: dict[str, A
 
 
 def _step(connection: Connection, row: Row[Any], state: str, **values: Any) -> bool:
-    """Change a round only where it still is as it was read; whoever comes second is told."""
+    """Change a round only if it is still as it was read; a caller that comes second gets an error."""
     still = {"job_id": row.job_id, "number": row.number, "state": row.state}
     if update_rows(connection, rounds, {"state": state} | values, **still) != 1:
         raise NotReady(f"{_name(row.job_id, row.number)} was changed at the same time; look again")
@@ -290,7 +290,7 @@ def _name(job_id: str, number: int) -> str:
 
 
 class AggregateStore:
-    """All sums of talliers that wait to be put together. Secret until then: never printed."""
+    """All sums of talliers that wait to be combined. Secret until then: never printed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -304,10 +304,10 @@ class AggregateStore:
         is_kept: bool = True,
         connection: Connection | None = None,
     ) -> None:
-        """Keep one tallier's sum; the same bytes again change nothing, also after they were dropped.
+        """Store one tallier's sum; the same bytes again change nothing, also after they were dropped.
 
         Args:
-            is_kept: False where the round is opened in this very transaction: only its digest stays, and it never
+            is_kept: False if the round is opened in this transaction: only the digest is stored, and the sum never
                 reaches the disk.
 
         Raises:
@@ -338,7 +338,7 @@ class AggregateStore:
     def of_all(
         self, round_digests: Collection[str], *, connection: Connection | None = None
     ) -> dict[str, dict[str, bytes]]:
-        """Round -> tallier id -> its sum, of those that have arrived and were not dropped."""
+        """Return round -> tallier id -> its sum, of those that have arrived and were not dropped."""
         found: dict[str, dict[str, bytes]] = {}
         if not round_digests:
             return found

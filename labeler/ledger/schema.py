@@ -1,4 +1,4 @@
-"""Every table of a journal, what its columns hold, and the rules that the database itself keeps about them.
+"""Every table of a journal, what its columns hold, and the rules that the database itself enforces.
 
     ledger_entries      append-only and chained; ledger_accounts and ledger_reservations are sums over them
     coordinator         tasks, jobs, rounds and what was released; parties, invitations, tokens; what was forgotten
@@ -6,12 +6,12 @@
     tallier             rounds and shares
     all                 numbers of messages; which erasable keys belong here; a probe that writing works
 
-Whoever opens a new journal makes all of them in one transaction, at REVISION; a later one is reached by Alembic
+A new journal gets all of them in one transaction, at REVISION; Alembic upgrades to later ones
 (`labeler.ledger.migrations`). Both databases hold the same bytes: a time is a text that sorts as time does, JSON
 is a text with sorted keys. So an equality in SQL is an equality in Python.
 
-What is once for ever (the contributors of a round, a release, a tallier's sum) is checked in Python, where the error
-can say what to do next, and once more by a trigger, where no defect of a caller can pass it.
+Permanent values (the contributors of a round, a release, a tallier's sum) are checked in Python, where the error can
+say what to do next. A trigger checks them again, so that no defect of a caller can change them.
 
 More than 600 lines: tables refer to each other and rules look into several, so all of them stand here and nowhere else.
 """
@@ -51,7 +51,7 @@ from labeler.rounds.effects import JobState, RoundState
 from labeler.tally import MAX_TALLIERS
 
 REVISION: Final = "0001"
-"""Of the tables as they are made here: the last revision of `labeler.ledger.migrations`."""
+"""Revision of these tables: the last one of `labeler.ledger.migrations`."""
 
 metadata = MetaData(
     naming_convention={
@@ -66,10 +66,10 @@ metadata = MetaData(
 JOB_STATES = get_args(JobState)
 ROUND_STATES = get_args(RoundState)
 ROLES = ("admin", "requester", "viewer")
-"""Of access tokens."""
+"""Roles of access tokens."""
 
 WHOLE = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits in both databases; STRICT tables of SQLite know them as INTEGER."""
+"""64 bits in both databases; STRICT tables of SQLite call this INTEGER."""
 
 
 class Moment(TypeDecorator[datetime]):
@@ -79,11 +79,11 @@ class Moment(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:  # noqa: ARG002  # SQLAlchemy's signature
-        """To its text."""
+        """Return the time's text."""
         return None if value is None else time_text(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002  # as above
-        """From its text."""
+        """Return the text's time."""
         return None if value is None else time_of(value)
 
 
@@ -94,16 +94,16 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002  # SQLAlchemy's signature
-        """To its text."""
+        """Return the value's canonical JSON."""
         return None if value is None else json_text(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ARG002  # as above
-        """From its text."""
+        """Return the JSON's value."""
         return None if value is None else json.loads(value)
 
 
 def json_text(value: object) -> str:
-    """The text under which a value is stored.
+    """Return the text under which a value is stored.
 
     Raises:
         InvalidSetting: it is not JSON, or holds NaN or infinity. The value is not repeated.
@@ -115,12 +115,12 @@ def json_text(value: object) -> str:
 
 
 def one_of(column: str, values: Iterable[str]) -> str:
-    """The condition of a CHECK that a column holds one of these words."""
+    """Return the condition of a CHECK that a column holds one of these words."""
     return f"{column} IN ({', '.join(repr(value) for value in sorted(values))})"
 
 
 def strict_table(name: str, *parts: SchemaItem, **options: Any) -> Table:
-    """A table in which SQLite keeps the types of columns as PostgreSQL does."""
+    """Return a table in which SQLite enforces column types as PostgreSQL does."""
     return Table(name, metadata, *parts, sqlite_strict=True, **options)
 
 
@@ -130,7 +130,7 @@ def strict_table(name: str, *parts: SchemaItem, **options: Any) -> Table:
 def forbid(
     table: Table, name: str, *, on: Literal["INSERT", "UPDATE", "DELETE"], because: str, when: str = "TRUE"
 ) -> None:
-    """Refuse a kind of change to a table; made together with the table.
+    """Refuse a kind of change to a table, by a rule created together with the table.
 
     Args:
         name: of the rule, unique within the table.
@@ -144,10 +144,10 @@ def forbid(
 
 
 def rule_text(table: str, name: str, *, on: str, because: str, when: str, dialect: str) -> list[str]:
-    """The statements that make a rule, on "sqlite" or "postgresql"; also for a migration that makes a table anew."""
+    """Return the SQL that makes a rule, on "sqlite" or "postgresql"; also for a migration that rebuilds a table."""
     rule = f"{table}_{name}"
     if dialect == "sqlite":
-        # Before the statement, and so before anything else that an INSERT OR REPLACE would do.
+        # Before the statement, and so before the deletes of an INSERT OR REPLACE.
         when = when.replace(" IS DISTINCT FROM ", " IS NOT ").replace("TRUE", "1")
         return [f"CREATE TRIGGER {rule} BEFORE {on} ON {table} WHEN {when} BEGIN SELECT RAISE(ABORT, '{because}'); END"]
     raised = f"RAISE EXCEPTION '{because}' USING ERRCODE = 'integrity_constraint_violation';"
@@ -165,29 +165,29 @@ def rule_text(table: str, name: str, *, on: str, because: str, when: str, dialec
 
 
 def stay(table: Table, columns: Iterable[str]) -> None:
-    """These columns never change after a row was written."""
+    """Forbid changes of these columns after a row was written."""
     when = " OR ".join(f"NEW.{column} IS DISTINCT FROM OLD.{column}" for column in columns)
     forbid(table, "stay", on="UPDATE", when=when, because=f"what was written to {table.name} stays")
 
 
 def remain(table: Table) -> None:
-    """Rows of this table are never deleted."""
+    """Forbid deleting rows of this table."""
     forbid(table, "remain", on="DELETE", because=f"rows of {table.name} are kept for ever")
 
 
 def keep(table: Table, *, but: Collection[str] = ()) -> None:
-    """Rows of this table are never deleted, and never change except in the columns `but`."""
+    """Forbid deleting rows of this table, and changing them except in the columns `but`."""
     stay(table, [column.name for column in table.columns if column.name not in but])
     remain(table)
 
 
 def set_once(column: str) -> str:
-    """The condition that a column which was empty at first would change a second time."""
+    """Return the condition that a column, empty at first, would change a second time."""
     return f"(OLD.{column} IS NOT NULL AND NEW.{column} IS DISTINCT FROM OLD.{column})"
 
 
 journal_owner = strict_table("journal_owner", Column("name", Text, primary_key=True))
-"""One row in PostgreSQL: the process that began to write it last (`labeler.ledger.database`)."""
+"""One row in PostgreSQL: the process that started to write it last (`labeler.ledger.database`)."""
 
 ledger_entries = strict_table(
     "ledger_entries",
@@ -420,7 +420,7 @@ forbid(rounds, "begin", on="INSERT", when="NEW.state <> 'waiting'", because="a r
 
 
 def _of_round(name: str, *parts: SchemaItem) -> Table:
-    """A table of what is known of each round."""
+    """Return a table with facts about each round."""
     return strict_table(
         name,
         Column("job_id", Text, primary_key=True),
@@ -436,8 +436,8 @@ planned_batches = _of_round(
     Column("round_digest", Text, nullable=False),
     Index(None, "round_digest"),
 )
-"""What a round that waits will ask; it becomes the round's own, for good, in the step that asks. So of a job that ends
-before, no digest is used up, and the same questions can be asked again in the same place."""
+"""The planned questions of a waiting round. The step that asks makes them permanent. So a job that ends earlier uses up
+no digest, and the same questions can be asked again in the same place."""
 keep(planned_batches)
 
 round_participants = _of_round(
@@ -593,7 +593,7 @@ party_heads = strict_table(
     Column("hash", Text, nullable=False),
     CheckConstraint("seq >= 1", name="seq"),
 )
-"""How far a party's journal was when it answered last; beside what polls say, because it changes with each answer."""
+"""Head of a party's journal at its last answer; separate from heads in polls, because it changes with each answer."""
 keep(party_heads, but=("seq", "hash"))
 forbid(party_heads, "rise", on="UPDATE", when="NEW.seq <= OLD.seq", because="what a party has answered stays answered")
 

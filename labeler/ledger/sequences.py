@@ -1,11 +1,10 @@
-"""Numbers of messages: what is sent gets a new one for life, and what was taken is not taken twice.
+"""Numbers of messages: each one sent gets a new number, and no number is accepted twice.
 
-A sender takes numbers in blocks of 1000, so that most messages cost no write; what is left of a block when a process
-ends is skipped. A block begins no lower than the time in milliseconds, so that numbers also go up over the copy of a
-journal that was restored from a backup: with the counter alone it would use again what was sent since, and everything
-it sends would be dropped as a replay. A receiver keeps the highest number of each sender and key: a message must be
-above it. The key is part of it, so that somebody who signs under another's name with a key of its own cannot use up
-that one's numbers.
+A sender takes numbers in blocks of 1000, so that most messages cost no write. The rest of a block is skipped when a
+process ends. A block begins no lower than the time in milliseconds, so numbers also go up after a journal is restored
+from a backup. The counter alone would repeat numbers sent since, and every message would be dropped as a replay. A
+receiver keeps the highest number of each sender and key: a message must be above it. The key is included so that
+somebody who signs in another's name with a different key cannot use up the other's numbers.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ BLOCK = 1000
 
 
 class Sequences:
-    """Numbers sent and numbers taken; shared by all threads of a process.
+    """Numbers sent and numbers accepted; shared by all threads of a process.
 
     Args:
-        clock: times with a time zone; the system's where absent. Set back, it costs nothing: the counter goes on.
+        clock: times with a time zone; by default the system's. Setting it back is harmless: the counter goes on.
     """
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
@@ -40,17 +39,17 @@ class Sequences:
         self._last: dict[str, int] = {}
 
     def next(self, recipient: str, *, connection: Connection | None = None) -> int:
-        """A number for the next message to a recipient: above all before it, also after a crash.
+        """Return a number for the next message to a recipient, above all earlier ones, also after a crash.
 
         Args:
-            connection: the write transaction that is open in this thread, where there is one. A number from a
+            connection: this thread's open write transaction, if there is one. A number from a
                 transaction that is undone must not be used.
         """
         while True:
             number = self._from_block(recipient)
             if number is not None:
                 return number
-            # Not under our own lock: a thread that holds the database's pen may be waiting for it.
+            # Not under this object's lock: a thread that holds the database's write lock may be waiting for it.
             first = self._reserve(recipient, connection)
             if connection is not None:
                 self._skip_to(recipient, first)
@@ -62,27 +61,27 @@ class Sequences:
         """Refuse a message that is not new.
 
         Args:
-            sender: who it says it is from.
+            sender: the party named in the message.
             verify_key: the key that its signature was checked with.
 
         Raises:
-            Replayed: its number is not above the highest taken.
-            ProtocolViolation: it is no sequence number.
+            Replayed: its number is not above the highest accepted.
+            ProtocolViolation: it is not a sequence number.
         """
         _check_number(sequence)
         with self._database.reading(connection) as joined:
             _check_new(sender, sequence, self._highest_taken(sender, verify_key, joined))
 
     def last(self, sender: str, verify_key: str) -> int:
-        """The highest number taken of a sender under a key; 0 where none was."""
+        """Return the highest number accepted of a sender under a key; 0 if there is none."""
         with self._database.read() as connection:
             return self._highest_taken(sender, verify_key, connection)
 
     def taken(self, sender: str, sequence: int, *, verify_key: str, connection: Connection | None = None) -> None:
-        """Note that a message was taken, in the transaction that keeps its effect.
+        """Record that a message was accepted, in the transaction that keeps its effect.
 
         Raises:
-            Replayed: this or a later one was taken at the same time; nothing is to be kept of this one.
+            Replayed: this or a later one was accepted at the same time; discard the transaction.
         """
         _check_number(sequence)
         with self._database.writing(connection) as joined:
@@ -108,7 +107,7 @@ class Sequences:
             return number
 
     def _reserve(self, recipient: str, connection: Connection | None) -> int:
-        """Take a block durably; its first number."""
+        """Reserve a block durably; return its first number."""
         with self._database.writing(connection) as joined:
             known = select_rows(joined, sequences_sent, recipient=recipient).first()
             begin = max(0 if known is None else known.reserved, self._block_of_now())
@@ -123,7 +122,7 @@ class Sequences:
         return -(-milliseconds // BLOCK) * BLOCK
 
     def _skip_to(self, recipient: str, number: int) -> None:
-        """Hand out nothing below a number any more."""
+        """Hand out no number below this one any more."""
         with self._lock:
             self._last[recipient] = max(number, self._last.get(recipient, 0))
             block = self._blocks.get(recipient)
@@ -131,7 +130,7 @@ class Sequences:
                 block.clear()
 
     def _install(self, recipient: str, first: int) -> None:
-        """Hand out from a block, unless a higher one was begun in the meantime: numbers only go up."""
+        """Hand out from a block, unless a higher one was started in the meantime: numbers only go up."""
         end = (first - 1) // BLOCK * BLOCK + BLOCK
         with self._lock:
             block = self._blocks.get(recipient)

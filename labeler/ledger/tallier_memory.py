@@ -1,17 +1,17 @@
-"""What a tallier must not forget: the shares it was sent, who is excluded, and what it summed, once for ever.
+"""The durable memory of a tallier: the shares it was sent, the excluded agents, and its permanent sums.
 
 A round is summed over one set of agents. The set and the sum are fixed in one transaction, which also drops the single
-shares; the fingerprint of each stays, so that a share that is sent again is still recognised. When a round is
-forgotten the set of agents stays, and the round takes no share and gives no sum any more.
+shares. The fingerprint of each share stays, so that a repeated share is still recognized. When a round is forgotten the
+set of agents stays, and the round takes no share and gives no sum any more.
 
-Shares and sums are kept encrypted, each kind of a round under a key of its own that lies outside the journal and
-outside every backup (labeler.system.erasable). Both are drawn when the round is opened, with one sync. The shares' key
-is erased when the sum is fixed, the sum's when the round is forgotten: from then on no backup, log or replica of this
-journal holds them any more.
+Shares and sums are kept encrypted. Each kind has one key per round, which lies outside the journal and outside every
+backup (labeler.system.erasable). Both are drawn when the round is opened, with one sync. The shares' key is erased when
+the sum is fixed, the sum's key when the round is forgotten. From then on no backup, log or replica of this journal
+holds them any more.
 
 Shares are secret: nothing here prints them.
 
-What comes twice, late or otherwise is the machine's to say (labeler.rounds.tallier); the tables keep it all the same.
+The state machine (labeler.rounds.tallier) decides about repeated, late or wrong messages; the tables enforce the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEPT = {"open": (_SHARES, _SUM), "fixed": (_SUM,)}
 
 @dataclass(frozen=True, repr=False)
 class KeptShare:
-    """What is kept of one agent's share. Secret: does not print.
+    """The stored share of one agent. Secret: does not print.
 
     Attributes:
         data: as it was received (labeler.messages.bodies.share_to_bytes); None once it was summed or dropped.
@@ -54,12 +54,12 @@ class KeptShare:
 
 @dataclass(frozen=True, repr=False)
 class KeptRound:
-    """All that is kept of one round: what a tallier that was restarted goes on with. Secret: does not print.
+    """The stored state of one round, from which a restarted tallier continues. Secret: does not print.
 
     Attributes:
         opened: the round as the coordinator described it.
         shares: agent id -> its share, of those not excluded; after the sum, of those summed, without the data.
-        fingerprints: agent id -> fingerprint of every share that was ever taken, also of those not held any more.
+        fingerprints: agent id -> fingerprint of every share that was ever taken, also of those dropped since.
         excluded: agents that sent two different shares.
         contributors: the agents summed, or None.
         aggregate: the sum (labeler.messages.bodies.aggregate_to_bytes), or None.
@@ -90,13 +90,13 @@ class TallierMemory:
         self._unused = UnusedKeys(database, keys, endings=(_SHARES, _SUM), needed=_needed_keys)
 
     def open_rounds(self) -> list[OpenRound]:
-        """Every round that was not forgotten, summed or not."""
+        """Return every round that was not forgotten, summed or not."""
         with self._database.read() as joined:
             query = select(_round.opened).where(_round.state != "forgotten").order_by(_round.round_digest)
             return [OpenRound.decode(bytes(opened)) for opened in joined.execute(query).scalars()]
 
     def exclude(self, round_digest: str, agent_id: str, *, connection: Connection | None = None) -> None:
-        """Take no share of an agent in a round any more and drop the one that is held; after the sum, no change.
+        """Take no more shares of an agent in a round and drop the one that is held; after the sum, change nothing.
 
         Raises:
             NotFound: the round was never opened here.
@@ -110,11 +110,11 @@ class TallierMemory:
                     insert_rows(joined, tallier_shares, this | {"state": "excluded"})
 
     def load(self, round_digest: str, *, connection: Connection | None = None) -> KeptRound:
-        """All that is kept of a round.
+        """Return the stored state of a round.
 
         Raises:
             NotFound: it was never opened here.
-            BadData: what is kept was changed, or its key is gone (`sweep` gives such a round up).
+            BadData: the stored data was changed, or its key is gone (`sweep` gives such a round up).
         """
         with self._database.reading(connection) as joined:
             row = self._round(round_digest, joined)
@@ -138,15 +138,15 @@ class TallierMemory:
         )
 
     def noise_key(self, round_digest: str) -> bytes:
-        """What this tallier's noise in a round is drawn from, where talliers add it (labeler.noise).
+        """Return the secret from which this tallier's noise in a round is drawn, if talliers add noise (labeler.noise).
 
-        The key under which the round's shares lie: durable before the first share is, the same after a crash, and
-        erased once the sum is durable with its noise in it. Whoever has lost it has no shares to add noise to.
+        It is the key that encrypts the round's shares. It is durable before the first share is, the same after a crash,
+        and erased once the sum is durable with its noise in it. A tallier that lost it has no shares to add noise to.
         """
         return self._keys.draw(_shares_key(round_digest))
 
     def knows(self, round_digest: str) -> bool:
-        """Whether a round was ever opened here."""
+        """Return whether a round was ever opened here."""
         with self._database.read() as connection:
             return select_rows(connection, tallier_rounds, round_digest=round_digest).first() is not None
 
@@ -157,7 +157,7 @@ class TallierMemory:
         *,
         connection: Connection,
     ) -> None:
-        """Keep rounds and shares that are new; where a caller is mistaken about that, the rules of the tables refuse.
+        """Store new rounds and shares; if the caller is wrong and they are not new, the rules of the tables refuse.
 
         Args:
             opened: by digest, rounds that were unknown.
@@ -177,17 +177,17 @@ class TallierMemory:
     def fix_open(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
     ) -> None:
-        """Fix whom the sums of open rounds are over and what they are, once for ever, and drop the single shares.
+        """Fix the summed agents and the sums of open rounds, once and permanently, and drop the single shares.
 
-        To be called before a sum leaves.
+        Call this before a sum leaves.
 
         Args:
-            summed: by digest: agents summed, agents of whom a share is held and not summed, the sum.
+            summed: by digest: agents summed, agents whose share is held but not summed, the sum.
 
         Raises:
             InvalidSetting: a sum of nobody, or an empty one.
             PrivacyRefusal: a round is not open.
-            ProtocolViolation: no share is held of one of the agents.
+            ProtocolViolation: no share of one of the agents is held.
         """
         for digest, (contributors, others, aggregate) in summed.items():
             if not contributors or not aggregate:
@@ -205,11 +205,11 @@ class TallierMemory:
             for agent in sorted(others):
                 _close_share(connection, digest, agent, "dropped")
         if summed:
-            # Once the sums are durable: where the process dies in between, `sweep` finds the keys.
+            # Once the sums are durable: if the process dies in between, `sweep` finds the keys.
             self._database.after_commit(partial(self._keys.erase_all, [_shares_key(digest) for digest in summed]))
 
     def forget(self, round_digest: str, *, connection: Connection | None = None) -> None:
-        """Drop the sum and every share of a round; whom it was summed over stays. The round stays closed for ever.
+        """Drop the sum and every share of a round; the set of summed agents stays. The round stays closed permanently.
 
         Raises:
             NotFound: it was never opened here.
@@ -223,7 +223,7 @@ class TallierMemory:
             self._database.after_commit(lambda: self._erase(round_digest))
 
     def sweep(self) -> list[str]:
-        """Erase every key that opens nothing, and give up every round whose key is gone; at the start of a process.
+        """Erase every key that opens nothing, and give up every round whose key is gone; done when a process starts.
 
         Returns:
             Digests of the rounds that were given up.
@@ -244,11 +244,11 @@ class TallierMemory:
         return lost
 
     def tidy(self) -> None:
-        """See UnusedKeys: of shares or sums, for example, that a full disk did not keep."""
+        """Erase unused keys, for example of shares or sums that a full disk did not keep; see UnusedKeys."""
         self._unused.erase_what_was_undone()
 
     def _opened(self, key_name: str, context: str, data: bytes | None) -> bytes | None:
-        """What was kept, in clear."""
+        """Return stored data, decrypted."""
         if data is None:
             return None
         key = self._keys.read(key_name)
@@ -273,7 +273,7 @@ class TallierMemory:
 
 
 def _close_share(connection: Connection, round_digest: str, agent_id: str, state: str) -> bool:
-    """Take a share that is held out of a round; whether there was one."""
+    """Remove a held share from a round; return whether there was one."""
     this = {"round_digest": round_digest, "agent_id": agent_id, "state": "held"}
     return update_rows(connection, tallier_shares, {"state": state, "share": None}, **this) == 1
 

@@ -1,10 +1,10 @@
-"""Tasks as they were made, whom they are shared with, and which of their queries are taken: each is asked once.
+"""Stored tasks, the tokens they are shared with, and the queries taken from them: each query is asked once.
 
 A query is paid for when an agent is asked, and asked once: its number ties it to one charge. Numbers of a round that
-never left come back when its job has ended (`TaskStore.give_back`). That nothing left of them is not the caller's word:
-the database refuses a range that touches a round whose job is not finished, or that was ever tied to its questions for
-good, which happens in the step that asks (`labeler.ledger.rounds`). A round of a finished job takes no step any
-more, so nothing can leave of these numbers later either.
+never left come back when its job has ended (`TaskStore.give_back`). The caller's word that nothing left is not enough.
+The database refuses a range that touches a round whose job is not finished, or that was ever tied permanently to its
+questions, which happens in the step that asks (`labeler.ledger.rounds`). A round of a finished job takes no step any
+more, so nothing can leave under these numbers later either.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _MOST_PARSED = 1024
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task as it is kept.
+    """A stored task.
 
     Attributes:
         task: what all parties agree on.
-        participants: ids of the agents that take part, as many as the task says, each once.
+        participants: ids of the participating agents, as many as the task says, each once.
         created_at: when it was made.
-        created_by: token id of who made it.
+        created_by: token id of its creator.
         next_query: number of the first query that is not given out yet.
 
     Raises:
@@ -68,17 +68,17 @@ class TaskRecord:
 
     @property
     def digest(self) -> str:
-        """Of the task."""
+        """Return the digest of the task."""
         return self.task.digest
 
     @property
     def queries_left(self) -> int:
-        """How many were never given out; those that came back are beside them (`TaskStore.returned`)."""
+        """Return the number of queries never given out; returned ones are counted separately (`TaskStore.returned`)."""
         return self.task.max_queries - self.next_query
 
     @property
     def cursor(self) -> str:
-        """The position of this task in a list; the next page begins after it."""
+        """Return the position of this task in a list; the next page begins after it."""
         return cursor_text(self.created_at, self.digest)
 
 
@@ -89,10 +89,10 @@ class TaskStore:
         self._database = database
 
     def add(self, record: TaskRecord, *, connection: Connection | None = None) -> TaskRecord:
-        """Keep a task; the same task again changes nothing.
+        """Store a task; a repeat changes nothing.
 
         Returns:
-            The task as it is kept: with the time and the queries given out of the first time.
+            The stored task, with the creation time and the queries given out so far.
 
         Raises:
             ProtocolViolation: it is known with other participants.
@@ -123,11 +123,11 @@ class TaskStore:
         return known
 
     def get(self, digest: str, *, connection: Connection | None = None) -> TaskRecord:
-        """One task.
+        """Return one task.
 
         Raises:
             NotFound: there is none of this digest.
-            JournalBroken: what is stored is not the task of this digest.
+            JournalBroken: the stored body is not the task of this digest.
         """
         found = self.get_all([digest], connection=connection).get(digest)
         if found is None:
@@ -135,7 +135,7 @@ class TaskStore:
         return found
 
     def get_all(self, digests: Collection[str], *, connection: Connection | None = None) -> dict[str, TaskRecord]:
-        """Several tasks at once, by digest; those that are not there are left out.
+        """Return several tasks, by digest; missing ones are left out.
 
         Raises:
             JournalBroken: see `get`.
@@ -144,7 +144,7 @@ class TaskStore:
             return {row.digest: _record(row) for row in select_rows(joined, tasks, digest=sorted(set(digests)))}
 
     def list(self, *, after: str | None = None, limit: int = 100, open_to: str | None = None) -> list[TaskRecord]:
-        """Tasks, newest first.
+        """Return tasks, newest first.
 
         Args:
             after: `cursor` of the last task of the page before.
@@ -164,16 +164,16 @@ class TaskStore:
             return [_record(row) for row in connection.execute(query)]
 
     def given_out(self) -> Iterator[Task]:
-        """Every task of which queries were given out: something was charged for it, or may be."""
+        """Iterate over tasks of which queries were given out: something was charged for them, or may be."""
         with self._database.read() as connection:
             bodies = connection.execute(select(tasks.c.digest, tasks.c.body).where(tasks.c.next_query > 0)).all()
         return (_parsed(digest, body) for digest, body in bodies)
 
     def claim_queries(self, digest: str, count: int, *, connection: Connection | None = None) -> int:
-        """Give out queries of a task in one run: such as came back, or the next. Each is asked once for ever.
+        """Give out a contiguous range of a task's queries, returned ones or the next ones. Each is asked at most once.
 
         Args:
-            count: how many, at least 1.
+            count: number of queries, at least 1.
             connection: write transaction to join, so that nothing is given out for a job that is not kept.
 
         Returns:
@@ -205,7 +205,7 @@ class TaskStore:
                         _return(joined, digest, first + count, size - count)
                     return first
             first, new = record.next_query, count
-            if tail:  # the last range reaches up to the numbers never given out, and is lengthened by new ones
+            if tail:  # the last range reaches up to the numbers never given out; extend it with new ones
                 first, new = first - tail, count - tail
                 _remove(joined, digest, first)
             next_query = record.next_query + new
@@ -213,7 +213,7 @@ class TaskStore:
         return first
 
     def give_back(self, digest: str, first_query: int, num_queries: int, *, connection: Connection) -> None:
-        """Take back queries that were given out and never asked; with ranges that they touch they become one.
+        """Take back queries that were given out and never asked; merge them with adjacent returned ranges.
 
         Raises:
             IntegrityError: they were asked, or may still be.
@@ -225,7 +225,7 @@ class TaskStore:
         _return(connection, digest, first_query, num_queries)
 
     def returned(self, digests: Collection[str]) -> dict[str, int]:
-        """How many queries came back of each of some tasks; they can be asked beside `queries_left`."""
+        """Return how many queries came back of each of some tasks; they add to `queries_left`."""
         table = returned_queries.c
         query = select(table.task_digest, func.sum(table.num_queries).label("total"))
         query = query.where(table.task_digest.in_(sorted(set(digests)))).group_by(table.task_digest)
@@ -235,13 +235,13 @@ class TaskStore:
 
 
 def no_such_task(digest: str) -> NotFound:
-    """Said of a task that is not there, and in the same words of one that is somebody else's."""
+    """Return the error for a missing task; a task of somebody else gets the same words."""
     return NotFound(f"there is no task {digest[:64]!r}; make it first, or look at the list of tasks")
 
 
 @lru_cache(maxsize=_MOST_PARSED)
 def _parsed(digest: str, body: str) -> Task:
-    """The task that a row stores; parsed and checked once for each text, which never changes."""
+    """Parse the task that a row stores; cached by text, which never changes."""
     task = parse_task(json.loads(body))
     if task.digest != digest:
         raise JournalBroken(
@@ -262,7 +262,7 @@ def _record(row: Row[Any]) -> TaskRecord:
 
 
 def _ranges(connection: Connection, digest: str) -> list[tuple[int, int]]:
-    """First number and length of what came back of a task, in order, no two ranges touching."""
+    """Return first number and length of the returned ranges of a task, in order, no two adjacent."""
     found = select_rows(connection, returned_queries, ("first_query",), task_digest=digest)
     return [(row.first_query, row.num_queries) for row in found]
 
@@ -279,9 +279,9 @@ def _remove(connection: Connection, digest: str, first_query: int) -> None:
 
 
 class TaskShares:
-    """Whom a task is shared with: its creator may let other tokens submit into it, and may stop that again.
+    """The tokens that a task is shared with. Its creator may let other tokens submit into it, and may stop that again.
 
-    What was submitted meanwhile stays; a share says only who may submit and who may see the task.
+    Jobs that were submitted meanwhile stay; a share only says who may submit and who may see the task.
     """
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
@@ -296,18 +296,18 @@ class TaskShares:
                 insert_rows(joined, task_shares, row)
 
     def remove(self, task_digest: str, token_id: str) -> None:
-        """Stop it; a second time changes nothing."""
+        """Stop sharing a task with a token; a second time changes nothing."""
         table = task_shares.c
         with self._database.write() as joined:
             joined.execute(delete(task_shares).where(table.task_digest == task_digest, table.token_id == token_id))
 
     def has(self, task_digest: str, token_id: str, *, connection: Connection | None = None) -> bool:
-        """Whether a task is shared with a token."""
+        """Return whether a task is shared with a token."""
         with self._database.reading(connection) as joined:
             return select_rows(joined, task_shares, task_digest=task_digest, token_id=token_id).first() is not None
 
     def of(self, task_digests: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """With which tokens each of some tasks is shared, in the order in which that was done."""
+        """Return the tokens that each of some tasks is shared with, in the order in which that was done."""
         table = task_shares.c
         query = select(table.task_digest, table.token_id).where(table.task_digest.in_(sorted(set(task_digests))))
         found: dict[str, list[str]] = {digest: [] for digest in task_digests}

@@ -1,4 +1,4 @@
-"""Access tokens: shown once when they are made, kept as a hash, found again by it.
+"""Access tokens: shown once when they are made, stored as a hash, and found by it.
 
 A token is 256 bits from the operating system, so its SHA-256 cannot be searched; nothing slower is needed.
 """
@@ -36,9 +36,9 @@ class TokenRecord:
     """A token without its secret.
 
     Attributes:
-        token_id: what it is called in records and logs; not secret.
+        token_id: its name in records and logs; not secret.
         name: for people.
-        revoked_at: since when it opens nothing; None while it does.
+        revoked_at: when it was revoked; None while it is active.
     """
 
     token_id: str
@@ -51,7 +51,7 @@ class TokenRecord:
 class TokenStore:
     """All access tokens of a coordinator.
 
-    Tokens that were found are remembered: only this object revokes any, and a revocation forgets them all.
+    Found tokens are cached: only this object revokes any, and a revocation clears the cache.
     """
 
     def __init__(self, database: Database, *, clock: Clock = now_utc) -> None:
@@ -65,7 +65,7 @@ class TokenStore:
         """Make a token.
 
         Returns:
-            Its record, and the secret "lab_..."; nobody can show it a second time.
+            Its record, and the secret "lab_..."; it cannot be shown a second time.
 
         Raises:
             InvalidSetting: there is no such role, or the name is empty, too long or not printable.
@@ -81,10 +81,10 @@ class TokenStore:
         return record, secret
 
     def find(self, secret: str) -> TokenRecord | None:
-        """The token of a secret, unless it was revoked.
+        """Return the token of a secret, unless it was revoked.
 
-        What is looked up is a hash that the asker cannot steer, and it is compared in constant time, so the time an
-        answer takes says nothing about any secret.
+        The lookup key is a hash that the caller cannot steer, and it is compared in constant time. So the time of an
+        answer tells nothing about any secret.
         """
         if not isinstance(secret, str) or not secret.startswith(PREFIX) or len(secret) > _MAX_SECRET:
             return None
@@ -101,23 +101,23 @@ class TokenStore:
         return record
 
     def known(self, secret: str) -> TokenRecord | None:
-        """The token of a secret that was found before and not revoked since; no statement is made."""
+        """Return the token of a secret that was found before and not revoked since, without a database query."""
         return self._known.get(_digest(secret))
 
     def name_of(self, token_id: str) -> str:
-        """The name of whoever holds a token, which never changes; empty where there is no such token."""
+        """Return the name of a token, which never changes; empty if there is no such token."""
         with self._database.read() as connection:
             found = select_rows(connection, tokens, token_id=token_id).first()
         return "" if found is None else str(found.name)
 
     def is_active(self, token_id: str) -> bool:
-        """Whether a token still opens what it opened: it exists and was not revoked."""
+        """Return whether a token exists and was not revoked."""
         with self._database.read() as connection:
             row = select_rows(connection, tokens, token_id=token_id).first()
         return row is not None and row.revoked_at is None
 
     def revoke(self, token_id: str) -> TokenRecord:
-        """End a token for ever; a second time changes nothing.
+        """Revoke a token permanently; a second time changes nothing.
 
         Raises:
             NotFound: there is no such token.
@@ -134,13 +134,13 @@ class TokenStore:
         return TokenRecord(**row._mapping)
 
     def count(self) -> int:
-        """How many tokens open anything now; 0 where the first has to be made."""
+        """Return the number of active tokens; 0 if the first has yet to be made."""
         query = select(func.count()).select_from(tokens).where(tokens.c.revoked_at.is_(None))
         with self._database.read() as joined:
             return int(joined.execute(query).scalar_one())
 
     def list(self, *, connection: Connection | None = None) -> list[TokenRecord]:
-        """Every token, oldest first; revoked ones among them."""
+        """Return every token, oldest first, including revoked ones."""
         query = select(*_SHOWN).order_by(tokens.c.created_at, tokens.c.token_id)
         with self._database.reading(connection) as joined:
             return [TokenRecord(**row._mapping) for row in joined.execute(query)]

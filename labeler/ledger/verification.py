@@ -1,7 +1,7 @@
-"""A ledger read again from its first entry, trusting nothing but the entries.
+"""Verification of a ledger from its first entry, trusting nothing but the entries.
 
 Each entry must be the next one, hold the hash of the one before, hash to its own, and be a step that the rules allow
-from where the steps before had led. What they add up to must be what the other tables say.
+after the steps before it. The sums of the entries must match the other tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labeler.ledger.schema import ledger_accounts, ledger_entries, ledger_reserv
 
 _BATCH = 1000
 _LOWEST = -(2**63)
-"""No entry may have such a number; whoever wrote one is found, not passed over."""
+"""Reading starts below every possible number, so that an entry with an invalid one is found, not skipped."""
 
 Row = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ class _Reservation:
 
 
 def verify_ledger(connection: Connection) -> Head:
-    """Read all entries and compare what they add up to.
+    """Read all entries and compare their sums with the tables.
 
     Args:
         connection: one moment of the journal (`Database.read`).
@@ -51,7 +51,7 @@ def verify_ledger(connection: Connection) -> Head:
         The head that was reached.
 
     Raises:
-        JournalBroken: names the first entry that does not hold, or the balance that is not their sum.
+        JournalBroken: names the first entry that does not hold, or the balance that is not the sum of its entries.
     """
     replay = _Replay()
     for row in _rows(connection):
@@ -63,7 +63,7 @@ def verify_ledger(connection: Connection) -> Head:
 
 
 class _Replay:
-    """Where the entries read so far have led."""
+    """The state after the entries read so far."""
 
     def __init__(self) -> None:
         self.head = EMPTY
@@ -113,7 +113,7 @@ class _Replay:
             _broken(row, "is earlier than the entry before it")
 
     def _follow(self, reservation_id: str, kind: str, seq: int) -> None:
-        """A reservation is settled whole, in neighbouring entries."""
+        """Check that a reservation is settled whole, in neighboring entries."""
         if self._open is None or self._open == (reservation_id, kind):
             return
         before = self._reservations[self._open[0]]
@@ -186,7 +186,7 @@ def _rows(connection: Connection) -> Iterator[Row]:
 
 
 def _compare(connection: Connection, table: Table, what: str, derived: dict[tuple[Any, ...], tuple[Any, ...]]) -> None:
-    """Refuse a table whose rows, by its primary key (its first columns), are not what was derived."""
+    """Refuse a table whose rows, keyed by its primary key (its first columns), differ from what was derived."""
     key = len(table.primary_key)
     found = {tuple(row[:key]): tuple(row[key:]) for row in connection.execute(select(table))}
     for name in sorted(found.keys() | derived.keys()):

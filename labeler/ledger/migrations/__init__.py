@@ -1,10 +1,10 @@
-"""The revision of a journal's tables: made at the newest, brought there by Alembic, and refused where it is newer.
+"""The revision of a journal's tables: created at the newest, upgraded by Alembic, and refused if it is newer.
 
     alembic_version     one row: the revision, REVISION of `labeler.ledger.schema` in this program's journals
-    versions/           a module for each revision; the first one is what the schema makes of an empty journal
+    versions/           a module for each revision; the first one is what the schema makes of an empty journal.
 
-An upgrade is one write transaction of the journal's owner, in SQLite as in PostgreSQL, and it is committed only where
-the ledger, read again from its first entry, ends as it did before. Whoever dies in it leaves the journal as it was.
+An upgrade is one write transaction of the journal's owner, in SQLite as in PostgreSQL. It is committed only if the
+ledger, read again from its first entry, ends as it did before. A process that dies in it leaves the journal as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLE: Final = "alembic_version"
 
 
 def prepare(database: Database) -> None:
-    """Make the tables of a new journal, or bring one of an earlier revision to this program's; its owner calls it.
+    """Create the tables of a new journal, or upgrade those of an earlier revision; its owner calls it.
 
     Raises:
         JournalBroken: it names no revision, or the chain does not hold, before or after the upgrade.
@@ -46,7 +46,7 @@ def prepare(database: Database) -> None:
 
 
 def check_revision(database: Database) -> None:
-    """Refuse to look into a journal that this program would read wrongly.
+    """Refuse to read a journal that this program would misread.
 
     Raises:
         InvalidSetting: its tables are of another revision.
@@ -62,7 +62,7 @@ def check_revision(database: Database) -> None:
 
 
 def _revision(connection: Connection, what: str) -> str:
-    """The revision of a journal's tables; empty where it has none yet."""
+    """Return the revision of a journal's tables; empty if it has none yet."""
     tables = inspect(connection).get_table_names()
     if not tables:
         return ""
@@ -75,7 +75,7 @@ def _revision(connection: Connection, what: str) -> str:
 
 
 def _upgrade(database: Database, found: str) -> None:
-    # Loaded where it is wanted: almost every start finds the newest revision.
+    # Imported only here: almost every start finds the newest revision.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory

@@ -1,4 +1,4 @@
-"""Run by Alembic: revisions change a journal within the transaction of whoever upgrades it."""
+"""Run by Alembic: apply revisions within the caller's transaction."""
 
 from __future__ import annotations
 
