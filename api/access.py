@@ -61,6 +61,7 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/v1/jobs/{job_id}/labels"): "requester",
     ("GET", "/v1/jobs/{job_id}/model"): "requester",
     ("GET", "/v1/jobs/{job_id}/student"): "requester",
+    ("GET", "/v1/jobs/{job_id}/evaluation"): "requester",
     ("POST", "/v1/jobs/{job_id}:thumbnails"): "requester",
     ("GET", "/v1/jobs/{job_id}/events"): "viewer",
     ("POST", "/v1/labels"): "requester",

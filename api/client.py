@@ -5,14 +5,16 @@ with Client("https://labels.example.org", token) as service:
     service.wait(job.job_id)
     service.labels(job.job_id, Path("labels.parquet"))
 
-One class, and so one file of more than 400 lines: its methods mirror the routes one by one.
+More than 600 lines: one class, whose methods mirror the routes one by one.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
@@ -75,6 +77,9 @@ from api.schema import (
     WithdrawnView,
 )
 from labeler.errors import InvalidSetting
+from labeler.evaluation import BANDS
+from labeler.expectation import RECORDS_EACH
+from labeler.methods.evaluate import Layout
 from labeler.settings import describe_validation
 
 if TYPE_CHECKING:
@@ -325,6 +330,81 @@ class Client:
         """
         return self._download(f"{_job_path(job_id)}/student", path)
 
+    def evaluation(self, job_id: str) -> dict[str, Any]:
+        """Read what a completed job found that evaluates a model; waits while it is being made.
+
+        Raises:
+            ServiceProblem: the job is not completed, or labels images.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._download(f"{_job_path(job_id)}/evaluation", Path(folder) / "evaluation.json")
+            found: dict[str, Any] = json.loads(path.read_bytes())
+            return found
+
+    def evaluate(
+        self,
+        job_id: str,
+        *,
+        epsilon: float = 0.1,
+        delta: float = 1e-5,
+        layout: Layout | None = None,
+        bands: int = BANDS,
+        records: int | None = None,
+        idempotency_key: str | None = None,
+        **task: Any,
+    ) -> JobView:
+        """Have a job's student scored on the agents' records: a task of its own, with one job.
+
+        Which cells are counted is chosen here, from public facts: the noise of that price, and what the student states
+        of the job's images.
+
+        Args:
+            job_id: a completed job.
+            epsilon, delta: the price per private image.
+            layout, bands, records: see `[evaluation]` in docs/task-file.md.
+            **task: any other field of POST /v1/tasks, for example colluding_agents or records_per_person.
+
+        Returns:
+            The job as submitted; once it is completed, read its `evaluation`, and its `student`: the same model, whose
+            confidence is measured.
+
+        Raises:
+            InvalidSetting: a field is unknown or outside its bounds.
+            ServiceProblem: the service refused, for example because the budget does not cover it.
+        """
+        # Loaded where it is wanted: other calls read no models.
+        from feature_store.results.evaluations import question_of, released_model, stated_beside
+
+        asked = self.task(self.job(job_id).task_id)
+        classes, agents = asked.task["classes"], len(asked.participants)
+        given = {"name": f"evaluate {job_id}", "agents": list(asked.participants)} | _given(task)
+        given |= {"method": "evaluate", "epsilon": epsilon, "delta": delta, "classes": classes}
+        one = made(TaskRequest, **given, max_queries=1)
+        noise = self.estimate(EstimateRequest(task=one)).total_sigma_votes
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.student(job_id, Path(folder) / "student.safetensors")
+            self.labels(job_id, Path(folder) / "student_labels.parquet")
+            model, stated = path.read_bytes(), stated_beside(path)
+        stored = released_model(model, name="the job's student")
+        question = question_of(
+            model,
+            num_classes=len(classes),
+            sigma=noise,
+            records=records or RECORDS_EACH * agents,
+            layout=layout,
+            bands=bands,
+            stated=stated,
+        )
+        rows = question.rows(stored.dimension, num_classes=len(classes))
+        own = self.create_task(made(TaskRequest, **given, max_queries=len(rows)))
+        return self.submit(
+            own.task_id,
+            features=rows,
+            backbone_fingerprint=stored.fingerprint,
+            name=f"evaluation of {job_id}"[:200],
+            idempotency_key=idempotency_key,
+        )
+
     def model(self, job_id: str, path: Path) -> Path:
         """Download the model that a completed job released; the file appears under its name once it is whole.
 
@@ -491,6 +571,10 @@ class Client:
                 elif not line and data:
                     yield identity, JobView.model_validate_json(data)
                     data = ""
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def made(model: type[Model], **fields: Any) -> Model:

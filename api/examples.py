@@ -158,6 +158,28 @@ LABELS: dict[str, Any] = {"job_id": JOB_ID, "state": "completed", "price": PRICE
 
 LABELS_LATER: dict[str, Any] = {"job_id": JOB_ID, "state": "collecting", "price": PRICE, "labels": []}
 
+_SHARE: dict[str, Any] = {"value": 0.91, "noise": [0.88, 0.94], "sampling": [0.87, 0.94], "drowned": False}
+
+EVALUATION: dict[str, Any] = {
+    "version": "labeler-evaluation/1",
+    "classes": ["healthy", "ill"],
+    "layout": "confusion",
+    "edges": [0.8],
+    "sigma": 34.4,
+    "contributors": 5,
+    "records": {"value": 4790, "noise": [4640, 4940]},
+    "accuracy": _SHARE,
+    "balanced_accuracy": _SHARE,
+    "auroc": _SHARE,
+    "recall": [{"class": "healthy", **_SHARE}, {"class": "ill", **_SHARE}],
+    "confusion": [{"true": "ill", "predicted": "healthy", "value": 61, "noise": [-34, 156], "drowned": True}],
+    "bands": [{"from": 0.0, "to": 0.8, "stated": 0.74, **_SHARE}, {"from": 0.8, "to": 1.0, "stated": 0.96, **_SHARE}],
+    "speaks_for": "It speaks for images like the sites' own.",
+    "model": {"sha256": TASK_ID, "kind": "pooled", "job_id": JOB_ID},
+    "job_id": JOB_ID,
+    "task_digest": TASK_ID,
+}
+
 BALANCE: dict[str, Any] = {
     "account": "federation",
     "level": "instance",

@@ -286,6 +286,8 @@ class JobView(View):
     name: str
     task_name: str = ""
     """Of the task; `name` is the job's own, and may be empty."""
+    evaluates: bool = False
+    """Its question is a released model, and what it found is its evaluation; no image gets a label."""
     state: JobState
     stage: str
     """In words: what is being waited for."""

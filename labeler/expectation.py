@@ -44,6 +44,7 @@ from typing import Any, Final
 
 from labeler.budget import MOST_EPSILON
 from labeler.errors import LabelerError
+from labeler.evaluation import BANDS, Z, share_spread
 from labeler.planning import statement
 from labeler.task import Task, parse_task
 
@@ -66,6 +67,9 @@ NOTHING_OF_ATTRIBUTES: Final = (
 MOST_TELLING_DELTA: Final = 1 / RECORDS_EACH
 """A guarantee at delta is kept by giving away each private image with that probability: from here on, of as many images
 as an agent is assumed to have, one is expected to be."""
+
+MOST_OPEN: Final = 0.2
+"""Half of the interval of an evaluation's accuracy, beyond which it is warned of."""
 
 _STEPS: Final = 400
 _REACH: Final = 9.0
@@ -116,6 +120,8 @@ def _warning_of_delta(delta: float) -> str:
 
 def _expect(task: Task, asked: int, records: int | None) -> Expectation:
     traits = task.traits
+    if traits.evaluates:
+        return _of_evaluation(task, records)
     if not traits.counts:
         return Expectation(None, None, f"nobody has stated how noise moves the labels of method {task.method}")
     if task.attributes_per_record is not None:
@@ -127,6 +133,18 @@ def _expect(task: Task, asked: int, records: int | None) -> Expectation:
     if _stands_out(task, asked, assumed, task.total_sigma_votes) < WILL_DO:
         warning = _warning(task, asked, assumed, is_told=records is not None, most=high < 0.5)
     return Expectation(round(low, 3), round(high, 3), records=assumed, warning=warning)
+
+
+def _of_evaluation(task: Task, records: int | None) -> Expectation:
+    """How surely an accuracy will be known: by noise alone, in bands, whatever classes there are."""
+    assumed, sigma = assumed_records(task, records), task.total_sigma_votes
+    spread = Z * share_spread("bands", BANDS, task.num_classes, sigma=sigma, records=assumed)
+    reason = (
+        f"an evaluation labels nothing; noise will leave its accuracy within about {100 * spread:.2g} points, assuming "
+        f"{assumed:,} private images in all"
+    )
+    drowned = "the noise drowns the evaluation: take a larger epsilon, or more records" if spread > MOST_OPEN else ""
+    return Expectation(None, None, reason, records=assumed, warning=drowned)
 
 
 def assumed_records(task: Task, records: int | None = None) -> int:
@@ -236,6 +254,8 @@ def _rounded_up(value: float) -> float:
 
 def say_expected(expected: Mapping[str, Any]) -> str:
     """`Expectation.to_json` in a sentence."""
+    if expected["low"] is None and expected["records"] is not None:
+        return f"What it will tell: {expected['reason']}."
     if expected["low"] is None:
         return f"How many labels will be right: nothing can be said beforehand; {expected['reason']}."
     records = "" if expected["records"] is None else f", assuming {expected['records']:,} private images in all"

@@ -75,6 +75,36 @@ def _says_what_a_record_moves(task: Task) -> bool:
     )
 
 
+def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confidence: str) -> dict[str, Any]:
+    """The card of a model whose confidence an evaluation measured: what both tell of a private record, added up.
+
+    Epsilons and deltas add whatever the two mechanisms are (Dwork and Roth 2014, Theorem 3.16), also where the
+    same records answered both. A level of which one of the two states nothing has no epsilon.
+
+    Args:
+        card: of the model.
+        evaluated: of the evaluation.
+        confidence: where what the model states comes from, for people.
+    """
+    levels = {}
+    for level, one in card["guarantees"].items():
+        other = evaluated["guarantees"].get(level, {})
+        both = {
+            name: None if None in (one.get(name), other.get(name)) else one[name] + other[name]
+            for name in ("epsilon", "participant_epsilon")
+        }
+        reason = one.get("reason") or other.get("reason") or "the evaluation states none"
+        levels[level] = dict(one) | both | ({"reason": reason} if both["epsilon"] is None else {})
+    return dict(card) | {
+        "guarantees": levels,
+        "delta": card["delta"] + evaluated["delta"],
+        "holds": card["holds"] and evaluated["holds"],
+        "warning": card["warning"] or evaluated["warning"],
+        "confidence": confidence,
+        "evaluation_task": evaluated["task_digest"],
+    }
+
+
 def guarantee(price: Price) -> dict[str, Any]:
     """The guarantee in a few numbers, independent of any data: for the metadata of a table that travels alone."""
     return {
@@ -124,6 +154,7 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         *_talliers_in_words(card),
         *_person_in_words(card),
         *([f"* {card['one_record']}"] if "one_record" in card else []),
+        *([f"* {card['confidence']}"] if "confidence" in card else []),
         f"* task {card['task_digest']}",
     ]
     return "\n".join([*lines, ""])

@@ -167,8 +167,8 @@ class Task(PlainNumbers):
             raise ValueError(f"k must be 1 for method {self.method}, which has no neighbours; found {self.k}")
         if self.release not in self.traits.releases:
             raise ValueError(
-                f"release must be {' or '.join(self.traits.releases)} for method {self.method}: its sums are no counts "
-                "of votes, so that the largest of a row is not what was asked for"
+                f"release must be {' or '.join(self.traits.releases)} for method {self.method}: the largest of a row "
+                "of its sums is not what was asked for"
             )
         if ("training" in self.traits.takes) != (self.training is not None):
             raise ValueError(
@@ -270,9 +270,8 @@ class Task(PlainNumbers):
     def _check_life(self) -> None:
         if "life" not in self.traits.takes:
             raise ValueError(
-                f"life only means something for method {_methods_that_take('life')}: with {self.method} a record that "
-                "has spent its budget and falls silent lets another vote in its place, so that what others do tells "
-                "about it"
+                f"life only means something for method {_methods_that_take('life')}: of {self.method} nobody has "
+                "proved what a record costs that has spent its budget and falls silent"
             )
         if self.a_record_may_be_replaced:
             raise ValueError(

@@ -164,8 +164,8 @@ def _public_features(public: Path) -> NDArray[np.int16]:
 
 
 def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | None:
-    """How many clusters to ask about; None where a model is asked for."""
-    if task.traits.asks_for_a_model:
+    """How many clusters to ask about; None where a model is asked for, or asked about."""
+    if task.traits.asks_for_a_model or task.traits.evaluates:
         return None
     images = None
     if public is not None:

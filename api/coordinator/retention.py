@@ -40,6 +40,7 @@ import pyarrow.parquet as pq
 from api.coordinator.conductor import feature_bytes
 from api.coordinator.config import RetentionTable
 from api.fair_pool import FairPool
+from feature_store.results.evaluations import EVALUATION
 from feature_store.results.job_process import DISK_IS_FULL, LabelingOrder
 from feature_store.results.questions import (
     IMAGE_FAILURE,
@@ -52,7 +53,7 @@ from feature_store.results.questions import (
     read_parquet,
     write_failure,
 )
-from labeler.errors import BadData, Gone, LabelerError, StorageFull, Unavailable
+from labeler.errors import BadData, Gone, LabelerError, NotFound, StorageFull, Unavailable
 from labeler.ledger.jobs import FINISHED, ForgottenJobs, JobRecord, JobStore
 from labeler.system.clock import Clock
 from labeler.system.files import making_room, replacing
@@ -64,7 +65,7 @@ SWEEP_S = 5.0
 ORPHAN_S = 3600.0
 """How old a folder without a job must be: an upload is moved into its folder before its job is written."""
 
-KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT})
+KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT, EVALUATION})
 """What stays of a completed job when its upload, features and questions go."""
 
 LARGE_ROWS = 4096
@@ -203,12 +204,16 @@ class Keeper:
         """The student that labelled the images of a completed job; see `image_labels` for what it raises."""
         return self._read_made(job_id, STUDENT, Path.read_bytes)
 
+    def evaluation(self, job_id: str) -> bytes:
+        """What a completed job that evaluates a model found, as JSON; see `image_labels` for what it raises."""
+        return self._read_made(job_id, EVALUATION, Path.read_bytes)
+
     def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
         self.check(job_id)
         folder = self._folder / job_id
         with suppress(FileNotFoundError):
-            if (folder / IMAGE_LABELS).exists():  # written last
-                return read(folder / name)
+            if is_made(folder):
+                return _read_of(folder, name, read)
         self.labels(job_id)  # whether it is completed, and readable
         job = self._jobs.get(job_id)
         if not is_labelled(folder):
@@ -219,7 +224,7 @@ class Keeper:
                 )
             self._write_labels(job)
         self._labeller.wait(job)
-        return read(folder / name)
+        return _read_of(folder, name, read)
 
     def sweep(self) -> None:
         """Look once at everything that is kept."""
@@ -348,9 +353,30 @@ _TOO_MUCH = (
 )
 
 
+def is_made(folder: Path) -> bool:
+    """Whether everything was made of a job's answers: what is written last is there."""
+    return (folder / IMAGE_LABELS).exists() or (folder / EVALUATION).exists()
+
+
 def is_labelled(folder: Path) -> bool:
-    """Whether a job has labels of its images, or never will."""
-    return (folder / IMAGE_LABELS).exists() or (folder / IMAGE_FAILURE).exists()
+    """Whether a job has labels of its images, or its evaluation, or never will."""
+    return is_made(folder) or (folder / IMAGE_FAILURE).exists()
+
+
+def _read_of(folder: Path, name: str, read: Callable[[Path], _Made]) -> _Made:
+    """A file that was made of a job.
+
+    Raises:
+        NotFound: the job is of the other kind, an evaluation or one that labels images.
+    """
+    evaluates = (folder / EVALUATION).exists()
+    if name == (IMAGE_LABELS if evaluates else EVALUATION):
+        raise NotFound(
+            f"job {folder.name} evaluates a model and labels no image; read its evaluation"
+            if evaluates
+            else f"job {folder.name} labels images and evaluates no model; ask for an evaluation of its student"
+        )
+    return read(folder / name)
 
 
 class ImageLabeler:
@@ -388,8 +414,8 @@ class ImageLabeler:
         pool, process = self._workers[size <= SMALL_BYTES]
         return pool.submit(job.created_by, partial(self._label, job, size, process), key=job.job_id, first=first)
 
-    def wait(self, job: JobRecord) -> Path:
-        """The file of a job's image labels, once it is there.
+    def wait(self, job: JobRecord) -> None:
+        """Wait until everything is made of a job's answers.
 
         Raises:
             Unavailable: it takes longer than a request waits.
@@ -403,8 +429,8 @@ class ImageLabeler:
         with suppress(FileNotFoundError):
             if (folder / IMAGE_FAILURE).stat().st_size:
                 raise read_failure(folder / IMAGE_FAILURE)
-        if (folder / IMAGE_LABELS).exists():
-            return folder / IMAGE_LABELS
+        if is_made(folder):
+            return
         raise Unavailable(f"the images of job {job.job_id} are being labelled; ask again in a moment")
 
     def stop(self) -> None:

@@ -395,6 +395,16 @@ class Coordinator:
         self._owners.job(reader, job_id)
         return self._keeper.student(job_id)
 
+    def evaluation(self, job_id: str, *, reader: Reader) -> bytes:
+        """What a completed job found that evaluates a model, as JSON.
+
+        Raises:
+            NotFound: the job labels images; or it is another requester's.
+            NotReady, Unavailable: see `image_label_table`.
+        """
+        self._owners.job(reader, job_id)
+        return self._keeper.evaluation(job_id)
+
     def model(self, job_id: str, *, reader: Reader) -> bytes:
         """The model that a completed job released, as a safetensors file with its privacy card.
 

@@ -41,6 +41,7 @@ def job_view(
         task_id=job.task_digest,
         name=job.name,
         task_name=task.task.name,
+        evaluates=task.task.traits.evaluates,
         state=job.state,
         stage=stage(job, rounds, task, answers),
         queries=job.num_queries,

@@ -15,7 +15,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from api import examples, problems
-from api.access import Route
+from api.access import JSON, Route
 from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
 from api.documentation import BUDGET_REFUSAL, After, IdempotencyKey, JobId, Limit, Who, answers, body, problem
@@ -275,6 +275,22 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
             data = coordinator.student(job_id, reader=who)
         return Response(data, media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition})
 
+    @router.get(
+        "/v1/jobs/{job_id}/evaluation",
+        summary="Read an evaluation",
+        description="Of a job of a task of method evaluate, whose question was a released model: how good it is on the "
+        "agents' records. Accuracy, recall by class, balanced accuracy and AUROC as far as the layout tells, and the "
+        "share that is right in each band of stated confidence, each with a 95 % interval for noise and one for noise "
+        "and sampling. GET .../student gives the model, stating these shares. 404 where the job labels images, 409 "
+        "until it is completed, 503 while it is being made, 410 once it was deleted.",
+        response_class=Response,
+        responses=_evaluation_answers(),
+    )
+    def evaluation(job_id: JobId, who: Who) -> Response:
+        with labelling.hold(who.token_id):
+            data = coordinator.evaluation(job_id, reader=who)
+        return Response(data, media_type=JSON)
+
     async def watched(job_id: JobId, who: Who) -> AsyncIterator[None]:
         # Before the stream begins, so that an unknown job is a 404 and not an empty stream.
         with streams.hold(who.token_id):
@@ -315,6 +331,13 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
 def _file_answers(what: str) -> dict[int | str, dict[str, Any]]:
     example = {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
     documented: dict[int | str, dict[str, Any]] = {200: {"description": what, "content": {MODEL_MEDIA_TYPE: example}}}
+    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
+    return documented
+
+
+def _evaluation_answers() -> dict[int | str, dict[str, Any]]:
+    content = {JSON: {"schema": {"type": "object"}, "example": examples.EVALUATION}}
+    documented: dict[int | str, dict[str, Any]] = {200: {"description": "The evaluation", "content": content}}
     documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
     return documented
 

@@ -6,6 +6,7 @@ r"""The program that makes a job's questions and labels its images, in a process
     jobs/JOB/labels.parquet          questions and released answers  \        image-labels.parquet
     jobs/JOB/questions.safetensors   what was asked                   }-->    student.safetensors
     jobs/JOB/upload.parquet, shard   names and features of images    /        or image-labels.json: why there are none
+                                     of an evaluation                         evaluation.json, student.safetensors
 
 With arguments it chooses the questions of one job and ends: choosing clusters may take minutes and gigabytes. A few
 vectors are chosen from without it, by whoever calls `write_questions`. Without arguments it reads orders to label from
@@ -50,10 +51,11 @@ from feature_store.results.questions import (
 )
 from feature_store.shard import Shard, check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady
+from labeler.methods.evaluate import Scored
 from labeler.rounds.effects import Strategy
 from labeler.system.files import is_full, replace_file, replacing
 from labeler.system.process_pool import bound_process
-from labeler.task import describe_validation
+from labeler.task import Task, describe_validation
 
 CHOOSING_CPU_S: Final = 600
 ROOM_BYTES: Final = 2**30
@@ -222,6 +224,9 @@ def label_job(order: LabelingOrder) -> None:
     except (OSError, pa.ArrowException, KeyError):
         raise BadData("what the job asked and got cannot be read; restore its folder from a backup") from None
     task = task_of(table)[0]
+    if task.traits.evaluates:
+        _write_evaluation(folder, order, task, questions.features, table)
+        return
     stamp = ImageStamp(
         task_digest=order.task_digest,
         task_name=task.name,
@@ -270,6 +275,34 @@ def _write(
     replace_file(folder / STUDENT, student, mode=0o600)
     with replacing(folder / IMAGE_LABELS, mode=0o600) as temporary, temporary.open("wb") as file:
         pq.write_table(rows, file)
+
+
+def _write_evaluation(
+    folder: Path, order: LabelingOrder, task: Task, question: NDArray[np.int16], table: pa.Table
+) -> None:
+    """Write what an evaluation found, and the model with its confidence measured in the student's place."""
+    from feature_store.results.evaluations import (
+        EVALUATION,
+        evaluation_bytes,
+        evaluation_document,
+        measured_model,
+        released_model,
+    )
+
+    votes = np.array(table["noisy_votes"].to_pylist(), dtype=np.float64)
+    document = evaluation_document(
+        task,
+        question,
+        votes,
+        contributors=order.contributors,
+        card=order.card,
+        job_id=order.job_id,
+        created_at=order.created_at,
+    )
+    model = Scored.of_rows(question).model
+    released_model(model, name="the evaluated model")
+    replace_file(folder / STUDENT, measured_model(model, document), mode=0o600)
+    replace_file(folder / EVALUATION, evaluation_bytes(document), mode=0o600)
 
 
 def _features(folder: Path, source: str) -> NDArray[np.int16]:

@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ def model_file(
     card: Mapping[str, Any],
     backbone: str | None = None,
     job_id: str | None = None,
+    measured: Measured | None = None,
 ) -> bytes:
     """The bytes of a safetensors file.
 
@@ -64,10 +66,58 @@ def model_file(
         card: see `labeler.privacy_card`; it names the backbone's fingerprint.
         backbone: the name that loads the backbone, where one does.
         job_id: whose answers it learnt from.
+        measured: what an evaluation found that its confidence is worth.
     """
-    about = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
+    about: dict[str, Any] = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
     about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
+    if measured is not None:
+        about["measured"] = {"edges": list(measured.edges), "stated": list(measured.stated)}
     return arrays_to_bytes(arrays, {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How often a model is right by what it states, as an evaluation at the sites found (`labeler.evaluation`).
+
+    Attributes:
+        edges: between bands of what the model states of its predicted class, ascending.
+        stated: what is stated instead in each band.
+
+    Raises:
+        ValueError: they do not belong together.
+    """
+
+    edges: tuple[float, ...]
+    stated: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.stated) != len(self.edges) + 1 or not all(0 <= one <= 1 for one in (*self.edges, *self.stated)):
+            raise ValueError("each band of confidence has one share that is right")
+
+    def __call__(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Probabilities whose largest, at the class it was, is what the band deserves: at least as much as all alike.
+
+        Args:
+            probabilities: shape (n, num_classes), rows sum to one.
+        """
+        rows = np.arange(len(probabilities))
+        top, least = probabilities.argmax(axis=1), 1 / probabilities.shape[1]
+        bands = (probabilities[rows, top][:, None] >= np.array(self.edges)[None, :]).sum(axis=1)
+        deserved = np.maximum(np.array(self.stated)[bands], least)
+        others = probabilities.copy()
+        others[rows, top] = 0.0
+        sums = others.sum(axis=1, keepdims=True)
+        even = np.ones_like(others) / (others.shape[1] - 1)
+        even[rows, top] = 0.0
+        others = np.where(sums > 0, others / np.where(sums > 0, sums, 1.0), even) * (1 - deserved)[:, None]
+        # No other class gets more than the one that was predicted: as evenly as that takes.
+        even *= (1 - deserved)[:, None]
+        over = others.max(axis=1) - deserved
+        room = others.max(axis=1) - even.max(axis=1)
+        mixed = np.where(over > 0, over / np.where(room > 0, room, 1.0), 0.0)[:, None]
+        others = (1 - mixed) * others + mixed * even
+        others[rows, top] = deserved
+        return np.asarray(others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +130,7 @@ class StoredModel:
         card: what it may have learnt of one private record, at most.
         backbone: the name that loads its backbone; empty where the file has to be named.
         job_id: whose answers it learnt from; empty in older files.
+        measured: what an evaluation found its confidence to be worth; None where there was none.
     """
 
     kind: str
@@ -88,11 +139,20 @@ class StoredModel:
     backbone: str
     job_id: str
     arrays: Mapping[str, NDArray[Any]]
+    measured: Measured | None = None
 
     @property
     def fingerprint(self) -> str:
         """Of the backbone whose features it reads."""
         return str(self.card.get("backbone_fingerprint", ""))
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of the features that it reads."""
+        if self.kind == LINEAR:
+            axes = self.arrays.get("axes")
+            return len(self.arrays["weights"]) - 1 if axes is None else int(axes.shape[1])
+        return next(len(one) for name, one in self.arrays.items() if name.split(".")[-1] == "mean")
 
     @property
     def task_digest(self) -> str:
@@ -103,7 +163,7 @@ class StoredModel:
         """How sure it is of each class, shape (n, num_classes), rows sum to one, but of attributes.
 
         For a student calibrated (feature_store.students.answers); for a linear model the softmax of its scores,
-        which nothing has calibrated.
+        which nothing has calibrated. Where an evaluation measured it, what that found.
 
         Args:
             features: int16, shape (n, dimension), quantised as in shards, of its backbone.
@@ -111,18 +171,25 @@ class StoredModel:
         Raises:
             BadData: features of another dimension, or no features.
         """
+        said = self._scorer(features)
+        return said if self.measured is None else self.measured(said)
+
+    @cached_property
+    def _scorer(self) -> Callable[[NDArray[np.int16]], NDArray[np.float64]]:
+        """What scores features, made of the arrays once."""
         if self.kind == ATTRIBUTES:
             from feature_store.students.attributes import AttributeHeads
 
-            return AttributeHeads.of_arrays(self.arrays).predict_proba(features)
+            return AttributeHeads.of_arrays(self.arrays).predict_proba
         if self.kind != LINEAR:
             from feature_store.students import Student
 
-            return Student.of_arrays(self.kind, self.arrays).predict_proba(features)
+            return Student.of_arrays(self.kind, self.arrays).predict_proba
         from feature_store.students.answers import softmax
         from labeler.linear_model import LinearModel
 
-        return softmax(LinearModel.of(self.arrays, self._terms()).scores(features))
+        linear = LinearModel.of(self.arrays, self._terms())
+        return lambda features: softmax(linear.scores(features))
 
     def _terms(self) -> LinearTerms | MeanTerms | StepTerms:
         try:
@@ -152,9 +219,31 @@ def read_model(path: Path | str) -> StoredModel:
     Raises:
         BadData: no such file, damaged, or no model of ours.
     """
-    where = Path(path)
+    return model_of_bytes(read_model_bytes(path), name=Path(path).name)
+
+
+def read_model_bytes(path: Path | str) -> bytes:
+    """Read the bytes of such a file.
+
+    Raises:
+        BadData: there is no such file, or it is too large.
+    """
     try:
-        data = read_named(where, most_bytes=_MOST_BYTES)
+        return read_named(Path(path), most_bytes=_MOST_BYTES)
+    except OSError as error:
+        raise BadData(
+            f"the model {path} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
+            "that a job gave"
+        ) from None
+
+
+def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
+    """Read a model from the bytes of its file.
+
+    Raises:
+        BadData: damaged, or no model of ours.
+    """
+    try:
         arrays, metadata = arrays_from_bytes(data)
         about = json.loads(metadata["labeler"])
         model = StoredModel(
@@ -164,18 +253,20 @@ def read_model(path: Path | str) -> StoredModel:
             backbone=str(about.get("backbone", "")),
             job_id=str(about.get("job_id", "")),
             arrays=arrays,
+            measured=_measured(about.get("measured")),
         )
         _check(model)
-    except OSError as error:
-        raise BadData(
-            f"the model {where} cannot be read: {error.strerror}; name the student.safetensors or model.safetensors "
-            "that a job gave"
-        ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadData(
-            f"{where.name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
+            f"{name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
     return model
+
+
+def _measured(about: Mapping[str, Any] | None) -> Measured | None:
+    if about is None:
+        return None
+    return Measured(tuple(map(float, about["edges"])), tuple(map(float, about["stated"])))
 
 
 def _check(model: StoredModel) -> None:

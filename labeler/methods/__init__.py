@@ -1,7 +1,7 @@
 """The ways in which agents answer: a module each, with its sensitivity, the proof of it, and how an agent answers.
 
     sensitivity     what a module has to say, and what prices are made of; a method that proves nothing has none
-    knn, reverse_knn, ensemble, blind_average, aux_distill, federated
+    knn, reverse_knn, ensemble, blind_average, aux_distill, federated, evaluate
 
 Whoever adds a method writes such a module, a page docs/math/NAME.md, and a row in `METHODS`. Nobody else names methods.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from labeler.methods import aux_distill, blind_average, ensemble, federated, knn, reverse_knn
+from labeler.methods import aux_distill, blind_average, ensemble, evaluate, federated, knn, reverse_knn
 from labeler.methods.sensitivity import Method, ReleaseKind
 
 METHODS: Final[dict[str, Method]] = {
@@ -23,6 +23,7 @@ METHODS: Final[dict[str, Method]] = {
     "blind-average": blind_average.METHOD,
     "aux-distill": aux_distill.METHOD,
     "federated": federated.METHOD,
+    "evaluate": evaluate.METHOD,
 }
 """Every way to answer, by the name a task gives it, in the order of introduction."""
 

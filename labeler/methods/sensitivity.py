@@ -20,6 +20,7 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 | knn         | 2 Q (1)                         | 2 Q min(m, k)^2 (min(m, k))        | Q k^2 (k)         |
 | ensemble    | 2 Q (1)                         | 2 Q (1)                            | Q (1)             |
 | reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
+| evaluate    | 1, doubled by a cap (1)         | g^2, doubled by n (g)              | n^2 (n)           |
 
 and, where a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2 for its Q k^2
 (`labeler.methods.knn`). Q are the queries, k the neighbours that vote, n = `max_agent_records`,
@@ -76,7 +77,7 @@ from labeler.setting import Setting, StatedLevel, Training
 
 if TYPE_CHECKING:
     from labeler.noise import VectorSum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -464,6 +465,12 @@ class Learner(Protocol):
     ) -> NDArray[np.float64]:
         """Return what an agent adds to one step of training, shape (rows, num_classes)."""
 
+    def check_model(self, model: bytes, *, classes: Sequence[str], fingerprint: str, dimension: int) -> None:
+        """Refuse a file that is no model of these classes, of this backbone, by public facts alone."""
+
+    def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the class a model gives to each feature, and its confidence: row by row, and never raise."""
+
 
 @dataclass(frozen=True)
 class RunnerContext:
@@ -512,6 +519,7 @@ class Method:
         is_reverse: each record looks for its k nearest queries, rather than each query for its k nearest records. Then
             k is at most the number of queries, any number of votes of one agent may meet in a cell, and what the counts
             add up to tells about how many records there are.
+        evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
         is_attacked: `labeler audit` has adversaries that were thought of for it. Another method would be attacked with
             those of a method that it is not, prove nothing, and look safe: so its audit is refused.
         check_room: (task, dimension of features): refuse what an agent has no room to answer, before the charge and by
@@ -532,6 +540,7 @@ class Method:
     asks_for_a_model: bool = False
     has_local_noise: bool = False
     is_reverse: bool = False
+    evaluates: bool = False
     is_attacked: bool = False
     check_room: Callable[[Task, int], None] = _accepts
     check_questions: Callable[[Task, QueryBatch, Learner], None] = _accepts
@@ -560,7 +569,7 @@ class Method:
     @property
     def releases(self) -> tuple[ReleaseKind, ...]:
         """What may be opened: a winner only where a row of the sum counts votes."""
-        return ("histogram", "winner") if self.counts else ("histogram",)
+        return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
 
 
 class Asked(Setting, Protocol):

@@ -47,6 +47,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "predict": Entry(
         "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
     ),
+    "evaluate": Entry(
+        "evaluation", "Measure how good a released model is on private records: every number with two intervals."
+    ),
     "bench": Entry("checks", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
     "plan": Entry("jobs", "Say what a setting costs before anything is asked, or which setting a price buys."),
     "embed": Entry("shards", "Turn images into a shard of features. Continues where it was interrupted."),
@@ -103,7 +106,7 @@ CATALOGUE: Final[dict[str, Entry]] = {
 
 GROUPS: Final[Mapping[str, str]] = {
     "Try": "demo up bench",
-    "Label images": "plan embed duplicates pretrain run student predict export",
+    "Label images": "plan embed duplicates pretrain run student evaluate predict export",
     "Ask a service": "submit status budget share",
     "Run a site": "agent tallier declare delete",
     "Operate a service": "serve embedder invite keys evidence audit prune journal doctor",

@@ -123,6 +123,11 @@ def run(
     clock = StageClock()
     with progress_bars(quiet=as_json) as progress:
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
+    if METHODS[job.file.task.method].evaluates:
+        from labeler.evaluation import say
+
+        print_json(summary) if as_json else typer.echo("\n".join(say(summary)))
+        return
     _finish(summary, out, clock, as_json=as_json)
 
 
@@ -458,6 +463,8 @@ def plan(
     `labeler plan --method knn --k 20 --queries 200 --classes 40 --attributes-per-record 40 --epsilon 1 --agents 20`
 
     `labeler plan --method federated --queries 17 --steps 40 --rate 0.15 --epsilon 1 --agents 10`
+
+    `labeler plan --method evaluate --classes 2 --epsilon 0.1 --solve sigma --delta 1e-5 --records 4800`
 
     For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
     the model, which each step of federated asks for.

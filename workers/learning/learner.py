@@ -5,6 +5,7 @@ Everything is loaded where it is wanted: most agents never train.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import InvalidSetting
+from feature_store.results.models import ATTRIBUTES, StoredModel, model_of_bytes
+from labeler.errors import InvalidSetting, MixedShards
 from labeler.methods.aux_distill import LocalHeadTerms
 from labeler.methods.blind_average import LinearTerms, MeanTerms
 from labeler.methods.federated import StepTerms
@@ -110,6 +112,65 @@ class Trainer:
             local_steps=sampled.local_steps,
             source=source,
         )
+
+    def check_model(self, model: bytes, *, classes: Sequence[str], fingerprint: str, dimension: int) -> None:
+        """See Learner.
+
+        Raises:
+            BadData: no model of ours, of attributes, or of numbers that are none.
+            MixedShards: of other classes, another backbone or another dimension.
+        """
+        stored = _model(model)
+        if tuple(stored.classes) != tuple(classes):
+            raise MixedShards("the model that is evaluated has other classes than the task; name those of its file")
+        if stored.fingerprint != fingerprint:
+            raise MixedShards(
+                f"the model that is evaluated reads features of backbone {stored.fingerprint[:12]}, the task's are of "
+                f"{fingerprint[:12]}"
+            )
+        one = np.zeros((1, dimension), dtype=np.int16)
+        one[0, 0] = int(FEATURE_ONE)
+        try:
+            said = stored.predict_proba(one)
+        except Exception:  # a hostile file may hold arrays of any shape
+            said = np.empty(0)
+        if stored.kind == ATTRIBUTES or said.shape != (1, len(classes)) or not np.isfinite(said).all():
+            raise MixedShards(
+                f"the model does not give each of {len(classes)} classes a probability from features of {dimension} "
+                "numbers; evaluate a student or a released model of classes"
+            )
+
+    def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """See Learner.
+
+        One row lies alone in one place of memory while it is scored. What raises, or gives anything but
+        probabilities, is class 0 at confidence NaN: a fact of that row and the public model.
+        """
+        stored = _model(model)
+        predicted = np.zeros(len(features), dtype=np.int64)
+        confidence = np.full(len(features), np.nan)
+        row = np.empty((1, features.shape[1]), dtype=np.int16)
+        with np.errstate(all="ignore"):
+            for number in range(len(features)):
+                row[0] = features[number]
+                predicted[number], confidence[number] = _opinion(stored, row)
+        return predicted, confidence
+
+
+def _opinion(model: StoredModel, row: NDArray[np.int16]) -> tuple[int, float]:
+    try:
+        said = model.predict_proba(row)[0]
+        if np.isfinite(said).all():
+            return int(said.argmax()), float(said.max())
+    except Exception:  # see opinions
+        pass
+    return 0, float("nan")
+
+
+@lru_cache(maxsize=2)
+def _model(data: bytes) -> StoredModel:
+    """A model that is evaluated, read once for the check and the answer."""
+    return model_of_bytes(data, name="the question")
 
 
 @lru_cache(maxsize=2)

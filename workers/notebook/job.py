@@ -135,6 +135,40 @@ class LabelledJob:
             )
         return self.student.predict(shard.features)
 
+    def evaluate(
+        self,
+        shards: Sequence[PathLike[str] | str],
+        out: str | PathLike[str],
+        *,
+        epsilon: float = 0.1,
+        delta: float = 1e-5,
+        seed: int | None = None,
+        **task: Any,
+    ) -> dict[str, Any]:
+        """How good the student is on private records, in this process; see `labeler evaluate`.
+
+        Args:
+            shards: private ones, one for each agent.
+            out: a folder of its own; measured.safetensors in it is the student, whose confidence is measured.
+            epsilon, delta: the price per private image.
+            seed: simulation: reproducible noise that protects nobody.
+            **task: other fields of the task file's `[task]` and `[evaluation]`.
+
+        Returns:
+            The content of evaluation.json.
+        """
+        from workers.run.labelling import run_job
+        from workers.run.preparation import evaluation_job
+        from workers.run.task_file import EvaluationTable
+
+        counted = {name: task.pop(name) for name in EvaluationTable.model_fields if name in task}
+        price = {"epsilon": epsilon, "delta": delta} | task
+        where = [named_path(one, "a shard") for one in shards]
+        student = self.path / "student.safetensors"
+        return run_job(
+            evaluation_job(student, where, named_path(out, "out"), task=price, evaluation=counted, seed=seed)
+        )
+
     def dataset(self, images: str | PathLike[str]) -> ImageDataset:
         """The labelled images as a torch data set of (image, label); `images` is the folder that was embedded."""
 

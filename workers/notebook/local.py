@@ -481,11 +481,7 @@ class Service:
             else [named_path(one, "images") for one in images]
         )
         job = self.client.submit(task_id, images=where, selection=selection, name=name, idempotency_key=idempotency_key)
-        ended = self.client.wait(job.job_id)
-        if ended.state != "completed":
-            why = "" if ended.problem is None else f": {ended.problem.detail}"
-            raise JobNotCompleted(f"job {ended.job_id} is {ended.state}{why}")
-        return job.job_id
+        return self._ended(job.job_id)
 
     def labels(self, job_id: str, frame: Frame = "pandas") -> Any:
         """The label of every image of a completed job, asked about or inferred, with a confidence (docs/labels.md).
@@ -504,6 +500,32 @@ class Service:
         """The student that labelled the job's images, to label others."""
         with tempfile.TemporaryDirectory() as folder:
             return load_student(self.client.student(job_id, Path(folder) / "student.safetensors"))
+
+    def evaluate(self, job_id: str, *, epsilon: float = 0.1, **settings: Any) -> dict[str, Any]:
+        """How good a job's student is on the agents' records; waits until that is known.
+
+        Args:
+            job_id: a completed job.
+            epsilon: the price per private image.
+            **settings: see api.client.Client.evaluate.
+
+        Returns:
+            The content of evaluation.json. Its "job_id" is of the evaluation: `student(job_id)` of that one is the same
+            model, whose confidence is measured.
+
+        Raises:
+            JobNotCompleted: the evaluation ended otherwise; the message says how and why.
+            ServiceProblem: the service refused.
+        """
+        asked = self._ended(self.client.evaluate(job_id, epsilon=epsilon, **settings).job_id)
+        return self.client.evaluation(asked)
+
+    def _ended(self, job_id: str) -> str:
+        ended = self.client.wait(job_id)
+        if ended.state != "completed":
+            why = "" if ended.problem is None else f": {ended.problem.detail}"
+            raise JobNotCompleted(f"job {ended.job_id} is {ended.state}{why}")
+        return job_id
 
     def _table(self, job_id: str, frame: Frame, of: LabelsOf) -> Any:
         import pyarrow.parquet as pq

@@ -49,6 +49,7 @@ from labeler.ledger.ledger import Charge, Ledger
 from labeler.ledger.rounds import AggregateStore
 from labeler.ledger.sequences import Sequences
 from labeler.ledger.tasks import TaskRecord, TaskStore
+from labeler.methods import METHODS
 from labeler.randomness import KEY_BYTES, seeded_source
 from labeler.release import Release, WinnerEngine, release_from_bytes, release_to_bytes
 from labeler.rounds.effects import UNFINISHED, JobRun, Patience
@@ -59,8 +60,15 @@ from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder, RoundStore, open_job_folder
 from workers.run.parties import RunParties, tallier_names
-from workers.run.preparation import LabellingJob, PreparedJob, job_charges, prepare
-from workers.run.publishing import publish
+from workers.run.preparation import (
+    LabellingJob,
+    PreparedJob,
+    PricedJob,
+    job_charges,
+    prepare,
+    prepare_evaluation,
+)
+from workers.run.publishing import publish, publish_evaluation
 
 
 def run_job(
@@ -96,7 +104,8 @@ def run_in_folder(
 ) -> dict[str, Any]:
     """`run_job` for a caller that owns the output folder already and has a clock running."""
     with clock.stage("read and check"):
-        prepared = prepare(job, folder, progress=progress)
+        evaluates = METHODS[job.file.task.method].evaluates
+        prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress)
         # From public facts: how many records there are must not be told by a warning.
         expected = expect(prepared.task)
         if expected.warning:
@@ -104,10 +113,12 @@ def run_in_folder(
         folder.begin(prepared.plan())
     with clock.stage("label"):
         rounds = label(prepared, folder, progress=progress)
-    return publish(prepared, rounds, folder, clock=clock, progress=progress)
+    if isinstance(prepared, PreparedJob):
+        return publish(prepared, rounds, folder, clock=clock, progress=progress)
+    return publish_evaluation(prepared, rounds, folder)
 
 
-def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[AnsweredRound]:
+def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[AnsweredRound]:
     """Run every round that has not been opened yet, and give back what all of them opened."""
     with open_run_journal(folder.state) as journal:
         names = agent_ids(prepared.task)
@@ -148,7 +159,7 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             agents=tuple(names),
             batches=prepared.batches,
             caps=caps,
-            images=len(prepared.public),
+            images=prepared.images,
             strategy=selection.strategy,
             count=selection.count,
             seed=selection.seed,
@@ -162,7 +173,7 @@ def label(prepared: PreparedJob, folder: JobFolder, *, progress: ProgressCallbac
             opened = sum(one.state == "opened" for one in run.rounds)
             progress("Batches labelled", opened, len(prepared.batches))
 
-        run_rounds(journal, job, prepared.queries.features, parties, is_seeded=is_seeded, on_step=count)
+        run_rounds(journal, job, prepared.asked, parties, is_seeded=is_seeded, on_step=count)
         folder.destroy_secrets()
         return _answered(journal, job.job_id)
 
@@ -184,14 +195,14 @@ def agent_ids(task: Task) -> list[str]:
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
 
 
-def _secrets(prepared: PreparedJob, agents: Sequence[str]) -> dict[str, bytes]:
+def _secrets(prepared: PricedJob, agents: Sequence[str]) -> dict[str, bytes]:
     """The key of every round where the job is seeded; by party."""
     if prepared.job.seed is None:
         return {}
     return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}
 
 
-def _caps(prepared: PreparedJob) -> dict[Level, int]:
+def _caps(prepared: PricedJob) -> dict[Level, int]:
     """What each agent may spend: the caps of the task file, else exactly what this job costs."""
     budget = prepared.job.file.budget
     caps = job_charges(prepared.task, prepared.batches)

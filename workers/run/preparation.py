@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,22 +13,27 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from feature_store.index import load_engine
 from feature_store.query_selection import QuerySet, select_queries
+from feature_store.results.evaluations import question_of, released_model, stated_beside
+from feature_store.results.models import read_model_bytes
 from feature_store.results.pseudo_labels import QuestionNames, query_rows
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import Student
 from labeler.batching import BATCH_QUERIES, check_round_fits, round_sizes, total_charges
 from labeler.budget import budget_for
 from labeler.errors import BadData, BudgetExceeded, InvalidSetting, InvalidTask, MixedShards
+from labeler.expectation import assumed_records
 from labeler.methods import METHODS
 from labeler.planning import Price, price
 from labeler.rounds.effects import StudentKind
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import check_folder
 from labeler.tally import QueryBatch
-from labeler.task import Level, Task
+from labeler.task import Level, Task, describe_validation
+from workers.learning.learner import Trainer
 from workers.progress import ProgressCallback, silent
 from workers.run.folder import JobFolder
 from workers.run.task_file import TaskFile
@@ -130,24 +135,60 @@ class PublicImages:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedJob:
-    """A job that was checked and priced, before anybody is asked."""
+class PricedJob:
+    """Questions that were checked and priced, before anybody is asked; of an evaluation, all that there is."""
 
     job: LabellingJob
     task: Task
     price: Price
     shards: tuple[Shard, ...]
-    public: PublicImages
-    test: PublicImages | None
-    queries: QuerySet
     batches: tuple[QueryBatch, ...]
-    student: StudentKind
 
     @property
     def job_id(self) -> str:
         """A name for this job that does not change when it is resumed."""
         parts = [self.task.digest, *(batch.digest for batch in self.batches), str(self.job.seed)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def asked(self) -> NDArray[np.int16]:
+        """The questions of one step, int16, shape (queries, dimension)."""
+        return np.concatenate([batch.features for batch in self.batches])
+
+    @property
+    def images(self) -> int:
+        """How many public images there are."""
+        return 0
+
+    def plan(self) -> dict[str, Any]:
+        """What the output folder is for: a job resumed with anything else is refused."""
+        return {
+            "task": self.task.model_dump(mode="json"),
+            "task_digest": self.task.digest,
+            "shards": [shard.version for shard in self.shards],
+            "batches": [batch.digest for batch in self.batches],
+            "seed": self.job.seed,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedJob(PricedJob):
+    """A job that labels images, checked and priced."""
+
+    public: PublicImages
+    test: PublicImages | None
+    queries: QuerySet
+    student: StudentKind
+
+    @property
+    def asked(self) -> NDArray[np.int16]:
+        """See PricedJob: steps of training ask the same."""
+        return self.queries.features
+
+    @property
+    def images(self) -> int:
+        """See PricedJob."""
+        return len(self.public)
 
     @property
     def asks_clusters(self) -> bool:
@@ -174,16 +215,6 @@ class PreparedJob:
     def answered_features(self) -> NDArray[np.int16]:
         """What each answer is about: the queries; or every image, where a model was asked for."""
         return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
-
-    def plan(self) -> dict[str, Any]:
-        """What the output folder is for: a job resumed with anything else is refused."""
-        return {
-            "task": self.task.model_dump(mode="json"),
-            "task_digest": self.task.digest,
-            "shards": [shard.version for shard in self.shards],
-            "batches": [batch.digest for batch in self.batches],
-            "seed": self.job.seed,
-        }
 
 
 def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
@@ -231,7 +262,76 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     task, cost = priced
     _check_k(job, task, shards)
     batches = _batches(task, queries.features)
-    return PreparedJob(job, task, cost, shards, public, test, queries, batches, job.file.student.kind or "planned")
+    student = job.file.student.kind or "planned"
+    return PreparedJob(job, task, cost, shards, batches, public, test, queries, student)
+
+
+def evaluation_job(
+    model: Path,
+    shards: Sequence[Path],
+    out: Path,
+    *,
+    task: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    seed: int | None = None,
+) -> LabellingJob:
+    """The job that evaluates a model.
+
+    Args:
+        task, evaluation: fields of these tables of a task file; those that are None are left out.
+
+    Raises:
+        InvalidTask: a field is unknown or out of bounds.
+    """
+    fields = {"name": f"evaluate {model.name}"[:200], "method": "evaluate"} | _given(task)
+    try:
+        file = TaskFile.model_validate({"task": fields, "evaluation": _given(evaluation)})
+    except ValidationError as error:
+        raise InvalidTask(describe_validation(error, "evaluation", model=TaskFile)) from None
+    return LabellingJob(file, tuple(shards), model, out, seed=seed)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
+    """Check and price an evaluation of the model in the file `job.queries`, before anybody is asked.
+
+    Raises:
+        DamagedShard, MixedShards, BadData: a shard or the model cannot be used.
+        InvalidSetting: a setting is out of bounds.
+        BudgetExceeded: it costs more than its budget.
+    """
+    shards, images, _ = open_shards(job)
+    if images is not None or job.test is not None or job.backbone is not None:
+        raise InvalidSetting(
+            "an evaluation asks about a model and reads no public images: --images names the model's file; leave "
+            "--test and --backbone out"
+        )
+    if shards[0].has_attributes:
+        raise MixedShards("the shards hold attributes, any number per record, and an evaluation counts one class each")
+    folder.check_same({"shards": [shard.version for shard in shards], "seed": job.seed})
+    model, own = read_model_bytes(job.queries), shards[0]
+    released_model(model, name=job.queries.name)
+    Trainer().check_model(model, classes=own.classes, fingerprint=own.fingerprint, dimension=own.dimension)
+    wanted = job.file.evaluation
+    one = settle(job, shards, questions=1)
+    question = question_of(
+        model,
+        num_classes=one.num_classes,
+        sigma=one.total_sigma_votes,
+        records=assumed_records(one, wanted.records),
+        layout=wanted.layout,
+        bands=wanted.bands,
+        edges=wanted.edges,
+        stated=stated_beside(job.queries),
+    ).rows(own.dimension, num_classes=len(own.classes))
+    task, cost = _priced(job, shards, len(question))
+    for shard in shards:
+        shard.verify()
+    _check_no_record_twice(job, shards)
+    return PricedJob(job, task, cost, shards, (QueryBatch(question),))
 
 
 def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, list[Shard]]:
@@ -246,7 +346,7 @@ def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, lis
     asked = Shard.open(job.queries, verify=False) if (job.queries / "manifest.json").exists() else None
     scored = [] if job.test is None else [Shard.open(job.test, verify=False)]
     _check_together(job, shards, [*([] if asked is None else [asked]), *scored])
-    if asked is None:
+    if asked is None and not METHODS[job.file.task.method].evaluates:
         _check_images(job)
     return shards, asked, scored
 

@@ -22,6 +22,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from feature_store.backbones.spec import loadable_name
+from feature_store.results.evaluations import (
+    EVALUATION,
+    MEASURED,
+    evaluation_bytes,
+    evaluation_document,
+    measured_model,
+)
 from feature_store.results.image_labels import ON, ImageStamp, Origin, attribute_label_table, image_label_table
 from feature_store.results.models import ATTRIBUTES, ForStudents, model_file
 from feature_store.results.pseudo_labels import AnsweredRound, JobStamp, label_table, model_label_table
@@ -49,7 +56,9 @@ from labeler.accounting.events import GaussianSum
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.accounting.integer import improved_epsilon
 from labeler.batching import mu_squared_of
+from labeler.errors import NotReady
 from labeler.linear_model import released_model
+from labeler.methods.evaluate import Scored
 from labeler.planning import PrivacyStatement, instance_epsilon
 from labeler.privacy_card import card_in_words, guarantee, privacy_card
 from labeler.release import Release
@@ -58,7 +67,7 @@ from labeler.system.files import replace_file, replacing
 from labeler.task import Task
 from workers.progress import ProgressCallback, StageClock, silent
 from workers.run.folder import JobFolder
-from workers.run.preparation import PreparedJob
+from workers.run.preparation import PreparedJob, PricedJob
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
 """How many times noisier the same answers are made to show what a cheaper job would have given."""
@@ -141,6 +150,32 @@ def publish(
         summary = report_json(report)
         replace_file(folder.out / "report.json", json.dumps(summary, indent=1, allow_nan=False).encode())
         return summary
+
+
+def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], folder: JobFolder) -> dict[str, Any]:
+    """Write what an evaluation found, and the model with its confidence measured; evaluation.json last.
+
+    Returns:
+        The content of evaluation.json.
+    """
+    release = rounds[0].release
+    if release is None or release.noisy_votes is None:
+        raise NotReady("the evaluation opened nothing; run the same command again")
+    question = prepared.batches[0].features
+    card = privacy_card(prepared.task, prepared.price, is_seeded=release.is_seeded)
+    document = evaluation_document(
+        prepared.task,
+        question,
+        release.noisy_votes,
+        contributors=len(release.contributors),
+        card=card,
+        job_id=prepared.job_id,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    replace_file(folder.out / "privacy_card.md", card_in_words(card).encode())
+    replace_file(folder.out / MEASURED, measured_model(Scored.of_rows(question).model, document))
+    replace_file(folder.out / EVALUATION, evaluation_bytes(document))
+    return document
 
 
 def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> NoisyAnswers:

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidSetting, InvalidTask
+from labeler.evaluation import BANDS
 from labeler.methods import METHODS
+from labeler.methods.evaluate import MOST_BANDS, Layout
 from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
 from labeler.settings import Loc, PlainNumbers, SettingsText, problems_of
 from labeler.solving import WantedTask
@@ -75,6 +77,23 @@ class StudentTable(_Table):
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
 
 
+class EvaluationTable(_Table):
+    """`[evaluation]`: which numbers an evaluation of a model counts (method evaluate). Costs no privacy.
+
+    Attributes:
+        layout: "confusion" (true and predicted class), "classes" (true class, right or wrong) or "bands" (right or
+            wrong), each by bands of confidence; when absent the finest that noise leaves useful.
+        bands: how many bands of confidence, of equally many public images where their labels lie beside the model.
+        edges: between bands, ascending confidences; instead of `bands`.
+        records: private records in all, as far as anybody may know, by which the layout is chosen.
+    """
+
+    layout: Layout | None = None
+    bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] = BANDS
+    edges: Annotated[tuple[float, ...], Field(strict=False)] | None = None
+    records: Annotated[int, Field(ge=1, le=2**60)] | None = None
+
+
 class BudgetTable(_Table):
     """`[budget]`: the most that this run may cost; it is refused before anybody is asked if it costs more.
 
@@ -93,7 +112,20 @@ class TaskFile(_Table):
     task: TaskTable
     queries: QueriesTable = QueriesTable()
     student: StudentTable = StudentTable()
+    evaluation: EvaluationTable = EvaluationTable()
     budget: BudgetTable = BudgetTable()
+
+    @model_validator(mode="after")
+    def _tables_go_with_the_method(self) -> TaskFile:
+        evaluates = METHODS[self.task.method].evaluates
+        if evaluates and (self.queries != QueriesTable() or self.student != StudentTable()):
+            raise ValueError(
+                f"leave [queries] and [student] out for method {self.task.method}: the question is a released model, "
+                "and no image gets a label"
+            )
+        if not evaluates and self.evaluation != EvaluationTable():
+            raise ValueError(f"[evaluation] means something for method evaluate alone; found {self.task.method}")
+        return self
 
     @model_validator(mode="after")
     def _nothing_is_chosen_for_a_model(self) -> TaskFile:

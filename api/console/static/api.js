@@ -159,6 +159,11 @@ export class Api {
   /** The model that labelled a job's images. */
   student = (id) => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/student`);
 
+  /** What a job found that evaluates a model; as it is shown, and as a file. */
+  evaluation = async (id) => JSON.parse(await (await this.evaluationFile(id)).text());
+
+  evaluationFile = (id) => this.#blob(`/v1/jobs/${encodeURIComponent(id)}/evaluation`);
+
   /** Signed evidence of a task or a period: as a file to check, or a page to print. */
   evidence = (wanted) => this.#blob(`/v1/evidence?${query(wanted)}`);
 

@@ -1,6 +1,7 @@
 // One job in full: why it stopped, its labels with their images, downloads, stopping it, deleting what it leaves, who answered.
 
 import { byId, el, fill, icon, save, setText } from "./dom.js";
+import { EvaluationBox } from "./evaluation.js";
 import { Gallery } from "./gallery.js";
 import { progress } from "./meters.js";
 import { explain } from "./refusal_words.js";
@@ -15,6 +16,12 @@ const FORMATS = [
   ["image-folder-csv", "CSV for an image folder", "csv", "images"],
   ["parquet", "Questions alone", "parquet", "questions"],
   ["student", "Student, to label others", "safetensors", ""],
+];
+
+const OF_EVALUATION = [
+  ["evaluation", "Evaluation", "json", "evaluation"],
+  ["student", "The model, stating what was right", "safetensors", ""],
+  ["parquet", "Released counts alone", "parquet", "questions"],
 ];
 
 const ROUND_WORDS = {
@@ -54,6 +61,7 @@ export class JobPage {
   #id = "";
   #bar = progress("Questions answered");
   #gallery;
+  #evaluation;
   #asking = null;
 
   /** `maySee()` says whether the reader's role reaches a job's labels; the service decides it again. */
@@ -63,6 +71,7 @@ export class JobPage {
     this.#jobs = jobs;
     this.#maySee = maySee;
     this.#gallery = new Gallery(api, byId("job-gallery"));
+    this.#evaluation = new EvaluationBox(api, byId("job-evaluation"));
     byId("job-bar").append(this.#bar.node);
     jobs.onChange((job) => {
       if (job.job_id === this.#id) this.#render();
@@ -77,6 +86,7 @@ export class JobPage {
     this.#jobs.focus(id || null);
     if (!id) {
       this.#gallery.close();
+      this.#evaluation.close();
       return;
     }
     byId("job-body").hidden = !this.#jobs.get(id);
@@ -102,7 +112,8 @@ export class JobPage {
     byId("job-bar").hidden = FINISHED.has(job.state);
     this.#bar.update(job.queries_done, job.queries);
     const stage = FINISHED.has(job.state) ? (job.state === "completed" ? "" : `${sentence(job.ledger)}.`) : `${sentence(job.stage)}.`;
-    setText(byId("job-stage"), `${whole(job.queries_done)} of ${count(job.queries, "question")} answered${wasFree(job) ? "; nothing was charged." : `, for ${worth(job.price.instance_epsilon)} about one image.`} ${stage}`);
+    const asked = job.evaluates ? (job.state === "completed" ? "A released model was scored" : "A released model is to be scored") : `${whole(job.queries_done)} of ${count(job.queries, "question")} answered`;
+    setText(byId("job-stage"), `${asked}${wasFree(job) ? "; nothing was charged." : `, for ${worth(job.price.instance_epsilon)} about one image.`} ${stage}`);
     const problem = job.problem;
     fill(byId("job-problem"), JSON.stringify(problem), () => (problem ? el("section", { class: "note alarm", "aria-label": "Why" }, el("h3", {}, problem.title), explain(problem, job.price.delta, job.refusals)) : null));
     fill(byId("job-actions"), JSON.stringify([job.job_id, job.state, job.forgotten_at, this.#maySee()]), () => this.#downloads(job));
@@ -110,8 +121,11 @@ export class JobPage {
     this.#renderEnding(job);
     fill(byId("job-facts"), JSON.stringify(job), () => facts(job, this.#jobs.by(job)));
     fill(byId("job-rounds"), JSON.stringify([job.rounds, job.declined, job.state]), () => rounds(job));
-    if (job.state === "completed" && !job.forgotten_at && this.#maySee()) this.#gallery.open(job);
-    else this.#gallery.close();
+    const hasResult = job.state === "completed" && !job.forgotten_at && this.#maySee();
+    for (const [box, wanted] of [[this.#gallery, !job.evaluates], [this.#evaluation, job.evaluates]]) {
+      if (hasResult && wanted) box.open(job);
+      else box.close();
+    }
   }
 
   #say(message) {
@@ -123,17 +137,18 @@ export class JobPage {
     if (job.state !== "completed" || !this.#maySee()) return null;
     return el(
       "div",
-      { class: "buttons", role: "group", "aria-label": "Download the labels" },
+      { class: "buttons", role: "group", "aria-label": job.evaluates ? "Download what it found" : "Download the labels" },
       el("span", { class: "small" }, "Download"),
-      FORMATS.map(([format, name, ending, of]) => el("button", { type: "button", onclick: () => this.#download(job, format, ending, of) }, name)),
+      (job.evaluates ? OF_EVALUATION : FORMATS).map(([format, name, ending, of]) => el("button", { type: "button", onclick: () => this.#download(job, format, ending, of) }, name)),
     );
   }
 
   async #download(job, format, ending, of) {
     this.#say("Downloading ...");
     try {
-      const data = format === "student" ? await this.#api.student(job.job_id) : await this.#api.labels(job.job_id, format, of);
-      save(data, `${job.job_id}${{ questions: "-questions", "": "-student" }[of] ?? ""}.${ending}`);
+      const api = this.#api;
+      const data = await { student: () => api.student(job.job_id), evaluation: () => api.evaluationFile(job.job_id) }[format]?.() ?? (await api.labels(job.job_id, format, of));
+      save(data, `${job.job_id}${{ questions: "-questions", evaluation: "-evaluation", "": "-student" }[of] ?? ""}.${ending}`);
       this.#say("");
     } catch (error) {
       this.#say(`It did not come: ${error.message}`);
@@ -188,7 +203,7 @@ function facts(job, by) {
     [wasFree(job) ? "Price asked, a whole agent" : "Price, a whole agent", worthNode(job.price.agent_epsilon)],
     ...costs(job),
     ["Questions take", questionWords(job.price)],
-    ["Images", `${whole(job.images)}; ${how}`],
+    job.evaluates ? ["Question", "a released model, scored on the sites' records"] : ["Images", `${whole(job.images)}; ${how}`],
     ["Created", el("span", {}, time(job.created_at), ` by ${by}`)],
     ["Last change", time(job.updated_at, { seconds: true })],
     [FINISHED.has(job.state) ? "Deadline was" : "Deadline", time(job.expires_at)],

@@ -410,6 +410,36 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     assert unexpected(visit) == []
 
 
+def test_an_evaluation_shows_each_number_with_two_intervals_and_gives_the_measured_model(
+    open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
+) -> None:
+    labeled = submit(client, federation, "to be evaluated", epsilon=1.0, count=40)
+    assert client.wait(labeled.job_id).state == "completed"
+    asked = client.evaluate(labeled.job_id, epsilon=1.0, name="how good is it")
+    assert client.wait(asked.job_id).state == "completed"
+    visit = open_page(federation.dashboard)
+    job = open_job(visit.page, f"evaluation of {labeled.job_id}")
+    found = client.evaluation(asked.job_id)
+    table = job.get_by_role("table", name="What the evaluation found")
+    first = table.get_by_role("row").nth(1)
+    expect(first).to_contain_text(f"{100 * found['accuracy']['value']:.1f} %", timeout=SLOW_MS)
+    low, high = found["accuracy"]["sampling"]
+    expect(first).to_contain_text(f"{100 * low:.1f} % to {100 * high:.1f} %")
+    expect(job.locator("#job-evaluation")).to_contain_text("the sites' own")
+    expect(job.locator("#job-gallery")).to_be_hidden()
+    with visit.page.expect_download() as download:
+        job.get_by_role("button", name="The model, stating what was right").click()
+    with safe_open(str(download.value.path()), framework="numpy") as file:
+        assert "measured" in json.loads(file.metadata()["labeler"])
+    with visit.page.expect_download() as download:
+        job.get_by_role("button", name="Evaluation", exact=True).click()
+    assert json.loads(download.value.path().read_text())["accuracy"] == found["accuracy"]
+    visit.page.screenshot(path=screenshots / "evaluation.png", full_page=True)
+    assert visit.axe_problems() == []
+    assert visit.overflow_px() <= 0
+    assert visit.script_errors == []
+
+
 def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_one_click_away(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
 ) -> None:

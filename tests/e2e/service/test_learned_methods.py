@@ -17,6 +17,7 @@ from api.client import Client, ServiceProblem
 from api.schema import TaskRequest, TaskView
 from feature_store.results.models import read_model
 from feature_store.results.questions import QUESTIONS
+from tests.command_line import Labeler
 from tests.e2e.service.conftest import Service, running, wait_until
 
 DIMENSION = 64
@@ -221,3 +222,57 @@ def test_who_is_killed_goes_on_with_what_was_stored(
         table = pq.read_table(client.labels(job, tmp_path / "labels.parquet", of="questions"))
     assert {after[name] - before[name] for name in after} == {task.price.instance_charge_nano}
     assert np.mean(table["label"].to_numpy() == load_digits().target[:QUERIES]) > 0.6
+
+
+def test_a_service_evaluates_the_student_of_a_job_and_states_what_is_right(
+    learning: Service, digit_features: np.ndarray, labeler: Labeler, tmp_path: Path
+) -> None:
+    """Digits that no agent holds stand for the sites' own: the three agents share the rest of one data set."""
+    with learning.client() as client:
+        voted = client.create_task(
+            TaskRequest(name="votes", method="reverse-knn", epsilon=2.0, delta=1e-5, max_queries=QUERIES)
+        )
+        job = submit(client, voted, digit_features[:QUERIES])
+        assert client.wait(job).state == "completed"
+        before = {(one.account, one.level): one.posted_nano for one in client.budget().accounts}
+        asked = client.evaluate(job, epsilon=2.0, records=1200)
+        done = client.wait(asked.job_id)
+        assert done.state == "completed", done
+        assert (done.evaluates, done.price.instance_epsilon) == (True, pytest.approx(2.0, abs=1e-3))
+        charged = {
+            one.posted_nano - before[one.account, one.level]
+            for one in client.budget().accounts
+            if one.level == "instance"
+        }
+        assert charged == {done.price.instance_charge_nano}
+        found = client.evaluation(asked.job_id)
+        student = read_model(client.student(job, tmp_path / "student.safetensors"))
+        measured = read_model(client.student(asked.job_id, tmp_path / "measured.safetensors"))
+        for wrong, call in (
+            (asked.job_id, lambda one: client.labels(one, tmp_path / "none")),
+            (job, client.evaluation),
+        ):
+            with pytest.raises(ServiceProblem, match="evaluates") as refused:
+                call(wrong)
+            assert refused.value.status == 404
+        public = client.labels(asked.job_id, tmp_path / "counts.parquet", of="questions")
+        assert np.isfinite(np.array(pq.read_table(public)["noisy_votes"].to_pylist())).all()
+    assert found["model"]["job_id"] == job
+    assert found["contributors"] == 3
+    low, high = found["accuracy"]["noise"]
+    truth = load_digits().target
+    right = (student.predict_proba(digit_features).argmax(axis=1) == truth).mean()
+    assert low - 0.05 <= right <= high + 0.05
+    said = measured.predict_proba(digit_features)
+    assert np.array_equal(said.argmax(axis=1), student.predict_proba(digit_features).argmax(axis=1))
+    assert abs(said.max(axis=1).mean() - right) < 0.05
+    assert measured.card["guarantees"]["instance"]["epsilon"] == pytest.approx(4.0, abs=0.01)
+
+    told = labeler(
+        "evaluate", job, "--url", learning.url, "--token", learning.token, "--epsilon", 1,
+        "--out", tmp_path / "evaluation",
+    )  # fmt: skip
+    assert told.code == 0, told.err
+    assert "Accuracy" in told.out
+    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["privacy"]["delta"] == 1e-5
+    assert read_model(tmp_path / "evaluation" / "measured.safetensors").measured is not None

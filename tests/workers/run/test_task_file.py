@@ -15,6 +15,7 @@ from labeler.solving import LifeRequest
 from labeler.task import Training
 from workers.run.task_file import (
     BudgetTable,
+    EvaluationTable,
     QueriesTable,
     StudentTable,
     TaskFile,
@@ -30,6 +31,7 @@ TABLES = {
     "task.training.sampled": Sampled,
     "queries": QueriesTable,
     "student": StudentTable,
+    "evaluation": EvaluationTable,
     "budget": BudgetTable,
 }
 

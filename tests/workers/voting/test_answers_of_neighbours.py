@@ -47,6 +47,7 @@ from labeler.system.erasable import KeysInMemory
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
+from tests.scored import scored
 from tests.workers.answer import answer as answer_of
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from workers.agent.agent import InMemoryLedger
@@ -73,6 +74,7 @@ def _tables_of_noise_are_kept() -> Iterator[None]:
 
 RNG = np.random.default_rng(20261122)
 PUBLIC = quantize(RNG.normal(size=(QUERIES, DIMENSION)))
+MODEL = scored(CLASSES, DIMENSION, fingerprint="backbone").rows(DIMENSION, num_classes=len(CLASSES))
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "knn": {"method": "knn", "k": 5},
@@ -88,6 +90,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reverse-knn, capped": {"method": "reverse-knn", "k": 5, "max_agent_records": 20},
     "reverse-knn, on a ball": {"method": "reverse-knn", "k": 5, "ballot_radius": 3},
     "reverse-knn, winner": {"method": "reverse-knn", "k": 30, "max_agent_records": 20, "release": "winner"},
+    "evaluate": {"method": "evaluate"},
+    "evaluate, capped": {"method": "evaluate", "max_agent_records": 20},
     "blind-average": {"method": "blind-average", "training": {"min_records": 20, "regularisation": 0.1}},
     "blind-average, svm": {
         "method": "blind-average",
@@ -132,15 +136,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def task_of(**fields: Any) -> Task:
-    rows = {"blind-average": DIMENSION + 1, "federated": 3 * (DIMENSION + 1)}.get(fields["method"], QUERIES)
+    rows = {"blind-average": DIMENSION + 1, "federated": 3 * (DIMENSION + 1), "evaluate": len(MODEL)}
     given_fields = {
         "name": "t", "classes": CLASSES, "sigma_votes": 30.0, "delta": 1e-5, "agents": 3,
-        "max_queries": rows, "backbone_fingerprint": "backbone",
+        "max_queries": rows.get(fields["method"], QUERIES), "backbone_fingerprint": "backbone",
     }  # fmt: skip
     return parse_task(given_fields | fields)
 
 
 def batch_of(task: Task) -> QueryBatch:
+    if task.traits.evaluates:
+        return QueryBatch(MODEL)
     model = np.full((DIMENSION + 1, len(CLASSES)), 0.25) if task.traits.is_sampled else None
     return QueryBatch(model_rows(DIMENSION) if task.traits.asks_for_a_model else PUBLIC, model=model)
 

@@ -133,7 +133,10 @@ def compare(
     first, *others = [answering(shard, task, **more) for shard in shards]
     assert len(first) > 100
     for other in others:
-        assert not difference(first, other)
+        if task.traits.evaluates:  # a record is a tile of its own
+            assert set(first) == set(other)
+        else:
+            assert not difference(first, other)
 
 
 @pytest.mark.parametrize(

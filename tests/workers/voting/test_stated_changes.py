@@ -31,6 +31,7 @@ from labeler.release import on_grid as votes_on_grid
 from labeler.setting import StatedLevel
 from labeler.tally import QueryBatch
 from labeler.task import NEGATIVES_EVERY, Task, parse_task
+from tests.scored import scored
 from workers.learning.learner import Trainer
 from workers.learning.private_heads import fit_heads
 from workers.voting import NeighborIndexes
@@ -38,6 +39,8 @@ from workers.voting import NeighborIndexes
 DIMENSION, CLASSES, POOL = 3, 3, 5
 PERSONS = np.array([[0], [0], [0], [1], [2]])
 IDS = np.array([40, 10, 30, 20, 50])
+
+QUESTION = scored(("a", "b", "c"), DIMENSION, bands=2).rows(DIMENSION, num_classes=CLASSES)
 
 
 class EverybodyTakesPart:
@@ -67,6 +70,8 @@ def task(method: str, **changes: Any) -> Task:
     if method == "aux-distill":
         training = {"min_records": 2, "regularisation": 0.5, "dimension": 1} | (training or {})
         fields["max_queries"] = 15
+    if method == "evaluate":
+        fields["max_queries"] = len(QUESTION)
     if method == "federated":
         steps = {"rate": 1.0, "unit": "record"} | (training or {})
         training = {"min_records": 2, "regularisation": 1e-3, "iterations": 2, "radius": 2.0, "sampled": steps}
@@ -86,6 +91,10 @@ TASKS = [
     task("reverse-knn", k=3, max_agent_records=2, records_per_person=1),
     task("reverse-knn", k=2, ballot_radius=2),
     task("reverse-knn", k=2, ballot_radius=3, max_agent_records=3, records_per_person=2),
+    task("evaluate"),
+    task("evaluate", max_agent_records=2),
+    task("evaluate", records_per_person=2),
+    task("evaluate", max_agent_records=3, records_per_person=2),
     task("blind-average"),
     task("blind-average", records_per_person=1),
     task("blind-average", training={"max_records": 5}),
@@ -116,6 +125,8 @@ def asked(one: Task, seed: int) -> QueryBatch:
     if one.method == "federated":
         model = np.random.default_rng(seed + 2).normal(size=(one.rows, CLASSES)) * 3
         return QueryBatch(model_rows(DIMENSION), 0, on_grid(model))
+    if one.method == "evaluate":
+        return QueryBatch(QUESTION)
     if one.method == "blind-average":
         axes = one.training.axes if one.training else None
         return QueryBatch(model_rows(DIMENSION) if axes is None else axis_rows(rows(40, seed + 3), axes))

@@ -1,0 +1,127 @@
+"""Files of a private evaluation: the question that a model becomes, evaluation.json, and the model with its confidence
+measured. A local job and a service write the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from feature_store.results.models import Measured, StoredModel, model_file, model_of_bytes
+from labeler.errors import BadData
+from labeler.evaluation import BANDS, SPEAKS_FOR, Evaluation, choose_layout
+from labeler.methods.evaluate import Layout, Scored, edges_of
+from labeler.privacy_card import joined_cards
+from labeler.task import Task
+
+EVALUATION: Final = "evaluation.json"
+MEASURED: Final = "measured.safetensors"
+CONFIDENCE: Final = (
+    "confidence: the share of private records at the sites that this model was right on, by bands of what it stated; "
+    "measured under noise, paid for with the numbers above. "
+) + SPEAKS_FOR
+
+
+def question_of(
+    model: bytes,
+    *,
+    num_classes: int,
+    sigma: float,
+    records: int,
+    layout: Layout | None = None,
+    bands: int = BANDS,
+    edges: tuple[float, ...] | None = None,
+    stated: NDArray[np.floating] | None = None,
+) -> Scored:
+    """The question about a model: which cells, chosen from public facts where nobody names them.
+
+    Args:
+        sigma: of all noise in one count.
+        records: of all agents together, as far as anybody may know.
+        edges: between bands; else `bands` of them hold equally many of the `stated` confidences of public images.
+    """
+    found = edges_of(() if stated is None else stated, num_classes, bands) if edges is None else edges
+    return Scored(
+        model, found, layout or choose_layout(num_classes, sigma=sigma, records=records, bands=len(found) + 1)
+    )
+
+
+def released_model(model: bytes, *, name: str) -> StoredModel:
+    """Read a model to evaluate: of classes, and with the card of the job that released it.
+
+    Raises:
+        BadData: it is none.
+    """
+    stored = model_of_bytes(model, name=name)
+    try:
+        joined_cards(stored.card, stored.card, confidence="")
+    except (KeyError, TypeError, AttributeError):
+        raise BadData(f"{name} holds no privacy card of this version; download it again") from None
+    return stored
+
+
+def stated_beside(model: Path) -> NDArray[np.float64] | None:
+    """What a model states of the public images of its job, where their labels lie beside it; None where they do not."""
+    try:
+        column = pq.read_table(model.with_name("student_labels.parquet"), columns=["confidence"])["confidence"]
+    except (OSError, pa.ArrowException, KeyError):
+        return None
+    return np.asarray(column.to_numpy(), dtype=np.float64)
+
+
+def evaluation_document(
+    task: Task,
+    question: NDArray[np.int16],
+    votes: NDArray[np.float64],
+    *,
+    contributors: int,
+    card: Mapping[str, Any],
+    job_id: str,
+    created_at: str,
+) -> dict[str, Any]:
+    """The content of evaluation.json.
+
+    Args:
+        votes: the noisy sums, shape (questions, classes).
+        contributors: how many agents' noise is in them.
+        card: of the evaluation.
+    """
+    asked = Scored.of_rows(question)
+    model = model_of_bytes(asked.model, name="the question")
+    sigma = task.sum_sigma_votes(contributors)
+    found = Evaluation.of(asked, task.classes, votes, sigma=sigma, contributors=contributors)
+    return found.to_json() | {
+        "model": {"sha256": hashlib.sha256(asked.model).hexdigest(), "kind": model.kind, "job_id": model.job_id},
+        "job_id": job_id,
+        "task_digest": task.digest,
+        "created_at": created_at,
+        "privacy": dict(card),
+    }
+
+
+def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
+    """The file of the model that was evaluated, stating in each band what was right there. Post-processing."""
+    stored = model_of_bytes(model, name="the question")
+    measured = Measured(tuple(evaluation["edges"]), tuple(one["stated"] for one in evaluation["bands"]))
+    return model_file(
+        stored.arrays,
+        kind=stored.kind,
+        classes=stored.classes,
+        card=joined_cards(stored.card, evaluation["privacy"], confidence=CONFIDENCE),
+        backbone=stored.backbone,
+        job_id=stored.job_id,
+        measured=measured,
+    )
+
+
+def evaluation_bytes(document: Mapping[str, Any]) -> bytes:
+    """evaluation.json."""
+    return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"

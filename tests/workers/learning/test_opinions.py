@@ -1,0 +1,112 @@
+"""A released model scores records one by one: no record moves another one's cell, and nothing raises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feature_store.results.models import model_file
+from feature_store.rows import quantize
+from feature_store.students import NoisyAnswers, fit_student
+from labeler.errors import LabelerError
+from labeler.methods.evaluate import Scored
+from labeler.records import Records
+from labeler.tally import QueryBatch
+from labeler.task import Task, parse_task
+from tests.scored import linear_model, scored
+from tests.workers.answer import answer
+from workers.learning.learner import Trainer
+
+CLASSES, DIMENSION = ("a", "b", "c"), 24
+RNG = np.random.default_rng(3)
+CENTERS = RNG.normal(size=(3, DIMENSION))
+
+
+def images(count: int, seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, count).astype(np.int16)
+    return quantize(CENTERS[labels] + 0.8 * rng.normal(size=(count, DIMENSION))), labels
+
+
+def student(kind: str) -> bytes:
+    public, truth = images(120, 1)
+    votes = np.eye(3)[truth[:30]] * 40 + np.random.default_rng(2).normal(0, 4, (30, 3))
+    answers = NoisyAnswers(public[:30], votes.argmax(axis=1), 4.0, 3, votes)
+    fitted = fit_student(kind, answers, public, num_classes=3)
+    return model_file(fitted.arrays, kind=fitted.kind, classes=CLASSES, card={"backbone_fingerprint": "b"})
+
+
+MODELS = {kind: student(kind) for kind in ("pooled", "matched")} | {
+    "linear": linear_model(CLASSES, DIMENSION, fingerprint="b"),
+    "NaN": linear_model(CLASSES, DIMENSION, fingerprint="b", weights=np.full((DIMENSION + 1, 3), np.nan)),
+    "infinite": linear_model(CLASSES, DIMENSION, fingerprint="b", weights=np.full((DIMENSION + 1, 3), 1e308)),
+}
+
+
+def asked(model: bytes) -> tuple[Task, QueryBatch]:
+    rows = Scored(model, (0.4, 0.5, 0.6, 0.7, 0.8, 0.9), "confusion").rows(DIMENSION, num_classes=3)
+    fields = {
+        "name": "t", "classes": CLASSES, "method": "evaluate", "sigma_votes": 30.0, "delta": 1e-5, "agents": 1,
+        "max_queries": len(rows), "backbone_fingerprint": "b",
+    }  # fmt: skip
+    return parse_task(fields), QueryBatch(rows)
+
+
+@pytest.mark.parametrize("name", ["pooled", "matched", "linear"])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**20), count=st.integers(2, 60), data=st.data())
+def test_one_record_moves_one_vote_bit_for_bit(name: str, seed: int, count: int, data: Any) -> None:
+    task, batch = asked(MODELS[name])
+    features, labels = images(count, seed)
+    records = Records(features, np.arange(count), labels, "v")
+    whole = answer(task, batch, records)
+    assert whole.sum() == count
+    gone = data.draw(st.integers(0, count - 1))
+    change = whole - answer(task, batch, replace(records, rows=np.delete(np.arange(count), gone)))
+    assert np.square(change).sum() == change.sum() == 1
+    # In any order, and each alone: the cell of a record is its own.
+    order = np.random.default_rng(seed).permutation(count)
+    said, alone = Trainer().opinions(MODELS[name], features), Trainer().opinions(MODELS[name], features[order])
+    for one, other in zip(said, alone, strict=True):
+        assert np.array_equal(one[order], other)
+
+
+def test_a_model_of_no_numbers_is_refused_before_and_fills_one_cell_after() -> None:
+    features, _ = images(5, 1)
+    task, batch = asked(MODELS["NaN"])
+    with pytest.raises(LabelerError, match="does not give each of 3 classes a probability"):
+        task.traits.check_questions(task, batch, Trainer())
+    for name in ("NaN", "infinite"):
+        predicted, stated = Trainer().opinions(MODELS[name], features)
+        assert predicted[np.isnan(stated)].tolist() == [0] * int(np.isnan(stated).sum())
+        assert np.isnan(stated).all() or name == "infinite"
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (linear_model(("a", "b"), DIMENSION, fingerprint="b"), "other classes"),
+        (linear_model(CLASSES, DIMENSION, fingerprint="other"), "backbone"),
+        (linear_model(CLASSES, DIMENSION + 1, fingerprint="b"), "from features of 24 numbers"),
+        (b"no model", "is no model of a job"),
+    ],
+)
+def test_a_model_of_something_else_is_refused_by_public_facts(model: bytes, says: str) -> None:
+    task, batch = asked(model)
+    with pytest.raises(LabelerError, match=says):
+        task.traits.check_questions(task, batch, Trainer())
+
+
+def test_cells_that_do_not_fit_a_batch_are_refused() -> None:
+    question = scored(CLASSES, DIMENSION, bands=50, fingerprint="b")
+    rows = question.rows(DIMENSION, num_classes=3)
+    task, _ = asked(MODELS["linear"])
+    shorter = replace(question, edges=())
+    assert len(shorter.rows(DIMENSION, num_classes=3)) <= len(rows)
+    with pytest.raises(LabelerError, match="carry a released model"):
+        task.traits.check_questions(task, QueryBatch(rows[:9]), Trainer())

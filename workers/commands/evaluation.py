@@ -1,0 +1,147 @@
+"""`labeler evaluate`: how good a released model is where the truth is, in one process or by a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from labeler.errors import InvalidSetting, JobNotCompleted
+from labeler.evaluation import BANDS
+from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
+from workers.commands.console import (
+    CaFile,
+    Json,
+    MaybeToken,
+    MaybeUrl,
+    connect,
+    folder_of,
+    one_of,
+    print_json,
+    tell_warning,
+)
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A job's student.safetensors or model.safetensors, or its folder here; or its id at a service."
+        ),
+    ],
+    shard: Annotated[list[Path] | None, typer.Option(help="An agent's shard; repeat for each agent.")] = None,
+    epsilon: Annotated[float, typer.Option(help="The price per private image.")] = 0.1,
+    delta: Annotated[float, typer.Option(help="At which it holds.")] = 1e-5,
+    out: Annotated[Path, typer.Option(help="Output folder; an interrupted run continues in it.")] = Path("evaluation"),
+    layout: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(LAYOUTS)}: what is counted; else the finest that noise leaves useful."),
+    ] = None,
+    bands: Annotated[int, typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence.")] = BANDS,
+    records: Annotated[
+        int | None, typer.Option(min=1, help="Private images in all, as far as you know: for what is counted.")
+    ] = None,
+    colluding_agents: Annotated[
+        int | None, typer.Option(help="How many agents may know their own noise. Default: 1, of one agent 0.")
+    ] = None,
+    records_per_person: Annotated[
+        int | None, typer.Option(min=1, help="At most so many records of one person are scored.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Simulation: reproducible noise that protects nobody; the files say so.")
+    ] = None,
+    url: MaybeUrl = None,
+    token: MaybeToken = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how good a released model is on private records: every number with two intervals.
+
+    Writes evaluation.json, and measured.safetensors: the model, which then states in each band of confidence the share
+    that was right there.
+
+    Examples:
+
+    `labeler evaluate job/student.safetensors --shard a.shard --shard b.shard --epsilon 0.1`
+
+    `labeler evaluate job-5c1e09ab74d2f3186e0a --url https://labels.example.org --epsilon 0.1`
+    """
+    price: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "colluding_agents": colluding_agents,
+        "records_per_person": records_per_person,
+    }
+    counted: dict[str, Any] = {
+        "layout": None if layout is None else one_of("layout", layout, LAYOUTS),
+        "bands": bands,
+        "records": records,
+    }
+    here = Path(model) if Path(model).is_file() else folder_of(model, url, token)
+    if here is not None:
+        if not shard:
+            raise InvalidSetting("name a --shard for each agent, on whose records the model is scored")
+        path = here / "student.safetensors" if here.is_dir() else here
+        found = _here(path, shard, out, price=price, counted=counted, seed=seed, as_json=as_json)
+    else:
+        if shard or seed is not None:
+            raise InvalidSetting(
+                "a service scores the student of its job at its own agents; leave --shard and --seed out"
+            )
+        from feature_store.results.evaluations import evaluation_bytes
+        from labeler.system.files import replace_file
+        from workers.commands.client import wait_for
+
+        with connect(str(url), str(token), ca_file) as service:
+            asked = wait_for(service, service.evaluate(model, **price, **counted), quiet=as_json)
+            if asked.state != "completed":
+                why = asked.stage if asked.problem is None else asked.problem.detail
+                raise JobNotCompleted(f"the evaluation {asked.job_id} is {asked.state}: {why}")
+            out.mkdir(exist_ok=True)
+            found = service.evaluation(asked.job_id)
+            service.student(asked.job_id, out / "measured.safetensors")
+            replace_file(out / "evaluation.json", evaluation_bytes(found))
+    if as_json:
+        print_json(found)
+        return
+    _tell(found, out)
+
+
+def _here(
+    model: Path,
+    shards: list[Path],
+    out: Path,
+    *,
+    price: dict[str, Any],
+    counted: dict[str, Any],
+    seed: int | None,
+    as_json: bool,
+) -> dict[str, Any]:
+    from workers.progress import progress_bars
+    from workers.run.labelling import run_job
+    from workers.run.preparation import evaluation_job
+
+    job = evaluation_job(model, shards, out, task=price, evaluation=counted, seed=seed)
+    with progress_bars(quiet=as_json) as progress:
+        return run_job(job, progress=progress, warn=tell_warning)
+
+
+def _tell(found: dict[str, Any], out: Path) -> None:
+    from labeler.budget import say_epsilon
+    from labeler.evaluation import say
+
+    console = Console(highlight=False, soft_wrap=True)
+    card = found["privacy"]
+    each = {level: one["epsilon"] for level, one in card["guarantees"].items()}
+    agent = "none" if each["agent"] is None else say_epsilon(each["agent"])
+    lines = [
+        *say(found),
+        f"Privacy   epsilon {say_epsilon(each['instance'])} per private image, {agent} per agent "
+        f"(delta {card['delta']:g}), beside what the model has cost",
+        f"          {card['holds_against']}",
+        f"Files     {out / 'evaluation.json'}, {out / 'measured.safetensors'}",
+    ]
+    for line in lines:
+        console.print(line, markup=False, emoji=False)
