@@ -3,8 +3,8 @@
 An answer is computed once. Its bytes are stored durably before the first of them leaves. A repeated request gets the
 stored bytes, whatever the records are by then. Once no tallier can miss them they are erased, with the round's key, and
 the round is refused permanently. So what a round shows of an agent follows from one version of its records, for which
-it was charged, and from public things. These are who asks, for whom, when, and whether everything has arrived. An answer may be
-computed again after a crash between the charge and the storing. That changes nothing: nothing had left.
+it was charged, and from public things. These are who asks, for whom, when, and whether everything has arrived. An
+answer may be computed again after a crash between the charge and the storing. That changes nothing: nothing had left.
 
 Every sentence here is the same whether records have changed or not.
 

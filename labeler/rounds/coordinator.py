@@ -9,20 +9,19 @@
       v                                    v
     refused (quorum lost, at no charge), failed, expired, cancelled (by somebody else: `Ended`)
 
-    It keeps no clock, sends nothing and stores nothing: its effects say what to store and what to send. A driver makes
-    the stores of a step durable before anything of that step leaves. The machine is level-triggered: it asks again for
-    everything that is missing. It waits longer the more mail is pending at the parties concerned. So a crash of any
-    party, or lost mail, only costs time: `resume` forgets what may be forgotten and asks for the rest.
+It keeps no clock, sends nothing and stores nothing: its effects say what to store and what to send. A driver makes the
+stores of a step durable before anything of that step leaves. The machine is level-triggered: it asks again for
+everything that is missing. It waits longer the more mail is pending at the parties concerned. So a crash of any party,
+or lost mail, only costs time: `resume` forgets what may be forgotten and asks for the rest.
 
-    Four rules hold whichever process dies when. The agents whose shares a round takes, and their keys, are stored
-    before anybody is asked. Contributors are durable before the charge is posted (`FixContributors` ends a step, and
-    `Stored` begins the next). The charge is posted in the step whose sends ask for the first sum. A release is stored
-    once and never replaced.
+Four rules hold whichever process dies when. The agents whose shares a round takes, and their keys, are stored before
+anybody is asked. Contributors are durable before the charge is posted (`FixContributors` ends a step, and `Stored`
+begins the next). The charge is posted in the step whose sends ask for the first sum. A release is stored once and never
+replaced.
 
-    An agent whose keys change while a round runs takes part from the next round on; its new key adds nothing to this
-    one. If a task releases the winner, three equal answers are the release, and rounds take turns (`queues`). Messages
-    that are late, foreign, contradictory or of finished rounds are refused with an error (`Refuse`); repeated ones
-    change nothing.
+An agent whose keys change while a round runs takes part from the next round on; its new key adds nothing to this one.
+If a task releases the winner, three equal answers are the release, and rounds take turns (`queues`). Messages that are
+late, foreign, contradictory or of finished rounds are refused with an error (`Refuse`); repeated ones change nothing.
 
 More than 400 lines: one state machine, whose rules are read together.
 """
