@@ -1,8 +1,8 @@
 """The `labeler` command line: the one place that may import everything, and wires it.
 
 The commands live in `workers.commands`, one module per room, loaded when one of its commands is invoked
-(`workers.commands.catalogue`); here their errors become sentences and exit codes: 0 done, 1 failed, 2 wrong usage or
-setting, 75 try again (an interrupted run continues). Nothing else is imported before `main` minds Ctrl-C.
+(`workers.commands.catalogue`). Here their errors become sentences and exit codes: 0 done, 1 failed, 2 wrong usage or
+setting, 75 try again (an interrupted run continues). Nothing else is imported before `main` handles Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _run() -> None:
     from labeler.errors import InvalidSetting, LabelerError, StorageFull
     from workers.commands.catalogue import app
 
-    # A package that extends pydantic is shown all that is validated, and some send it away as telemetry; and to find
-    # such packages, all that is installed is looked through at every start.
+    # A package that extends pydantic sees all that is validated, and some send it away as telemetry. To find such
+    # packages, every start would search all that is installed.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # else nobody listens
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is still told the rest
+        if isinstance(stream, io.TextIOWrapper):  # otherwise nobody reads the stream
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter still gets the rest
     if not all(map(_is_unicode, sys.argv)):
         _complain("an argument is not UTF-8; give what it names a name in UTF-8, since tables and manifests hold names")
         sys.exit(InvalidSetting.exit_code)
@@ -44,7 +44,7 @@ def _run() -> None:
         _complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        # Of a copy the second name is where it was to be.
+        # For a copy, the second name is its destination.
         name = error.filename2 or error.filename or "a file"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _complain(f"cannot write {name}: {error.strerror}. Make room, then give the same command again")
@@ -54,7 +54,7 @@ def _run() -> None:
 
 
 def _is_unicode(argument: str) -> bool:
-    """Whether it is text; bytes that are none come as halves of surrogate pairs, which no library writes."""
+    """True for text; undecodable bytes come as halves of surrogate pairs, which no library writes."""
     return not any("\ud800" <= letter <= "\udfff" for letter in argument)
 
 

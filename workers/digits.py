@@ -1,8 +1,8 @@
-"""Real handwritten digits without any download, dealt to agents: what the demo and a local federation run on.
+"""Real handwritten digits without any download, dealt to agents: the demo and a local federation run on them.
 
-They are the 1,797 scanned ones that come with scikit-learn (UCI Optical Recognition of Handwritten Digits, 8x8
-pixels). Two fifths go to the agents with their labels, two fifths are public without labels, one fifth is kept to
-score a student on.
+They are the 1,797 scanned ones that come with scikit-learn (UCI Optical Recognition of Handwritten Digits, 8x8 pixels).
+Two fifths go to the agents with their labels, two fifths are public without labels, one fifth is kept to score a
+student on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIGITS = 1797
 PRIVATE_SHARE = 0.4
 PUBLIC_SHARE = 0.4
 MIN_DIGITS = 10
-"""Fewest digits an agent may be dealt."""
+"""Fewest digits that an agent may be dealt."""
 
 CLASSES = tuple(str(digit) for digit in range(10))
 
@@ -50,7 +50,7 @@ def write_digits(folder: Path, *, seed: int, agents: int = AGENTS) -> dict[str, 
     Public and test files carry their labels as well, which only scoring reads.
 
     Raises:
-        InvalidSetting: so many agents that one would hold fewer than ten digits.
+        InvalidSetting: with this number of agents, one would hold fewer than ten digits.
     """
     check_agents(agents)
     images, targets = load_digits()
@@ -66,10 +66,10 @@ def write_digits(folder: Path, *, seed: int, agents: int = AGENTS) -> dict[str, 
 
 
 def load_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """All digits, images of shape (1797, 8, 8) with values from 0 to 16, and what they show.
+    """Return all digits, images of shape (1797, 8, 8) with values from 0 to 16, and their labels.
 
-    They are read from the file that scikit-learn reads; loading that library takes longer than all the rest of making
-    a federation.
+    They are read from the file that scikit-learn reads; loading that library takes longer than all the rest of making a
+    federation.
 
     Raises:
         Unavailable: scikit-learn is not installed, or keeps them elsewhere.

@@ -28,7 +28,7 @@ _MOST_RECORDS: Final = 2**60
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A setting with one hole at most: give `epsilon` to have sigma found, or what `solve` says.
+    """A setting with one hole at most: give `epsilon` to solve for sigma, or for what `solve` names.
 
     Attributes are the task's, with `classes` as a number: names do not move the price. Where `colluding_agents` is None
     it is resolved as for a new task.
@@ -51,20 +51,20 @@ class PlanRequest:
     training: Training | None = None
     records_per_person: int | None = None
     attributes_per_record: int | None = None
-    """Classes are attributes, and a record votes for so many of them at most."""
+    """Classes are attributes, and a record votes for at most this many of them."""
     dishonest_talliers: Literal[1, 2] | None = None
-    """Of three talliers; given, the plan chooses who adds the noise (labeler.solving). Else the agents do."""
+    """Of three talliers; if given, the plan chooses who adds the noise (labeler.solving). Otherwise the agents do."""
     records: int | None = None
-    """Private records of all agents together, as far as anybody may know; for what accuracy can be expected."""
+    """Private records of all agents together, as far as anybody may know; used to estimate accuracy."""
     ballot_radius: int | Literal["auto"] | None = None
-    """Of the ball that ballots are drawn onto (reverse-knn); "auto": proposed from public images (`with_radius`)."""
+    """Radius of the ball for ballots (reverse-knn); "auto": proposed from public images (`with_radius`)."""
     life_epsilon: float | None = None
-    """Set aside for votes for life (reverse-knn): of all such jobs together, ever."""
+    """Set aside for votes for life (reverse-knn): for all such jobs together, ever."""
     least_similarity: float = -1.0
-    """How near a query has to be for a record to vote for its life."""
+    """The least similarity of a query at which a record votes for life."""
 
     def __post_init__(self) -> None:
-        # What the task's own fields refuse is left to them; these are of a request alone.
+        # These checks are of a request alone; the task checks its own fields.
         _check_word("solve", self.solve, (None, "sigma", "queries", "k"))
         if self.epsilon is not None and self.sigma is None and self.solve is None:
             object.__setattr__(self, "solve", "sigma")
@@ -87,7 +87,7 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
 
 
 def make_plan(request: PlanRequest, *, public: Path | None = None) -> dict[str, Any]:
-    """Price a request, after solving it where it asks for that, and say how many labels will probably be right.
+    """Price a request, after solving it where it asks for that, and estimate how many labels will be right.
 
     Args:
         public: a public shard, whose geometry then says how well its images fall into groups.
@@ -131,7 +131,7 @@ def _expected(task: Task, request: PlanRequest, public: Path | None) -> Expectat
 
 
 def with_radius(request: PlanRequest, public: Path | None) -> PlanRequest:
-    """The request with the radius that its public images propose, where it asks for one.
+    """Return the request with the radius that its public images propose, where it asks for one.
 
     Raises:
         InvalidSetting: it asks, and there are no public images, or too few.
@@ -164,7 +164,7 @@ def _public_features(public: Path) -> NDArray[np.int16]:
 
 
 def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | None:
-    """How many clusters to ask about; None where a model is asked for, or asked about."""
+    """Return the number of clusters to ask about; None where a model is asked for, or asked about."""
     if task.traits.asks_for_a_model or task.traits.evaluates:
         return None
     images = None
@@ -176,7 +176,7 @@ def _advised(task: Task, request: PlanRequest, public: Path | None) -> int | Non
 
 
 def training_of(fields: Mapping[str, Any]) -> Training:
-    """How agents train, with defaults for what moves the price little.
+    """Return how agents train, with defaults for what moves the price little.
 
     Raises:
         InvalidSetting: a number is out of bounds.
@@ -188,7 +188,7 @@ def training_of(fields: Mapping[str, Any]) -> Training:
 
 
 def _life(request: PlanRequest) -> Life | None:
-    """What a record may spend where so much is set aside for it.
+    """Return what a record may spend out of the budget that the request sets aside.
 
     Raises:
         InvalidSetting: an epsilon out of bounds, or one together with a price to solve for.
@@ -207,7 +207,7 @@ def _life(request: PlanRequest) -> Life | None:
 
 
 def solve_request(request: PlanRequest) -> Task:
-    """The task a request describes."""
+    """Return the task a request describes."""
     if (request.epsilon is None) != (request.solve is None):
         raise InvalidSetting("`epsilon` (the price wanted) and `solve` (what to find for it) go together")
     if request.solve == "sigma" and request.sigma is not None:

@@ -14,7 +14,7 @@ from labeler.errors import Interrupted
 
 
 class ProgressCallback(Protocol):
-    """Called as work goes on: `stage` in words, `done` of `total` steps."""
+    """A callback for progress: `stage` in words, `done` of `total` steps."""
 
     def __call__(self, stage: str, done: int, total: int) -> None: ...
 
@@ -24,10 +24,10 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class StageClock:
-    """Seconds spent per stage, in order of first appearance.
+    """A clock of the seconds spent per stage, in order of first appearance.
 
-    They grow with the private records that were searched, so they are for the terminal or the log of whoever runs the
-    job, and never for a file that may leave (feature_store.results.report has no place for them).
+    They grow with the private records that were searched. So they are for the terminal or the log of the user that runs
+    the job, and never for a file that may leave (feature_store.results.report has no place for them).
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class StageClock:
 
 
 def say_seconds(seconds: float) -> str:
-    """A duration with as many digits as people care for."""
+    """Return a duration with as many digits as people care for."""
     if seconds < 0.0095:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 9.95:

@@ -1,18 +1,18 @@
-"""What serves over HTTP: the coordinator behind its server, with the embedder beside it, and a hospital's desk.
+"""HTTP servers: the coordinator behind its server, with its embedder, and a hospital's desk.
 
 This is the one module of `workers` that may import `api`: coordinator and embedder share a home and settings, and the
 desk's page is an application like the coordinator's. It loads no learning library, so the process that everybody talks
-to stays small; a test starts a fresh interpreter and looks. The embedder loads what its backbones need, when they are
+to stays small; a test checks this in a fresh interpreter. The embedder loads what its backbones need when they are
 needed.
 
 **The edge** is Caddy in front of the coordinator, for everything that is reached from other machines. It speaks HTTPS,
-ends slow heads and idle connections, refuses requests that can be read in two ways, and hands on one
-clean request at a time; the coordinator listens on this machine alone. Certificates are Caddy's own (ACME) unless files
-are given. What Caddy does not bound, connections and bodies of one client, `api.limits` does, by the forwarded address.
+ends slow heads and idle connections, refuses ambiguous requests, and passes on one clean request at a time; the
+coordinator listens on this machine alone. Certificates are Caddy's own (ACME) unless files are given. Caddy does not
+limit one client's connections and bodies; `api.limits` does, by the forwarded address.
 
-Learned by trying (each is held by a test):
+Learned by trying (each has a test):
 
-* options of `servers :PORT` together with `bind` apply to nothing, in silence; so `servers` names no address here
+* options of `servers :PORT` together with `bind` silently apply to nothing; so `servers` names no address here
 * a slow body never ends while `read_body_idle` has its default; `read_body` is the total, so it is generous
 * a request for an unknown host is answered with an empty 200, unless a last site aborts it
 * uvicorn's keep-alive must be longer than Caddy's to its upstream, else requests meet a connection that just closed
@@ -48,7 +48,7 @@ _SWITCH_S = 0.0002
 
 
 def read_settings(home: Path) -> CoordinatorConfig:
-    """A coordinator's settings.
+    """Read a coordinator's settings.
 
     Raises:
         InvalidSetting: a field is unknown, missing or out of bounds.
@@ -73,13 +73,13 @@ def run_coordinator(
 
     Args:
         port: 0 takes a free one.
-        edge: what stands in front, for other machines.
-        is_behind_proxy: another proxy stands in front, which the settings name as trusted.
+        edge: the proxy in front, for other machines.
+        is_behind_proxy: another proxy is in front, which the settings name as trusted.
         log_file: takes the log instead of standard error; rotated by size.
         on_ready: called with the URL once requests are taken.
 
     Raises:
-        InvalidSetting: the address is reached from other machines, and nothing stands in front.
+        InvalidSetting: the address is reached from other machines, and no proxy is in front.
         JournalInUse: another coordinator owns home or journal.
         LabelerError: the settings, the keys, the journal or the address cannot be used.
     """
@@ -106,7 +106,7 @@ def run_coordinator(
         for server in servers:
             server.should_exit = True
 
-    # Whoever comes while the journal is opened and checked waits at the door, and is not sent away to try again later.
+    # Clients that come while the journal is opened and checked wait, and are not sent away to try again later.
     with listen(host, port) as listening:
         coordinator = Coordinator.open(settings)
         _settle_in()
@@ -140,11 +140,11 @@ def refuse_open_doors(host: str, settings: CoordinatorConfig, *, edge: Edge | No
 
 
 def _settle_in() -> None:
-    """Set this process up for many short requests beside a thread that works.
+    """Set this process up for many short requests alongside a thread that works.
 
-    What was imported stays for life, so no collection looks at it again: it is most of the heap. And whoever answers
-    requests waits a 25th of what is usual for a thread that computes: a look into the journal takes the lock of the
-    interpreter some twenty times.
+    Imported modules stay for good and are most of the heap, so no collection scans them again. A thread that answers
+    requests waits a 25th of the usual time for a thread that computes: one look into the journal takes the
+    interpreter's lock some twenty times.
     """
     gc.collect()
     gc.freeze()
@@ -154,7 +154,7 @@ def _settle_in() -> None:
 def run_desk(
     home: Path, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Open the desk of an agent's home for this machine, until told to stop; beside the agent, or without it.
+    """Serve the desk of an agent's home on this machine, until told to stop; with the agent running, or without.
 
     Raises:
         InvalidSetting: the folder is no agent's home, or the address is not this machine's alone.
@@ -180,7 +180,7 @@ def run_home_embedder(home: Path, *, stop: threading.Event) -> None:
 
 
 FOLDER: Final = "edge"
-"""Of a coordinator's home: the Caddyfile, and what Caddy keeps (keys of its certificates)."""
+"""The folder in a coordinator's home for the Caddyfile and Caddy's own files (keys of its certificates)."""
 BODY_MINUTES: Final = 30
 UPSTREAM_KEEP_ALIVE_S: Final = 60
 """Shorter than `api.server.KEEP_ALIVE_S`."""
@@ -188,8 +188,9 @@ START_S: Final = 15.0
 STOP_S: Final = 5.0
 
 Certificates = Literal["acme", "internal", "off"]
-"""Caddy's own from a public authority; of an authority that Caddy makes here, for rehearsals; or none at all, on
-loopback alone, for tests."""
+"""From a public authority by Caddy itself; from an authority that Caddy makes here, for rehearsals; or none at all, on
+loopback alone, for tests.
+"""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class Edge:
 
     Attributes:
         domain: the name under which the coordinator is reached; or several, the first for people, with commas between.
-        port: at which the edge listens.
+        port: on which the edge listens.
         tls_files: certificate and key, PEM, instead of Caddy's own.
     """
 
@@ -209,7 +210,7 @@ class Edge:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it speaks in clear."""
+        """True if it speaks unencrypted."""
         return self.certificates == "off" and self.tls_files is None
 
     @property
@@ -220,7 +221,7 @@ class Edge:
 
 
 def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: int, max_bytes: int) -> str:
-    """Write the configuration of an edge.
+    """Return the configuration of an edge.
 
     Args:
         upstream: host and port of the coordinator.
@@ -229,7 +230,7 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
         max_bytes: of any other body.
 
     Raises:
-        InvalidSetting: a name or path cannot stand in it, or plain HTTP would leave this machine.
+        InvalidSetting: a name or path cannot be written in it, or plain HTTP would leave this machine.
     """
     names, port, tls_files, is_plain = edge.domain.split(","), edge.port, edge.tls_files, edge.is_plain
     for written in (str(folder), *map(str, tls_files or ())):
@@ -246,7 +247,7 @@ def caddyfile(edge: Edge, upstream: str, *, folder: Path, max_stranger_bytes: in
     if tls_files is not None:
         tls = f'\ttls "{tls_files[0]}" "{tls_files[1]}"\n'
     bind = "\tbind 127.0.0.1\n" if is_plain else ""
-    # Redirects would come from port 80 by a server of Caddy's own, for which none of these bounds hold.
+    # A separate server of Caddy's would send redirects from port 80, and none of these limits hold for it.
     https = "off" if is_plain else "disable_redirects"
     return f"""\
 {{
@@ -349,7 +350,7 @@ def running(
     )
     if adapted.returncode:
         raise InvalidSetting(f"caddy refuses its configuration: {adapted.stderr.strip()[-500:]}")
-    # A process group of its own: a Ctrl-C ends it last, after the coordinator that stands behind it.
+    # A separate process group: a Ctrl-C ends it last, after the coordinator behind it.
     process = subprocess.Popen(
         command, env=os.environ | where, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent()
     )

@@ -1,12 +1,10 @@
-"""A long-running process of ours: its log, and how it tells whoever started it that it is ready.
+"""A long-running process of ours: its log, and its message that it is ready.
 
-A log has one JSON object a line on standard error, with ids, and never with a value.
-A traceback keeps types, files and line numbers; the message of an unexpected exception is left out, because a library
-may have put a label or a feature into it. Errors of this project (labeler.errors) hold nothing private. What repeats
-is counted (api.logs).
+A log has one JSON object a line on standard error, with ids, and never with a value. A traceback keeps types, files and
+line numbers. The message of an unexpected exception is left out, because a library may have put a label or a feature
+into it. Errors of this project (labeler.errors) hold nothing private. Repeats are counted (api.logs).
 
-Ready is told in one datagram, as systemd expects it (`Type=notify`, sd_notify(3)). Where nobody named a socket, nothing
-is told.
+Readiness is one datagram, as systemd expects it (`Type=notify`, sd_notify(3)). Without a named socket, none is sent.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _DEEPEST: Final = 10
 
 
 def configure_logging() -> None:
-    """Send every logger of this process to standard error; those of others speak from WARNING up."""
+    """Send every logger of this process to standard error; those of other packages log from WARNING up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     root = logging.getLogger()
@@ -41,8 +39,8 @@ def configure_logging() -> None:
 
 
 def tell_ready() -> None:
-    """Tell whoever started this process that it is ready; once, and only where somebody asked to be told."""
-    # Taken out, so that what this process starts itself does not ring in its name.
+    """Tell the parent of this process that it is ready; once, and only if a socket was named."""
+    # Removed, so that processes started by this one do not send in its name.
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if not address:
         return

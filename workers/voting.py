@@ -1,9 +1,8 @@
 """An agent's records, indexes and votes for life: what methods answer with (`labeler.methods`).
 
-**Votes for life**: reverse kNN in which every image pays for its votes from a budget of its own, and then falls silent.
-Who votes is decided by `labeler.accounting.lifetime.may_vote`, image by image; the proof is there. What the images
-have spent comes from the agent's journal, and what they spend here goes back to it in the transaction that stores the
-answer.
+**Votes for life**: reverse kNN in which every image pays for its votes from its own budget, and then falls silent.
+`labeler.accounting.lifetime.may_vote` decides who votes, image by image; the proof is there. What the images have spent
+comes from the agent's journal. What they spend here returns to it in the transaction that stores the answer.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ NO_PERSONS = (
     "the task bounds how many records of one person vote (records_per_person), and this shard was not told whose "
     "records it holds; embed it again with --person-level, --persons or --person-column"
 )
-"""Why a shard without a person column cannot answer: a fact of how it was set up, the same whatever it holds."""
+"""The reason why a shard without a person column cannot answer: a fact of its setup, the same whatever it holds."""
 
 
 def select_records(shard: Shard, *, records_per_person: int | None) -> Records:
-    """The records that an agent answers a task with.
+    """Return the records that an agent answers a task with.
 
-    The cut of a person comes before any other: it hangs on that person's records alone, so that nobody else's vote
-    depends on how many there are. A cap on all of an agent's records comes after it.
+    The cut of a person comes before any other. It depends on that person's records alone, so that no other person's
+    vote depends on how many there are. A cap on all of an agent's records comes after it.
 
     Raises:
         PrivacyRefusal: the task bounds records of one person, and the shard does not know whose they are.
@@ -56,7 +55,7 @@ def select_records(shard: Shard, *, records_per_person: int | None) -> Records:
 
 
 def check_labels_fit(task: Task, shard: Shard) -> None:
-    """Refuse a task about attributes at a shard of classes, and the other way round: facts of how both were set up.
+    """Refuse a task about attributes at a shard of classes, and vice versa: facts of how both were set up.
 
     Raises:
         MixedShards: the message says which is which.
@@ -73,9 +72,9 @@ def check_labels_fit(task: Task, shard: Shard) -> None:
 
 
 def check_bound(task: Task, shard: Shard) -> None:
-    """Refuse a task that counts on a bound on records which this shard was not declared to keep.
+    """Refuse a task that relies on a bound on records which this shard was not declared to keep.
 
-    From what was declared alone, whatever the shard holds: said before anything is charged.
+    This depends on the declaration alone, whatever the shard holds, and comes before any charge.
 
     Raises:
         PrivacyRefusal: nothing was declared, or more than the task allows.
@@ -95,7 +94,7 @@ class NeighborIndexes:
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit that no shard of this dimension could be
-            searched under. Said when an agent starts: once it is asked, nothing here fails.
+            searched under. Raised when an agent starts: once it is asked, nothing here fails.
     """
 
     def __init__(self, *, dimension: int, engine: str = "auto", memory_limit_bytes: int | None = None) -> None:
@@ -111,14 +110,14 @@ class NeighborIndexes:
 
     @property
     def prepared_for(self) -> Selection | None:
-        """Of which selection of records there is an index; None where there is none."""
+        """Return the selection of records that has an index; None where there is none."""
         return None if self._index is None else self._index[0]
 
     def check_ready(self, task: Task, select: Callable[[], Records]) -> None:
         """Refuse, before a charge, where the parts of a cluster that would search are not all there.
 
-        Engines of this process are there. What a cluster loses later is begun anew or done here: once charged, it is
-        answered.
+        Engines of this process are there. After the charge the query is answered: what a cluster loses is restarted, or
+        searched here.
 
         Raises:
             Unavailable: see feature_store.cluster.search.ClusterIndex.ready.
@@ -131,7 +130,7 @@ class NeighborIndexes:
                 index.ready()
 
     def of_records(self, records: Records) -> NeighborIndex:
-        """The index over the records as they are now; an index of an older version would let deleted ones vote."""
+        """Return the index over the records as they are now; an older version would let deleted ones vote."""
         if self._index is None or self._index[0] != records.selection:
             limit, self._index = self._memory_limit_bytes, None  # the old one goes first: two might not fit
             index = build_index(
@@ -146,7 +145,7 @@ class NeighborIndexes:
         return self._index[1]
 
     def of_questions(self, questions: NDArray[np.int16], *, searches: int) -> NeighborIndex:
-        """An index over public questions, in this process whatever the engine."""
+        """Return an index over public questions, in this process whatever the engine."""
         return build_index(
             questions,
             np.arange(len(questions)),
@@ -166,11 +165,11 @@ def lifetime_ballots(
     engine: str = "numpy",
     memory_limit_bytes: int | None = None,
 ) -> tuple[NDArray[np.int64], CastVotes]:
-    """The votes of the images that are near enough and can pay for them, and what each image spends.
+    """Return the votes of the images that are near enough and can pay for them, and what each image spends.
 
     Args:
         batch: the public queries, all of the task.
-        shard: the agent's, which knows its images again.
+        shard: the agent's, which recognizes its images.
         spends: what images have spent, by their digests, each once.
         engine, memory_limit_bytes: see feature_store.index.build_index; the queries are searched in this process.
 
@@ -178,7 +177,7 @@ def lifetime_ballots(
         Votes, int64, shape (num_queries, num_classes), and what is to be written with the answer.
 
     Raises:
-        PrivacyRefusal: the shard has no digests of its images; said before the charge (`Agent.check_task`).
+        PrivacyRefusal: the shard has no digests of its images; raised before the charge (`Agent.check_task`).
     """
     life, price = life_of(task), vote_nano(task)
     if shard.image_digests is None or shard.site_key is None:
@@ -200,7 +199,7 @@ def lifetime_ballots(
     )
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     paid = np.zeros(len(rows), dtype=np.int64)
-    # By its own label, which is all that decides: a record of another class is silent, and pays nothing.
+    # Only its own label decides: a record of another class is silent, and pays nothing.
     names = task.classes if life.asked_classes is None else life.asked_classes
     asked = np.isin(np.array(task.classes), np.array(names))
     least, done = life.least_product(int(FEATURE_ONE)), 0
@@ -218,7 +217,7 @@ def lifetime_ballots(
 
 
 def one_row_of_each_image(shard: Shard) -> NDArray[np.int64]:
-    """Of rows that hold one image the one with the smallest record id, ascending: an image has one account.
+    """Return, for each image, its row with the smallest record id, ascending: an image has one account.
 
     Raises:
         PrivacyRefusal: see `lifetime_ballots`.

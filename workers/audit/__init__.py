@@ -1,7 +1,7 @@
 """`labeler audit`: attacks on the real pipeline, and what they prove about a task's promise.
 
-Read `adversaries` first: who attacks, and the registry to which others are added. Each is prepared from `surroundings`.
-`pipeline` is one life of the task, with and without a canary, by the coordinator's driver, agents and talliers, as
-`labeler run` does it; `poison` makes records and questions for which a canary moves as much as anything can;
-`observers` turn what was seen into a score. `run` counts runs durably, `page` shows what they prove.
+Read `adversaries` first: the registry of attackers, and `Surroundings`, from which each attack is prepared. `pipeline`
+runs one life of the task, with and without a canary. It uses the coordinator's driver, agents and talliers, as `labeler
+run` does. `poison` makes records and questions for which a canary moves as much as anything can. `observers` turn what
+was seen into a score. `run` counts runs durably and renders the page of what they prove.
 """

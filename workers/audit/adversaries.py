@@ -1,4 +1,4 @@
-"""Who attacks: the adversaries of Chadha et al. (ICML 2024, Auditing private prediction), and whoever is added here.
+"""Adversaries of an audit: those of Chadha et al. (ICML 2024, Auditing private prediction), and others added here.
 
 | | questions as they come | questions of its choice |
 |---|---|---|
@@ -7,22 +7,22 @@
 
 Votes for life promise something about all jobs of an image: `many-jobs` asks a hundred of them.
 
-Each knows every record but the canary, and what the task's colluding agents know; each asks again beyond what was paid
-for. **To add one**, write an `Adversary` whose `prepare` gives an `Attack`, and add it to `ADVERSARIES`: an attack may
-live through as many jobs as it likes in one trial. It is then a row of every audit of a task it takes.
+Each adversary knows every record but the canary, and what the task's colluding agents know. Each asks again beyond what
+was paid for. **To add one**, write an `Adversary` whose `prepare` gives an `Attack`, and add it to `ADVERSARIES`. An
+attack may run as many jobs as it likes in one trial. It is then a row of every audit of a task that it takes.
 
 **Many jobs.** Votes for life are attacked where they promise: a hundred jobs about the same record, each chosen by the
-answers before. Every second job is dear (few votes pay for a budget) and asks about those who seem to be there; the
-others are cheap and ask about those who do not. The adversary knows every other record and agent, and the noise of all
-agents but the one that it asks about. There are many canaries, each at a place of its own where it asks about it: what
-a record casts depends on itself and on its own spend alone, so each is an independent trial of the whole game. The
-agent's part is the real one: votes within the budget, spends in a journal, integer noise.
+answers before. Every second job is dear (few votes pay for a budget) and asks about canaries that seem to be present.
+The others are cheap and ask about those that do not. The adversary knows every other record and agent, and the noise of
+all agents but the attacked one. There are many canaries, each with a separate place where the adversary asks about it.
+A record's votes depend on the record and its own spend alone, so each canary is an independent trial of the whole game.
+The agent's part is the real one: votes within the budget, spends in a journal, integer noise.
 
-What a record would have cast were it there, the adversary learns from a shadow of its own: the same code over all
-canaries. So a filter that forgets to count is found: its shadow forgets as well.
+A shadow tells the adversary what a record would have cast if it were present: the same code over all canaries. So a
+filter that forgets to count is found: its shadow forgets as well.
 
-`Surroundings` is what an attack is prepared from. The task that is attacked comes from a task file, from the folder of
-a run, or as JSON of a job's task (`read_task`).
+`Surroundings` is what an attack is prepared from. The attacked task comes from a task file, from the folder of a run,
+or as JSON of a job's task (`read_task`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from workers.run.task_file import read_task_file
 from workers.voting import lifetime_ballots, select_records
 
 LEARNING_RUNS: Final = 60
-"""Of each world, where an observer has to learn; they are not counted."""
+"""Runs of each world from which an observer learns, where it has to; they are not counted."""
 
 _NATURAL_RECORDS: Final = 100
 _STUDENT_IMAGES: Final = 200
@@ -76,7 +76,7 @@ class Attack(Protocol):
     def moved_mu(self) -> float | None: ...
 
     def trial(self, number: int, *, present: bool) -> float:
-        """One independent life of the task, with the canary or without; a score above zero says that it was there."""
+        """Run one independent life of the task, with or without the canary; above zero, the score says it was there."""
         ...
 
 
@@ -87,7 +87,7 @@ class Adversary:
     Attributes:
         name: on the command line.
         takes: whether it has an attack on a task. Votes for life are a promise about all jobs of an image, which one
-            life of one task does not reach: an adversary for them brings jobs of its own.
+            life of one task does not reach, so an adversary for them brings its own jobs.
     """
 
     name: str
@@ -115,7 +115,7 @@ class SceneAttack:
         return self._observer.score(self.life(f"run {number}", present=present))
 
     def life(self, name: str, *, present: bool) -> Seen:
-        """One life of the task."""
+        """Run one life of the task."""
         canaries = range(len(self.scene.canaries)) if present else ()
         return self.pipeline.run(
             self.worlds.with_canaries(canaries), seed=noise_seed(self._around, f"{name} {present}")
@@ -142,12 +142,14 @@ class SceneAttack:
 
 
 def noise_seed(around: Surroundings, name: str) -> str | None:
-    """Of one run; None where noise is drawn as the product does."""
+    """Return the noise seed of one run; None where noise is drawn as the product does."""
     return None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name}"
 
 
 def natural(around: Surroundings, *, chosen: bool) -> Scene:
-    """Natural records at every agent, one of them the canary; natural questions, or all that help about the canary."""
+    """Set up natural records at every agent, one of them the canary; natural questions, or all that help about the
+    canary.
+    """
     task, rng = around.task, around.rng(1)
     features, labels = fitted(around)
     each = max(1, min(_NATURAL_RECORDS, len(labels) // (2 * task.agents)))
@@ -172,7 +174,7 @@ def natural(around: Surroundings, *, chosen: bool) -> Scene:
 
 
 def fitted(around: Surroundings) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-    """The natural records in the task's classes and, where it asks for another, its dimension: a random public map."""
+    """Return the natural records in the task's classes, by a random public map where it asks for another dimension."""
     features, labels = around.features, around.labels % around.task.num_classes
     wanted = dimension_of(around.task)
     if wanted != features.shape[1] and around.task.training is not None:
@@ -200,7 +202,7 @@ CANARIES: Final = 2_000
 JOBS: Final = 100
 DEAR: Final = 5
 CHEAP: Final = 20
-"""How many votes a budget pays for in a dear job, and in a cheap one."""
+"""Votes that a budget pays for in a dear job, and in a cheap one."""
 
 _DIMENSION: Final = 64
 _LABEL: Final = 1
@@ -220,7 +222,7 @@ class LifeAttack:
     moved_mu: None = None
 
     def trial(self, number: int, *, present: bool) -> float:
-        """See Attack: canaries of odd number are there."""
+        """See Attack: canaries with an odd number are present."""
         game, canary = divmod(number, CANARIES)
         if present != bool(number % 2):
             raise InvalidSetting("of the canaries of a game every second one is there")
@@ -229,7 +231,7 @@ class LifeAttack:
         return float(self._scores[game][canary])
 
     def _played(self, game: int) -> NDArray[np.float64]:
-        """The logarithm of the likelihood ratio of a whole history, for each canary."""
+        """Play a game; return the log-likelihood ratio of the whole history for each canary."""
         folder = self._around.folder / f"game-{game}"
         folder.mkdir()
         where = quantize(self._around.rng(100 + game).normal(size=(CANARIES, _DIMENSION)))
@@ -261,7 +263,7 @@ class LifeAttack:
         return ratio
 
     def _job(self, number: int, votes: int, asked: int) -> Task:
-        """A job in which the budget pays for so many votes; the other agent's noise is known."""
+        """Return a job in which the budget pays for `votes` votes; the other agent's noise is known."""
         return parse_task(
             {
                 "name": f"attack {number}",
@@ -297,7 +299,7 @@ class LifeAttack:
 
 
 STRONGEST: Final = "poisoned-chosen"
-"""Of whom more is proved than of any other: what an audit is judged by."""
+"""The adversary that proves more than any other: an audit is judged by it."""
 
 ADVERSARIES: Final[dict[str, Adversary]] = {
     one.name: one
@@ -332,15 +334,15 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
         ),
     )
 }
-"""Every adversary, by name, from the weakest on."""
+"""Every adversary, by name, weakest first."""
 
 
 View = Literal["release", "student"]
-"""What is looked at: what was opened, or the labels of a student that learnt from it."""
+"""The attacked view: what was opened, or the labels of a student that learnt from it."""
 
 
 def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
-    """Refuse what no adversary here was made for.
+    """Refuse a task that no adversary here was made for.
 
     Raises:
         InvalidSetting: the method is not known here, or no attack on a whole agent of it, or on a student, is.
@@ -368,7 +370,7 @@ def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What an attack is prepared from.
+    """The material from which an attack is prepared.
 
     Attributes:
         task: the task; its fingerprint is that of the audit's records.
@@ -401,7 +403,7 @@ QUERIES: Final = 100
 def read_task(
     path: Path, *, agents: int | None, queries: int | None, classes: tuple[str, ...], fingerprint: str = "audit"
 ) -> Task:
-    """A task.
+    """Read a task.
 
     Args:
         path: a task file (TOML); the output folder of `labeler run`; or a JSON file with a task, or with one under

@@ -1,30 +1,31 @@
-"""What an adversary makes of what it sees: a score, above zero where it says that the canary took part.
+"""Observers: each turns what an adversary sees into a score, above zero where it says that the canary took part.
 
-**Known votes.** It knows every record but the canary, so the sums without noise of both worlds, and the noise of agents
-that collude. Of a noisy sum the likelihood ratio is a projection on the difference; of winners, a product over
-questions of the winner's probabilities. No test is better (Neyman, Pearson), so what it does not find nobody finds.
+**Known votes.** The adversary knows every record but the canary. So it knows the sums without noise of both worlds, and
+the noise of agents that collude. For a noisy sum, the likelihood ratio is a projection on the difference. For winners,
+it is a product over questions of the winner's probabilities. No test is better (Neyman, Pearson), so no test finds what
+this one misses.
 
 Soft labels of heads that carry an agent's own noise are read back into these heads (`HeardHeads`).
 
-**Learnt.** Where a student lies between, it looks at runs of its own making
-first, and projects on the difference of their means, each number in units of its spread. Those runs are not counted.
+**Learnt.** Where a student lies between, the observer first looks at runs that it made itself. It projects on the
+difference of their means, each number in units of its spread. Those runs are not counted.
 
-**Heads.** The soft labels of one agent, read back into the two noisy heads that they were made with.
+**Heads.** The soft labels of one agent are read back into the two noisy heads that made them.
 
-aux-distill protects an agent by noise in its two heads and by nothing else: whoever knows what all others answered, or
-colludes with them, has the agent's own soft labels. They are certainty times probability of each class, so a row's sum
-gives the certainty head's score, and its logarithms the head's scores, up to what they have in common and to rounding
-down. Both are linear in the heads, whose noise is Gaussian: the observations are a Gaussian vector of known covariance
-around one of two known means, and the likelihood ratio is the projection on their whitened difference. It is exact up
-to the rounding, whose variance is added.
+aux-distill protects an agent by noise in its two heads and by nothing else. An adversary that knows what all others
+answered, or colludes with them, has the agent's own soft labels. They are certainty times probability of each class. A
+row's sum gives the certainty head's score. Its logarithms give the head's scores, up to their common term and to
+rounding down. Both are linear in the heads, whose noise is Gaussian. So the observations are a Gaussian vector of known
+covariance around one of two known means, and the likelihood ratio is the projection on their whitened difference. It is
+exact up to the rounding, whose variance is added.
 
 **Steps.** Training in steps over secret samples, attacked by one clipped gradient.
 
-The adversary knows the public model that each step begins from, so the canary's clipped gradient d at it; whether the
-canary was drawn it does not know. What a step opens is, along d, noise alone, or with chance q noise around d: where
-the others' gradients are orthogonal to it (`workers.audit.poison`), the likelihood ratio of the step is
-1 - q + q exp(<v, d>/sigma^2 - |d|^2/(2 sigma^2)), whoever else was drawn. Steps follow from what was opened before, so
-their ratios multiply: no test of all steps is better.
+The adversary knows the public model before each step, so it knows the canary's clipped gradient d there. It does not
+know whether the canary was drawn. Along d, a step opens noise alone, or with chance q noise around d. Where the others'
+gradients are orthogonal to d (`workers.audit.poison`), the likelihood ratio of the step is 1 - q + q exp(<v, d>/sigma^2
+- |d|^2/(2 sigma^2)), whichever others were drawn. Steps follow from what was opened before, so their ratios multiply:
+no test of all steps is better.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ from workers.learning.private_heads import FittedHeads, PrivateHeads, fit_rows, 
 
 _REACH: Final = 6.0
 _POINTS: Final = 121
-"""Of a quadrature over so many standard deviations of noise to both sides."""
+"""Points of a quadrature over this many standard deviations of noise to both sides."""
 
 
 class Observer(Protocol):
-    """Scores what was seen of one run.
+    """An observer that scores what was seen of one run.
 
     Attributes:
         moved_mu: how far the canary moves what is seen, in deviations of the noise in it, so that no test of it proves
@@ -75,13 +76,13 @@ class Observer(Protocol):
     def moved_mu(self) -> float | None: ...
 
     def score(self, seen: Seen) -> float:
-        """Above zero: the canary took part."""
+        """Return the score: above zero, the canary took part."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class KnownVotes:
-    """See the module.
+    """The likelihood-ratio test of known votes; see the module.
 
     Attributes:
         task: whose noise is known in distribution.
@@ -94,18 +95,18 @@ class KnownVotes:
 
     @property
     def moved_mu(self) -> float | None:
-        """See Observer: of noisy sums; winners tell less of them, how much less only their probabilities say."""
+        """See Observer. This is for noisy sums; winners tell less, and only their probabilities say how much less."""
         if self.task.release == "winner":
             return None
         return float(np.linalg.norm(self.with_it - self.without) / self.task.sigma_votes)
 
     def score(self, seen: Seen) -> float:
-        """Logarithm of the likelihood ratio, over everything that was opened."""
+        """Return the log-likelihood ratio over everything that was opened."""
         parts = zip(seen.releases, seen.known_noise, strict=True)
         return float(sum(self.of_each_question(release, known).sum() for release, known in parts))
 
     def of_each_question(self, release: Release, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The logarithm for each question that the canary moves, in their order."""
+        """Return the log-likelihood ratio of each question that the canary moves, in their order."""
         rows = np.flatnonzero((self.without != self.with_it).any(axis=1))
         before, after, known = self.without[rows], self.with_it[rows], known[rows]
         sigma = self.task.sigma_votes
@@ -121,7 +122,7 @@ class KnownVotes:
 def log_winner_probability(
     sums: NDArray[np.float64], labels: NDArray[np.integer], sigma: float, threshold: float | None
 ) -> NDArray[np.float64]:
-    """Logarithm of the probability that this class has the largest of the noisy sums, by quadrature; one per row.
+    """Return, per row, the log probability that this class has the largest of the noisy sums, by quadrature.
 
     Args:
         sums: without the unknown noise, shape (rows, classes).
@@ -135,7 +136,7 @@ def log_winner_probability(
         found[abstained] = log_ndtr((threshold - sums[abstained]) / sigma).sum(axis=1)
     rows = np.flatnonzero(~abstained)
     winning = sums[rows, labels[rows]]
-    # The winner's own noise, from where it is enough for an answer.
+    # The winner's own noise, from the point where it is enough for an answer.
     least = (
         np.full(len(rows), -_REACH) if threshold is None else np.clip((threshold - winning) / sigma, -_REACH, _REACH)
     )
@@ -155,7 +156,7 @@ def log_winner_probability(
 
 @dataclass(frozen=True, eq=False)
 class Learnt:
-    """Projects numbers on what distinguished the runs that it learnt from; see `learn`."""
+    """A projection of numbers on what distinguished the runs that it learnt from; see `learn`."""
 
     numbers: Numbers
     direction: NDArray[np.float64] = field(repr=False)
@@ -163,19 +164,19 @@ class Learnt:
     moved_mu: None = None
 
     def score(self, seen: Seen) -> float:
-        """How far on the side of runs with the canary."""
+        """Return how far a run lies on the side of runs with the canary."""
         return float(self.numbers(seen) @ self.direction) - self.middle
 
 
 class Numbers(Protocol):
-    """What is looked at of one run, as one row of numbers."""
+    """A function that reduces one run to one row of numbers."""
 
     def __call__(self, seen: Seen) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, eq=False)
 class StudentNumbers:
-    """What a student that learnt from the release says of the canary: the logarithms of its probabilities.
+    """What a student trained on the release says of the canary: the logarithms of its probabilities.
 
     Attributes:
         task: of the release.
@@ -190,7 +191,7 @@ class StudentNumbers:
     about: NDArray[np.int16] = field(repr=False)
 
     def __call__(self, seen: Seen) -> NDArray[np.float64]:
-        """One number per class."""
+        """Return one number per class."""
         release = seen.releases[0]
         if not (release.labels >= 0).any():
             return np.zeros(self.task.num_classes)
@@ -208,7 +209,7 @@ class StudentNumbers:
 
 
 def learn(numbers: Numbers, without: Sequence[Seen], with_it: Sequence[Seen]) -> Learnt:
-    """Look at runs of one's own making."""
+    """Learn a projection from the adversary's own runs."""
     before, after = (np.stack([numbers(one) for one in seen]) for seen in (without, with_it))
     spread = (before.var(axis=0) + after.var(axis=0)) / 2
     direction = (after.mean(axis=0) - before.mean(axis=0)) / np.maximum(spread, 1e-9 + 1e-6 * spread.max(initial=0.0))
@@ -221,7 +222,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class HeardHeads:
-    """See the module; made by `heard_heads`.
+    """The test of one agent's heads; see the module. `heard_heads` makes it.
 
     Attributes:
         scale: grid units of a soft vote of one.
@@ -236,7 +237,7 @@ class HeardHeads:
     moved_mu: float
 
     def score(self, seen: Seen) -> float:
-        """Logarithm of the likelihood ratio."""
+        """Return the log-likelihood ratio."""
         votes = seen.releases[0].noisy_votes
         if votes is None:
             return 0.0
@@ -244,7 +245,7 @@ class HeardHeads:
 
 
 def heard_heads(task: Task, batch: QueryBatch, without: VotingRecords, with_it: VotingRecords) -> HeardHeads:
-    """An observer of the first agent.
+    """Return an observer of the first agent.
 
     Args:
         without, with_it: the agent's records in both worlds.
@@ -272,7 +273,7 @@ def heard_heads(task: Task, batch: QueryBatch, without: VotingRecords, with_it: 
 
 
 def _scores(heads: FittedHeads, head_rows: Floats, score_rows: Floats) -> Floats:
-    """What `_observed` would be without noise and rounding, shape (queries, classes + 1)."""
+    """Return `_observed` without noise and rounding, shape (queries, classes + 1)."""
     named = HEAD_SHARPNESS * head_rows @ heads.head.T
     certain = np.zeros(len(head_rows)) if heads.scores is None else SCORE_SHARPNESS * score_rows @ heads.scores
     return np.column_stack([named - named.mean(axis=1, keepdims=True), certain])
@@ -284,7 +285,7 @@ def _votes(heads: FittedHeads, head_rows: Floats, score_rows: Floats) -> Floats:
 
 
 def _observed(votes: Floats, scale: int) -> Floats:
-    """Logarithms of each row without their mean, and the logit of its sum; half a unit is what rounding down took."""
+    """Return logarithms of each row without their mean, and the logit of its sum; half a unit undoes rounding down."""
     half = 0.5 / scale
     logs = np.log(np.maximum(votes, 0.0) + half)
     whole = np.clip(votes.sum(axis=1) + votes.shape[1] * half, half, 1 - half)
@@ -292,7 +293,7 @@ def _observed(votes: Floats, scale: int) -> Floats:
 
 
 def _rounding(votes: Floats, scale: int) -> Floats:
-    """Variance that rounding down adds to each observation, to first order."""
+    """Return the variance that rounding down adds to each observation, to first order."""
     unit = 1 / (12 * scale**2)
     whole = np.clip(votes.sum(axis=1), 1 / scale, 1 - 1 / scale)
     each = unit / np.maximum(votes, 0.5 / scale) ** 2
@@ -303,7 +304,7 @@ def _rounding(votes: Floats, scale: int) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class StepVotes:
-    """See the module.
+    """The test of steps; see the module.
 
     Attributes:
         task: of method federated, with records as the unit.
@@ -316,7 +317,7 @@ class StepVotes:
     moved_mu: None = None
 
     def score(self, seen: Seen) -> float:
-        """Logarithm of the likelihood ratio of all steps."""
+        """Return the log-likelihood ratio of all steps."""
         terms, total = step_terms(self.task), 0.0
         rows = Rows.of(self.canary.features.astype(np.float32) / np.float32(FEATURE_SCALE), self.canary.labels)
         axes, certain = axes_of(self.task, self.batch.features), replace(terms, rate=Fraction(1))

@@ -1,16 +1,16 @@
-"""One life of a task, whole: every run of an audit is a job as `labeler run` does it, in a journal of its own.
+"""One whole life of the task: every run of an audit is a job as `labeler run` does it, in a new journal.
 
-Nothing of a round is written here again: the coordinator's driver over its journal, the agents' and the talliers'
-machines, the index, the votes, the integer noise, the secret shares and the opening are the product's. What an
-adversary adds is what the promise allows for: of the task's agents `max_dropouts` are not there, and
-`colluding_agents`, or dishonest ones of the talliers that add it, tell their noise; and it asks for more than was paid.
+Nothing of a round is reimplemented here. The coordinator's driver over its journal, the agents' and talliers' machines,
+the index, the votes, the integer noise, the secret shares and the opening are the product's. The adversary adds what
+the promise allows for. `max_dropouts` of the task's agents are absent. The `colluding_agents` tell their noise, as do
+dishonest talliers that add noise. It asks for more than was paid.
 
-**Worlds.** Worlds that differ in one canary: the same shards, once with its records and once with them deleted.
+**Worlds** differ in one canary: the same shards, once with its records and once with them deleted.
 
-Both are made of the same files, and deleted is what a site deletes (`Shard.delete`): every other record keeps its id
-and its place, so neighbours are neighbours in the sense of the price. The canaries are at the first agent. Where a
-canary is an agent, that agent's ballots are zero in one of them while its noise stays: what a price at agent level is
-about (`labeler.methods.sensitivity`).
+Both are made of the same files, and records are deleted as a site deletes them (`Shard.delete`). Every other record
+keeps its id and its place, so neighbours are neighbours in the sense of the price. The canaries are at the first agent.
+Where a canary is an agent, that agent's ballots are zero in one of them while its noise stays. That is what a price at
+agent level is about (`labeler.methods.sensitivity`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """Who takes part with what.
+    """The agents that take part, with their shards.
 
     Attributes:
         silenced: places of agents whose ballots are zero, whatever their shards hold.
@@ -77,7 +77,7 @@ class World:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What an adversary sets up.
+    """The records, canaries and questions that an adversary sets up.
 
     Attributes:
         level: whose presence is attacked.
@@ -116,7 +116,7 @@ class Worlds:
 
     def __init__(self, scene: Scene, folder: Path) -> None:
         self._scene, self._folder = scene, folder
-        # Ids and the order of rows are public to an adversary who made the records; the same at every audit.
+        # Ids and the order of rows are public to an adversary that made the records; the same at every audit.
         self._random = np.random.default_rng(scene.seed)
         self._others = [self._written(number, one) for number, one in enumerate(scene.agents) if number]
         everything = [scene.agents[0], *scene.canaries]
@@ -126,13 +126,13 @@ class Worlds:
         sizes = [len(one) for one in everything]
         self._owner = np.repeat(np.arange(len(sizes)), sizes)
         self._first = self._written(0, first, self._owner)
-        # Private rows are written in a random order; their sources say which is which.
+        # Private rows are written in a random order; their sources identify them.
         places = np.array([int(name) for name in self._first.sources])
         self._ids = [np.sort(self._first.record_ids[self._owner[places] == 1 + j]) for j in range(len(scene.canaries))]
         self._made: dict[tuple[int, ...], Shard] = {}
 
     def with_canaries(self, present: Iterable[int]) -> World:
-        """All agents, with these canaries and no other."""
+        """Return all agents, with these canaries and no others."""
         chosen = tuple(sorted(present))
         if self._scene.level == "agent":
             return World((self._first, *self._others), frozenset() if chosen else frozenset({0}))
@@ -154,7 +154,7 @@ class Worlds:
         task, path = self._scene.task, self._folder / f"agent-{number}.shard"
         persons = None
         if task.records_per_person is not None:
-            # Whoever is no canary is a person of one record.
+            # A record that is no canary is a person with one record.
             alone = 10**6 + np.arange(len(records), dtype=np.int64)
             of_canaries = np.zeros(len(records), np.int64) if owner is None else owner
             persons = np.stack([np.where(of_canaries > 0, CANARY_PERSON + of_canaries, alone)] * 2, axis=1)
@@ -177,10 +177,11 @@ class Worlds:
 
 
 def attributes_of(labels: NDArray[np.int16], task: Task) -> NDArray[np.int16]:
-    """Attributes in the place of classes: of the first as many as may vote, of the second all others, of the rest one.
+    """Return attributes in place of classes: as many as may vote from the first, all others from the second, one
+    otherwise.
 
     So a record of the first class and one of the second have no attribute in common, and their votes are as far apart
-    as any two records' are; and the second has more than may vote, wherever there are so many.
+    as any two records' are. The second has more attributes than may vote, wherever the task has enough of them.
     """
     found = np.eye(task.num_classes, dtype=np.int16)[labels]
     found[labels == 0] = np.arange(task.num_classes) < task.votes_of_a_record
@@ -189,7 +190,7 @@ def attributes_of(labels: NDArray[np.int16], task: Task) -> NDArray[np.int16]:
 
 
 _MORE_LIVES: Final = 5
-"""How often it asks for more than was paid for: once for questions beyond the task's, then for them again."""
+"""Requests for more than was paid for: once for questions beyond the task's, then for them again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,9 +199,9 @@ class Seen:
 
     Attributes:
         releases: what was opened: of the task, and of whatever was answered beyond it (which must be nothing).
-        known_noise: what the adversary subtracts from each, votes, shape (num_queries, num_classes): what colluding
-            agents put in beside the votes of their records, noise and `Levelling`, zeros without them; where agents
-            answer under noise of their own, whatever all others answered.
+        known_noise: what the adversary subtracts from each, votes, shape (num_queries, num_classes). It is what
+            colluding agents put in besides the votes of their records: noise and `Levelling`, zeros without them. Where
+            agents answer under noise of their own, it is whatever all others answered.
     """
 
     releases: tuple[Release, ...]
@@ -208,19 +209,19 @@ class Seen:
 
 
 class Silenced(Agent):
-    """An agent of which nothing is there but its noise: the neighbour that prices at agent level are about."""
+    """An agent that contributes nothing but its noise: the neighbour that prices at agent level are about."""
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros_like(super().ballots(task, batch, key))
 
 
 class Levelling(Agent):
     """A colluding agent that knows its noise before it votes, and votes so that the first two classes stay level.
 
-    Winners tell most of a vote where those two are level. Noise that a colluder knows moves them apart all the same; of
-    records that the adversary chose it lets those vote that put them back. Nothing of this depends on the canary, and a
-    price holds whatever others vote. Among its k neighbours both classes stand equally often, and it moves votes
+    Winners tell most of a vote where those two are level. Noise that a colluder knows still moves them apart. Of the
+    records that the adversary chose, those vote that put the classes back. Nothing of this depends on the canary, and a
+    price holds whatever others vote. Among its k neighbours both classes are equally frequent, and it moves votes
     between them alone.
     """
 
@@ -234,7 +235,7 @@ class Levelling(Agent):
             self._key = None
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
-        """What it would cast without noise; in an answer, what keeps the first two classes level with it."""
+        """Return what it would cast without noise; in an answer, what keeps the first two classes level with it."""
         votes = super().ballots(task, batch, key)
         if self._key is None:
             return votes
@@ -246,7 +247,7 @@ class Levelling(Agent):
 
 
 class Pipeline:
-    """Runs a task among shards.
+    """A pipeline that runs a task among shards.
 
     Args:
         batch: all its questions; of a model that is trained in steps, the rows of each.
@@ -262,10 +263,10 @@ class Pipeline:
         self._noisy = tallier_names(task) if task.noise_by == "talliers" else []
 
     def run(self, world: World, *, seed: str | None) -> Seen:
-        """One life of the task: its job, and an attempt at another one that nobody has paid for.
+        """Run one life of the task: its job, and an attempt at another one that was not paid for.
 
         Args:
-            world: the task's agents; the last `max_dropouts` are not there.
+            world: the task's agents; the last `max_dropouts` are absent.
             seed: of all noise; None draws it as the product does.
         """
         keys = {
@@ -277,7 +278,7 @@ class Pipeline:
         seen = self._job(agents, keys, steps, is_seeded=seed is not None)
         asked = steps
         if self._task.traits.is_sampled:
-            # As the job has asked, so is what colluders have said.
+            # Colluders give their answers to the same questions that the job asked.
             asked = [replace(one, model=model_before(self._task, seen[:step])) for step, one in enumerate(steps)]
         for batch in self._beyond(agents):
             with suppress(LabelerError):
@@ -286,7 +287,7 @@ class Pipeline:
         return Seen(tuple(seen), tuple(self._known_noise(agents, keys, batch) for batch in asked))
 
     def agents(self, world: World, *, is_seeded: bool) -> list[Agent]:
-        """Agents whose accounts hold what the task costs, and no more."""
+        """Return agents whose accounts hold what the task costs, and no more."""
         return [
             self._kind(place, world)(
                 name,
@@ -305,7 +306,9 @@ class Pipeline:
         return Levelling if self._is_level and is_colluding else Agent
 
     def expected(self, world: World) -> NDArray[np.float64]:
-        """What all agents put in together without noise, in the unit of what is opened; shape (queries, classes)."""
+        """Return what all agents put in together without noise, in the unit of what is opened; shape (queries,
+        classes).
+        """
         agents = self.agents(world, is_seeded=True)
         task = self._task
         sums = sum(
@@ -315,7 +318,7 @@ class Pipeline:
         return np.asarray(sums, dtype=np.float64) / task.scale
 
     def _beyond(self, agents: Sequence[Agent]) -> list[QueryBatch]:
-        """The task's questions again, as often as the agents let themselves be charged for them: they must refuse."""
+        """Return the task's questions again, as often as the agents accept a charge for them: they must refuse."""
         features = self._batch.features
         found: list[QueryBatch] = []
         if self._task.traits.is_sampled:
@@ -368,7 +371,7 @@ class Pipeline:
         task = self._task
         known = np.zeros((len(batch), task.num_classes))
         if task.traits.has_local_noise:
-            # Nobody's noise protects another, so all others may collude: what they answered is known.
+            # No agent's noise protects another, so all others may collude: what they answered is known.
             others = (agent.ballots(task, batch, keys[agent.agent_id]) for agent in agents[1:])
             return known + sum(others, np.zeros_like(known)) / task.scale
         for name in self._noisy[: task.dishonest_talliers or 0]:
@@ -377,7 +380,7 @@ class Pipeline:
         if self._noisy:
             return known
         for agent in agents[len(agents) - task.colluding_agents :]:
-            # Under the round's key it comes to the same answer again: so it knows what it put in.
+            # Under the round's key it computes the same answer again, so it knows what it put in.
             bodies = agent.computed(task, batch, key=keys[agent.agent_id], seal=as_it_is).bodies
             shares = [one.share for one in shares_of(agent.agent_id, round_of(task, batch), bodies)]
             field = None if task.winner_terms is None else task.winner_terms.field

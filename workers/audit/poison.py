@@ -1,27 +1,27 @@
-"""Records and questions made so that a canary moves as much as the method lets it: the strongest setting there is.
+"""Poison: records and questions for which a canary moves as much as the method lets it, the strongest setting there is.
 
-All an adversary of a promise may do: know and choose every record but the canary, choose the questions, or choose
-records for questions that it does not choose. What the promise is about stays: one canary comes or goes. Sets on which
-a trained model moves far come last.
+The adversary does all that a promise allows. It knows and chooses every record but the canary. It chooses the
+questions, or chooses records for questions that it does not choose. The promise itself stays: one canary comes or goes.
+Sets on which a trained model moves far come last.
 
-Directions are unit vectors of the task's dimension. A record beside a direction has a stated inner product with it.
+Directions are unit vectors of the task's dimension. A record near a direction has a stated inner product with it.
 
 **Models.** Neighbouring sets on which a trained model moves far: what an adversary of a model poisons it with.
 
-A vote moves by one whatever the others are; a model moves as far as the other records let it. `labeler.descent` bounds
-that by L/(n lambda), or by twice as much where one record may replace another, and sets that come close are special:
+A vote moves by one whatever the others are. A model moves as far as the other records let it. `labeler.descent` bounds
+that by L/(n lambda), or by twice as much where one record may replace another. Sets that come close are special:
 
 * **The canary's gradient is as long as it can be**: the others have taught the model that it is certainly wrong.
-* **Nothing pulls back.** The curvature of the others' losses stands against the move. Where they are spread over m
-  directions and the canary is their sum, its score is sqrt(m) times theirs: each of them is still unsure, so that
-  together they push hard, and each is curved along the canary by 1/m of what it would be beside it.
-* **Where a mean is taken over all records** (no public denominator), one that comes besides takes weight from the
-  others, which pushes further where they pushed the other way: at most to the bound for a replacement, and there only
+* **Nothing pulls back.** The curvature of the others' losses resists the move. Suppose that the others are spread over
+  m directions and the canary is their sum. Its score is then sqrt(m) times theirs. Each of them is still unsure, so
+  together they push hard. Each is curved along the canary by 1/m of what it would be at the canary.
+* **Where a mean is taken over all records** (no public denominator), an added record takes weight from the others. It
+  pushes further where they pushed the other way, at most to the bound for a replacement. It reaches that bound only
   where gradients do not fade (the svm while every margin is violated).
 
-How many directions, how many records, which labels: `worst_sets` tries them and measures without noise, which costs the
-adversary nothing, because all of it is public to it. What no set that was tried reaches is the bound's slack, or a
-better adversary's: an audit says how far its canary moves (`labeler.auditing.Attempt.moved_mu`).
+`worst_sets` tries numbers of directions, numbers of records and labels, and measures without noise. That costs the
+adversary nothing, because all of it is public to it. If no tried set reaches the bound, the rest is the bound's slack,
+or a better adversary's. An audit says how far its canary moves (`labeler.auditing.Attempt.moved_mu`).
 """
 
 from __future__ import annotations
@@ -47,30 +47,31 @@ from workers.learning.linear import train_rows
 from workers.learning.private_heads import fit_rows, public_maps
 
 DIMENSION = 64
-"""Of made-up features, where the task does not say."""
+"""Dimension of made-up features, where the task does not say."""
 
 _NEAREST, _FARTHEST = 0.97, 0.80
 _MOST_COPIES = 200
 _MOST_OF_AN_AGENT = 5_000
 _FAINT = 0.015
-"""How much of a question lies in the space that heads look at: a map makes ten times as much of it, at which no answer
-is so sure that rounding hides it."""
+"""The part of a question that lies in the space that heads read. A map makes ten times as much of it; there, no answer
+is so sure that rounding hides it.
+"""
 
 Directions = NDArray[np.float64]
 
 
 def dimension_of(task: Task) -> int:
-    """How many numbers a feature of this task has; free but for methods that say."""
+    """Return the number of components of this task's features; any will do, except for methods that say."""
     if task.traits.asks_for_a_model:
         return task.rows - 1
-    # One number more than heads look at, for questions that lie nearly elsewhere.
+    # One component more than heads look at, for questions that lie almost elsewhere.
     return max(DIMENSION, training_of(task).dimension + 1) if task.training is not None else DIMENSION
 
 
 def poisoned(
     task: Task, level: StatedLevel, *, canaries: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
 ) -> Scene:
-    """The scene in which canaries move most.
+    """Return the scene in which canaries move most.
 
     Args:
         task: any method's.
@@ -89,7 +90,7 @@ def poisoned(
     elif queries is None:
         queries = _chosen(task, directions, rng)
     elif not task.traits.is_reverse and canaries == 1:
-        # Nearer to all of them than anything on the other side is.
+        # Nearer to all queries than anything on the other side is.
         mean = queries.astype(np.float64).mean(axis=0)
         directions = mean[None, :] / (np.linalg.norm(mean) or 1.0)
     elif task.traits.is_reverse:
@@ -116,14 +117,14 @@ def poisoned(
 
 
 def model_queries(dimension: int) -> NDArray[np.int16]:
-    """What is asked for a linear model: the unit vectors of feature space, and zero."""
+    """Return the questions for a linear model: the unit vectors of feature space, and zero."""
     from feature_store.query_selection import model_rows
 
     return model_rows(dimension)
 
 
 def most_canaries(task: Task) -> int:
-    """How many canaries can each have numbers of the sum to themselves."""
+    """Return how many canaries can each have separate numbers of the sum."""
     if not task.traits.has_k:
         return 1
     most = max(1, task.max_queries // min(task.k, task.max_queries)) if task.traits.is_reverse else task.max_queries
@@ -131,7 +132,7 @@ def most_canaries(task: Task) -> int:
 
 
 def _records_of(task: Task, level: StatedLevel) -> int:
-    """Of one canary. A person has four times as many as may vote, so that a cap that is forgotten shows."""
+    """Return the records of one canary. A person has four times as many as may vote, so that a forgotten cap shows."""
     if level == "instance":
         return 1
     if level == "agent":
@@ -142,11 +143,13 @@ def _records_of(task: Task, level: StatedLevel) -> int:
 
 
 def _records_of_an_agent(task: Task) -> int:
-    """All alike, and four times as many as a cap lets vote, so that one that is forgotten shows."""
+    """Return the records of an agent: all alike, and four times as many as a cap lets vote, so that a forgotten cap
+    shows.
+    """
     if task.training is not None:
         most: float = kept_bound(task) or training_of(task).radius
     elif task.traits.is_reverse:
-        # Each votes at k questions, so this many reach the end of the ball.
+        # Each votes at k questions, so this many reach the edge of the ball.
         ball = math.inf if task.ballot_radius is None else task.ballot_radius / math.sqrt(task.k) + 1
         most = 4 * min(task.max_agent_records or math.inf, ball)
     else:
@@ -157,7 +160,7 @@ def _records_of_an_agent(task: Task) -> int:
 def _of_models(
     task: Task, level: StatedLevel, dimension: int, rng: np.random.Generator, queries: NDArray[np.int16] | None
 ) -> Scene:
-    """The first agent's model as `worst_sets` poisons it; the others' are known, whatever they are."""
+    """Poison the first agent's model by `worst_sets`; the others' models are known, whatever they are."""
     if task.traits.asks_for_a_model:
         queries = model_queries(dimension)
     elif queries is None:
@@ -170,10 +173,11 @@ def _of_models(
 
 
 def _of_steps(task: Task, dimension: int) -> Scene:
-    """A canary whose gradient is as long as the clip, and others whose gradients are orthogonal to it at every model.
+    """Return a canary whose gradient is as long as the clip, and others whose gradients are orthogonal to it at every
+    model.
 
-    Gradients are slopes times rows (x, 1), and the rows of x and -x are orthogonal: so nobody's secret samples hide the
-    canary's.
+    Gradients are slopes times rows (x, 1), and the rows of x and -x are orthogonal. So no other agent's secret samples
+    hide the canary's.
     """
     one = Records(quantize(np.eye(dimension)[:1]), _labels(1, 1))
     other = Records(-one.features, _labels(1, 0))
@@ -182,7 +186,7 @@ def _of_steps(task: Task, dimension: int) -> Scene:
 
 
 def _questions_of_heads(task: Task, dimension: int, rng: np.random.Generator) -> NDArray[np.int16]:
-    """Public negatives that make the map plain, and questions that read every weight."""
+    """Return public negatives that make the map plain, and questions that read every weight."""
     axes = np.eye(dimension)[: training_of(task).dimension]
     both = np.concatenate([axes, -axes])
     rows = np.empty((task.max_queries, dimension))
@@ -202,7 +206,7 @@ def _directions(count: int, dimension: int, rng: np.random.Generator) -> Directi
 
 
 def _chosen(task: Task, directions: Directions, rng: np.random.Generator) -> NDArray[np.int16]:
-    """As many questions beside each canary as it can answer, and the rest elsewhere."""
+    """Return as many questions near each canary as it can answer, and the rest elsewhere."""
     count, asked = len(directions), task.max_queries
     if task.traits.is_reverse:
         each = min(task.k, asked // count)
@@ -227,17 +231,17 @@ def _background(task: Task, agent: int, directions: Directions, rng: np.random.G
 
 
 def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.Generator) -> Records:
-    """k records beside each direction, of the first two classes, so many of each that one vote decides who wins.
+    """Return k records near each direction, of the first two classes, in numbers for which one vote decides the winner.
 
-    The farthest at the first agent is of class 0: it is the one that a canary puts out. Agents that collude and keep
-    classes level have as many of each.
+    The farthest at the first agent is of class 0: a canary displaces it. Agents that collude and keep classes level
+    have equally many of each class.
     """
     agents, k = task.quorum, min(task.k, 1000)
     if _colluders_level(task):
         agents -= task.colluding_agents
     near = np.linspace(_NEAREST, _FARTHEST, k) if k > 1 else np.array([_FARTHEST])
     ones = agents * k // 2
-    # The last agents vote for class 1; one alone does so with its nearest records.
+    # The last agents vote for class 1; a lone agent does so with its nearest records.
     labels = (np.arange(agents * k) >= agents * k - ones).astype(np.int16).reshape(agents, k)
     own = labels[agent] if agent < agents else (np.arange(k) % 2).astype(np.int16)
     own = own[::-1] if agents == 1 else own
@@ -246,7 +250,7 @@ def _neighbours(task: Task, agent: int, directions: Directions, rng: np.random.G
 
 
 def _colluders_level(task: Task) -> bool:
-    """Whether colluders can: of winners of knn, where two others stand against each other."""
+    """True where colluders can keep classes level: winners of knn, where two other agents vote against each other."""
     return (
         task.release == "winner"
         and task.traits.has_k
@@ -257,7 +261,7 @@ def _colluders_level(task: Task) -> bool:
 
 
 def _level_counts(task: Task, agent: int, directions: Directions) -> Records:
-    """Where the winner is released, the first two classes far ahead and level at each direction; else one record."""
+    """Return the first two classes far ahead and level at each direction if the winner is released; else one record."""
     if task.release == "winner" and agent == 0 and task.max_agent_records is None:
         lead = min(max(1, math.ceil(3 * task.total_sigma_votes)), _MOST_COPIES)
         each = np.repeat(np.array([0, 1], np.int16), lead)
@@ -266,7 +270,9 @@ def _level_counts(task: Task, agent: int, directions: Directions) -> Records:
 
 
 def _one_sided(agent: int, directions: Directions) -> Records:
-    """The first agent's model knows nothing but class 0, on the other side; the others are level, each of one class."""
+    """Return records that teach the first agent's model class 0 alone, on the other side; the others are level, each
+    one class.
+    """
     label = 0 if agent == 0 else agent % 2
     rows = -np.repeat(directions, 3, axis=0)
     return Records(quantize(rows), _labels(len(rows), label))
@@ -284,17 +290,17 @@ def _labels(count: int, label: int) -> NDArray[np.int16]:
 
 
 MOST_RECORDS: Final = 1_000
-"""Of one agent in a set that is tried: a whole job trains on them."""
+"""Records of one agent in a set that is tried: a whole job trains on them."""
 
 _SPREADS: Final = (1, 4, 16, 32, 64)
 
 Measure = Callable[[Records], NDArray[np.float64]]
-"""What an agent with these records adds without noise, as one row, in units of the noise that is charged for."""
+"""Returns what an agent with these records adds without noise, as one row, in units of the charged noise."""
 
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """An agent's records that stay, and the canary's.
+    """The records of an agent that stay, and the canary's.
 
     Attributes:
         stay: of the agent; none where the agent is the canary.
@@ -309,7 +315,7 @@ class Neighbours:
 def worst_sets(
     task: Task, level: StatedLevel, *, copies: int, dimension: int, queries: NDArray[np.int16]
 ) -> Neighbours:
-    """Of the sets that are tried, the one whose canary moves the agent's model furthest.
+    """Return the set whose canary moves the agent's model furthest, of those tried.
 
     Args:
         task: of a method that trains what it is priced by.
@@ -344,7 +350,7 @@ def _measure(task: Task, queries: NDArray[np.int16]) -> Measure:
 
 
 def _candidates(task: Task, level: StatedLevel, dimension: int) -> Iterator[tuple[Records, list[Records]]]:
-    """Sets of records, each with canaries to try beside it; for an agent, whole agents."""
+    """Yield sets of records, each with canaries to try next to it; for an agent, whole agents."""
     training, most = training_of(task), kept_bound(task)
     reach = dimension if task.traits.asks_for_a_model else training.dimension
     nobody = _of(np.zeros((0, dimension)), [])
@@ -354,13 +360,13 @@ def _candidates(task: Task, level: StatedLevel, dimension: int) -> Iterator[tupl
             yield nobody, [_of(np.repeat(np.eye(dimension)[:1], count, axis=0), np.zeros(count))]
         return
     own = 1 if level == "instance" else records_of_a_person(task)
-    # Where no public bound is kept, more records than the least number only dilute one.
+    # Where no public bound is kept, records above the minimum only dilute one.
     wanted = [1, training.min_records - own, training.min_records, *([] if most is None else [most - own])]
     counts = sorted({max(1, min(one, room - own)) for one in wanted})
     for spread in sorted({min(one, reach) for one in _SPREADS}):
         directions = np.eye(dimension)[:spread]
         canary = directions.sum(axis=0)[None] / math.sqrt(spread)
-        # One that is called by another name, and one on the other side that is called the same.
+        # One with another label, and one on the other side with the same label.
         canaries = [_of(canary, [1]), _of(-canary, [0])]
         for count in counts:
             for opposed in (False, True):

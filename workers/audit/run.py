@@ -1,14 +1,14 @@
 """An audit of a task: every adversary's runs, counted durably, and what they prove.
 
 **Many runs**: each is a whole life of the task, every second one with the canary. **One run**: one life with as many
-canaries as can each have numbers of the sum to themselves, each there by a fair coin; the bound that needs nothing else
-(`one_run_mu`) stands beside the one that counts canaries as runs, because noise of different numbers is independent.
+canaries as can each have separate numbers of the sum, each present by a fair coin. It gives two bounds. `one_run_mu`
+needs no further assumption. The other counts canaries as runs, because noise of different numbers is independent.
 
-What was counted is appended to a file run by run, so the same command goes on where it was stopped.
+Each run's count is appended to a file, so the same command continues after an interruption.
 
 Natural records are those of a shard, or handwritten digits (`Pool`). The document becomes a page (`render_page`), which
-loads nothing and runs nothing; its picture is drawn in the page's own colours, so that it follows the reader's colour
-scheme. Jinja2 escapes every text.
+loads nothing and runs nothing. Its picture uses the page's own colours, so it follows the reader's colour scheme.
+Jinja2 escapes every text.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ PAGE_FILE: Final = "audit.html"
 FINGERPRINT: Final = "audit"
 ONE_RUN: Final = "one-run"
 _GUESSED_SHARE: Final = 3
-"""One canary in so many is guessed, those with the clearest scores; fixed before the run."""
+"""One canary in this many is guessed, those with the clearest scores; fixed before the run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What to do.
+    """The settings of an audit.
 
     Attributes:
         adversaries: names in ADVERSARIES, and ONE_RUN for the one run with many canaries.
@@ -92,7 +92,7 @@ class Audit:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a folder's runs are of: another audit may not go on with them."""
+        """The identity of a folder's runs: another audit may not continue them."""
         return {
             "format": FORMAT,
             "task": self.task.digest,
@@ -105,7 +105,7 @@ class Audit:
 
 
 def applicable(task: Task, names: Sequence[str], level: StatedLevel = "instance") -> tuple[str, ...]:
-    """Of these adversaries, those that have an attack on the task at this level."""
+    """Return those of these adversaries that have an attack on the task at this level."""
     fits = {name for name, one in ADVERSARIES.items() if one.takes(task)}
     if task.traits.has_k and task.life is None and level != "agent" and most_canaries(task) > 1:
         fits.add(ONE_RUN)
@@ -113,7 +113,7 @@ def applicable(task: Task, names: Sequence[str], level: StatedLevel = "instance"
 
 
 def default_adversaries(task: Task, level: StatedLevel = "instance") -> tuple[str, ...]:
-    """All that have an attack on the task at this level."""
+    """Return all adversaries that have an attack on the task at this level."""
     return applicable(task, [*ADVERSARIES, ONE_RUN], level)
 
 
@@ -121,7 +121,7 @@ def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -
     """Do an audit, or what is left of it, and write its document.
 
     Args:
-        out: folder of its files; made if missing.
+        out: folder of its files; created if missing.
 
     Raises:
         BadData: the folder belongs to another audit, or to something else.
@@ -177,7 +177,7 @@ def run_audit(audit: Audit, out: Path, *, progress: ProgressCallback = silent) -
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether it is none of what an audit leaves that was stopped before its first run."""
+    """True for a file that an audit stopped before its first run does not leave."""
     return path.name != LOCK_FILE and not path.name.startswith(f".{RUNS_FILE}.")
 
 
@@ -227,7 +227,7 @@ def _one_run(around: Surroundings, book: _Book, progress: ProgressCallback) -> A
 
 
 def one_run_scores(around: Surroundings, coins: NDArray[np.bool_], progress: ProgressCallback = silent) -> list[float]:
-    """One life of the task with the canaries whose coin says so; a score of each canary."""
+    """Run one life of the task with the canaries whose coin says so; return a score of each canary."""
     canaries = len(coins)
     if not 0 < coins.sum() < canaries:
         raise InvalidSetting(f"one run needs canaries of both kinds; this task has room for {canaries}")
@@ -249,7 +249,7 @@ def one_run_scores(around: Surroundings, coins: NDArray[np.bool_], progress: Pro
 
 
 def _curve(book: _Book, name: str) -> list[list[float]]:
-    """False positive and false negative rates of every threshold, at most a hundred points."""
+    """Return false positive and false negative rates of every threshold, at most a hundred points."""
     numbers = sorted(number for key, number in book.scores if key == name)
     absent = np.sort([book.scores[name, number] for number in numbers if number % 2 == 0])
     present = np.sort([book.scores[name, number] for number in numbers if number % 2 == 1])
@@ -262,7 +262,7 @@ def _curve(book: _Book, name: str) -> list[list[float]]:
 
 
 class _Book:
-    """What was counted: a line of JSON per run, flushed as it comes; a line that a crash cut off is counted again."""
+    """The counts of an audit: one line of JSON per run, flushed at once; a line cut off by a crash is counted again."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self._path = path
@@ -288,7 +288,7 @@ class _Book:
         replace_file(path, "".join(whole or [json.dumps(identity) + "\n"]).encode())
 
     def note(self, adversary: str, moved_mu: float | None) -> None:
-        """How far an adversary's canary moves what it sees, where that is known."""
+        """Record how far an adversary's canary moves what it sees, where that is known."""
         if moved_mu is not None and adversary not in self.moved:
             self.moved[adversary] = moved_mu
             self._append({"adversary": adversary, "moved_mu": moved_mu})
@@ -312,7 +312,7 @@ _CANARY = {"instance": "one record", "person": "the records of one person", "age
 
 
 def render_page(document: dict[str, Any]) -> str:
-    """The page of a document of `workers.audit.run`."""
+    """Render the page of a document of `workers.audit.run`."""
     facts, findings = read_document(document)
     found = findings.findings
     longest = 1.12 * max(findings.promised_epsilon, *(max(one.epsilon, one.moved_epsilon or 0) for one in found)) or 1.0
@@ -351,13 +351,13 @@ def render_page(document: dict[str, Any]) -> str:
 
 
 def read_document(document: dict[str, Any]) -> tuple[AuditFacts, AuditFindings]:
-    """What was counted, and what that proves."""
+    """Read the facts that were counted and the findings that they prove."""
     facts, findings = json.dumps(document["facts"]), json.dumps(document["findings"])
     return AuditFacts.model_validate_json(facts), AuditFindings.model_validate_json(findings)
 
 
 def in_words(findings: AuditFindings) -> str:
-    """The verdict in a sentence."""
+    """Return the verdict in a sentence."""
     strongest = max(findings.findings, key=lambda one: one.epsilon)
     if findings.is_above:
         broken = ", ".join(one.adversary for one in findings.findings if one.is_above)
@@ -372,12 +372,12 @@ def in_words(findings: AuditFindings) -> str:
 
 
 def _at(x: float, y: float) -> str:
-    """Where a pair of error rates stands in the picture of curves."""
+    """Return the place of a pair of error rates in the picture of curves."""
     return f"{_LEFT + x * (_WIDTH - _LEFT - 10):.1f},{_TOP + (1 - y) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
 
 
 PRIVATE_SHARE: Final = 0.6
-"""Of the records: what agents hold. The rest is public."""
+"""The share of the records that agents hold. The rest is public."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,7 +408,7 @@ class Pool:
 def divided(
     name: str, classes: tuple[str, ...], features: NDArray[np.int16], labels: NDArray[np.int16], *, seed: int
 ) -> Pool:
-    """A pool in which PRIVATE_SHARE of the records, at random, are the agents'.
+    """Divide records into a pool in which PRIVATE_SHARE of them, at random, are the agents'.
 
     Raises:
         InvalidSetting: too few records for both parts, or one whose class nobody knows.
@@ -421,7 +421,7 @@ def divided(
 
 
 def digits_pool(*, seed: int) -> Pool:
-    """The 1,797 handwritten digits that come with scikit-learn, as pixels: no download and no backbone."""
+    """Return the 1,797 handwritten digits that come with scikit-learn, as pixels: no download and no backbone."""
     from feature_store.rows import quantize
     from workers.digits import CLASSES, load_digits
 
@@ -436,7 +436,7 @@ def digits_pool(*, seed: int) -> Pool:
 
 
 def shard_pool(shard: Shard, *, seed: int) -> Pool:
-    """The records of a shard, those deleted left out."""
+    """Return the records of a shard, without deleted ones."""
     if shard.has_attributes:
         raise InvalidSetting(
             f"{shard.path} holds attributes, any number per record, and this works with one class per record; run "

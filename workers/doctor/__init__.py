@@ -1,1 +1,1 @@
-"""Whether this machine is ready, and right: `checkup` runs steps, each in a process; the other modules hold them."""
+"""Checks whether this machine is ready and right: `checkup` runs steps, each in a process; other modules hold them."""

@@ -1,11 +1,11 @@
-"""A check-up of this machine: its steps, each in a process of its own with a time limit, and what became of them.
+"""A check-up of this machine: runs steps, each in a separate process with a time limit, and collects their findings.
 
 Libraries for GPUs end the process where others raise, and some drivers never answer: a crash, an abort or a hang is a
-finding too. What a step found before it died is kept, because it writes each finding as it is made.
-`python -m workers.doctor.checkup WORK FILE PARENT ARGUMENTS` is the other side.
+finding too. A step writes each finding as it is made, so its findings survive its death. `python -m
+workers.doctor.checkup WORK FILE PARENT ARGUMENTS` is the other side.
 
 The steps that need no numerical library are here: versions, processor, memory, clock, and what a home needs (room,
-durable writes, SQLite, a redis-server beside it). Those of engines are in `workers.doctor.engines`.
+durable writes, SQLite, a redis-server). Those of engines are in `workers.doctor.engines`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Finding:
     Attributes:
         what: was looked at, in a word or three.
         found: in words, without a full stop.
-        to_do: what helps; empty where nothing has to be done.
+        to_do: the remedy; empty where nothing has to be done.
         numbers: the same for machines, units in names.
     """
 
@@ -55,29 +55,29 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return it as JSON values."""
         return asdict(self) | {"numbers": dict(self.numbers)}
 
 
 def well(what: str, found: str, **numbers: float) -> Finding:
-    """All as it should be."""
+    """Return a finding that all is as it should be."""
     return Finding(what, "well", found, numbers=numbers)
 
 
 def look(what: str, found: str, to_do: str, **numbers: float) -> Finding:
-    """It works, and could be better, or may surprise somebody."""
+    """Return a finding that it works, and could be better, or may surprise somebody."""
     return Finding(what, "look", found, to_do, numbers)
 
 
 def wrong(what: str, found: str, to_do: str, **numbers: float) -> Finding:
-    """It does not work, or not exactly."""
+    """Return a finding that it does not work, or not exactly."""
     return Finding(what, "wrong", found, to_do, numbers)
 
 
 Work = Callable[..., Iterable[Finding]]
 
 _LAST_WORDS: Final = 160
-"""Characters of what a process complained of before it died that are repeated."""
+"""Characters that are repeated of a dead process's last complaint."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Step:
         name: for --only, and in what is found.
         work: "module:function"; called with `arguments`, gives findings.
         limit_s: after which it counts as hanging.
-        to_do: what helps where it dies or hangs.
+        to_do: the remedy where it dies or hangs.
         arguments: of the function; JSON values.
         environment: of its process, where ours does not say otherwise.
     """
@@ -102,7 +102,7 @@ class Step:
 
 
 def run_alone(step: Step) -> list[Finding]:
-    """Do a step in a new process, and end it and its children whatever happens."""
+    """Run a step in a new process, and end it and its children whatever happens."""
     with tempfile.TemporaryDirectory(prefix="labeler-doctor-") as folder:
         found, said = Path(folder) / "found", Path(folder) / "said"
         found.touch()
@@ -156,11 +156,11 @@ def _main(work: str, file: str, parent: str, arguments: str) -> None:
 
 @dataclass(frozen=True)
 class CheckUp:
-    """What was found.
+    """The results of a check-up.
 
     Attributes:
         findings: in the order of the steps, with the step that found each.
-        step_seconds: each step took.
+        step_seconds: the time that each step took.
     """
 
     findings: tuple[tuple[str, Finding], ...]
@@ -168,16 +168,16 @@ class CheckUp:
 
     @property
     def seconds(self) -> float:
-        """All of it took."""
+        """The time of all steps."""
         return sum(self.step_seconds.values())
 
     @property
     def is_well(self) -> bool:
-        """Nothing is wrong; there may be something to look at."""
+        """True where nothing is wrong; there may be something to look at."""
         return all(finding.state != "wrong" for _, finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """One document."""
+        """Return the results as one document."""
         return {
             "well": self.is_well,
             "seconds": round(self.seconds, 3),
@@ -187,7 +187,7 @@ class CheckUp:
 
 
 def check_up(steps: Sequence[Step], *, only: Sequence[str] = (), progress: ProgressCallback = silent) -> CheckUp:
-    """Run every step, or those that are named, each in a process of its own.
+    """Run every step, or those that are named, each in a separate process.
 
     Raises:
         InvalidSetting: a step that is named is not there.
@@ -213,19 +213,19 @@ _DEVICE_S: Final = 240.0
 
 
 _ENGINE_S: Final = 120.0
-"""A few seconds on a machine that does nothing else."""
+"""Limit of a step of an engine, which takes a few seconds on an idle machine."""
 
 _CALM: Final = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4"}
-"""What only compares results uses threads, and does not let them spin: a busy machine took four times as long."""
+"""Environment of steps that only compare results: threads do not spin: a busy machine took four times as long."""
 
 
 def steps(home: Path, *, gpu: bool) -> list[Step]:
-    """The steps for this machine.
+    """Return the steps for this machine.
 
     Args:
         home: folder that a party keeps, or will keep, its journal in.
     """
-    from feature_store.index import ENGINES  # here: the other side loads what its step needs, and no more
+    from feature_store.index import ENGINES  # imported here: the other side loads what its step needs, and no more
 
     place = {"home": str(home)}
     found = [
@@ -260,11 +260,11 @@ _PACKAGES: Final = ("numpy", "torch", "faiss-gpu", "faiss-cpu", "llvmlite", "tim
 _LITTLE_MEMORY: Final = 4 << 30
 _UNLIMITED: Final = 1 << 60
 _CLOCK_NOT_SET: Final = 5
-"""What adjtimex answers where nobody sets the clock by another (TIME_ERROR)."""
+"""The answer of adjtimex where nobody sets the clock by another (TIME_ERROR)."""
 
 
 def versions() -> Iterator[Finding]:
-    """Of Python, of this package and of what it computes with."""
+    """Report the versions of Python, of this package and of what it computes with."""
     found = {"python": platform.python_version(), "private-labeler": _version("private-labeler")}
     found |= {name: _version(name) for name in _PACKAGES}
     words = ", ".join(f"{name} {number}" for name, number in found.items() if number)
@@ -275,7 +275,7 @@ def versions() -> Iterator[Finding]:
 
 
 def processor() -> Iterator[Finding]:
-    """Its name, the cores this process may use, the instructions that matter."""
+    """Report its name, the cores this process may use, the instructions that matter."""
     fields = _first_processor()
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     names = {
@@ -301,7 +301,7 @@ def processor() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """What is there, what is free, and where a container sets a limit."""
+    """Report total and free memory, and the limit of a container."""
     fields = {
         name: int(rest.split()[0]) << 10
         for name, _, rest in (line.partition(":") for line in _text("/proc/meminfo").splitlines())
@@ -324,7 +324,7 @@ def memory() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Deadlines, certificates and tokens go by it."""
+    """Check the clock, by which deadlines, certificates and tokens go."""
     installed = max(Path(__file__).stat().st_mtime, Path(sys.executable).lstat().st_mtime)
     behind = installed - time.time()
     if behind > 60:
@@ -362,7 +362,7 @@ def _quota_cores() -> float | None:
 
 def _adjtimex() -> int:
     function = getattr(ctypes.CDLL(None), "adjtimex", None) if sys.platform == "linux" else None
-    # Only asked: a struct of zeros changes nothing, and 512 bytes are more than it has.
+    # A query only: a struct of zeros changes nothing, and 512 bytes are more than it has.
     return -1 if function is None else int(function(ctypes.create_string_buffer(512)))
 
 
@@ -385,7 +385,7 @@ _SYNCS: Final = 16
 
 
 def disk(home: str) -> Iterator[Finding]:
-    """Room, and how long a durable write takes, where the home is or will be."""
+    """Check the room, and the time of a durable write, where the home is or will be."""
     there = _existing(Path(home))
     free = shutil.disk_usage(there).free
     found = f"{free / 2**30:.1f} GiB free at {there}"
@@ -416,7 +416,7 @@ def disk(home: str) -> Iterator[Finding]:
 
 
 def sqlite(home: str) -> Iterator[Finding]:
-    """Whether a journal can be kept there as it must be: write-ahead log, every commit durable."""
+    """Check that a journal can be kept there as it must be: write-ahead log, every commit durable."""
     from labeler.ledger.database import SQLITE_VERSION, open_database
 
     try:
@@ -441,7 +441,7 @@ def sqlite(home: str) -> Iterator[Finding]:
 
 
 def redis_server() -> Iterator[Finding]:
-    """Whether one can be started; only a service needs it."""
+    """Check that a redis-server can be started; only a service needs it."""
     from workers.up.redis_server import RedisServer
 
     try:
@@ -454,7 +454,7 @@ def redis_server() -> Iterator[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """Return the folder itself, or the nearest one above it that is there."""
     path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
 

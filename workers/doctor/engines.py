@@ -1,20 +1,21 @@
 """Steps of a check-up that compute: engines against the definition, devices, features, and speed.
 
-**Engines.** Each must find what the definition finds, where that is hardest, and give back what it took. The judge is
-a product of 64-bit integers and a full sort. The records are those that would show a rounding: similarities up to
-2^24, one number or 1280, all tied; asked for k on both sides of what libraries return at once (2048), under every
-switch of torch by which a process may have allowed products of less precision.
+**Engines.** Each must find what the definition finds, in the hardest cases, and give back its memory. The reference is
+a product of 64-bit integers and a full sort. The records would show any rounding: similarities up to 2^24, one number
+or 1280, all tied. Searches ask for k on both sides of what libraries return at once (2048), under every switch of torch
+by which a process may have allowed products of less precision.
 
-**Devices.** Of CUDA devices it is asked first which there are, whether the libraries were built for them, and what is
+**Devices.** For CUDA devices, the step checks which there are, whether the libraries were built for them, and what is
 free. Each library is asked by itself, because one can see a device that another was not built for.
 
-**Speed.** Every share is a ratio of two times of one run. The limit of a processor is what the fastest library of
-those installed reaches for a product of float32; a search can be above it, because int16 takes half the time
-(index.engine_int16). The limit of a device is what its clock and its units allow, where they are known, else the same.
+**Speed.** Every share is a ratio of two times of one run. The limit of a processor is the speed of the fastest
+installed library for a product of float32. A search can exceed it, because int16 takes half the time
+(index.engine_int16). The limit of a device follows from its clock and its units where they are known, else from the
+same product.
 
 **Features.** The network that embeds is checked: the same features alone and among others, and in half precision. A
-record is found by its feature, so two machines, or two batches, must not make two of one image. The network is the one
-that comes with this package; the images are made here.
+record is found by its feature, so two machines, or two batches, must not make two features of one image. The network
+comes with this package; the images are made here.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ _LITTLE: Final = 2 << 30
 
 
 def devices() -> Iterator[Finding]:
-    """Driver, architectures, memory."""
+    """Check driver, architectures, memory."""
     yield _driver()
     yield from _by_torch()
 
 
 def built_for(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Whether a list such as ["sm_80", "sm_90", "compute_90"] holds code for a device.
+    """True if a list such as ["sm_80", "sm_90", "compute_90"] holds code for a device.
 
-    Code of one generation (sm_80) runs on later minor versions of it (8.6); what can be compiled at load (compute_90)
-    runs on everything later. sm_90a and the like are counted for that version alone.
+    Code of one generation (sm_80) runs on later minor versions of it (8.6). Code that can be compiled at load
+    (compute_90) runs on everything later. sm_90a and the like count for that version alone.
     """
     for name in architectures:
         kind, _, number = name.partition("_")
@@ -149,7 +150,7 @@ _ELSE: Final = "numpy"
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Records, queries, and what has to be found."""
+    """Records and queries, with the neighbours to find."""
 
     name: str
     features: NDArray[np.int16]
@@ -159,7 +160,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """The same at every run."""
+    """Return the cases, the same at every run."""
     made = []
     for dimension in DIMENSIONS:
         rng = np.random.default_rng(dimension)
@@ -175,14 +176,14 @@ def cases() -> list[Case]:
 
 
 def full_norm(rng: np.random.Generator, count: int, dimension: int) -> NDArray[np.int16]:
-    """Rows as long as rows may be: squared norms just below 2^24."""
+    """Return rows as long as rows may be: squared norms just below 2^24."""
     vectors = rng.standard_normal((count, dimension))
     vectors *= 4095 / np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.clip(np.trunc(vectors), -2048, 2048).astype(np.int16)
 
 
 def exactness(engine: str) -> Iterator[Finding]:
-    """Every case and count, as this process is set up; then under every switch, where the engine uses torch."""
+    """Check every case and count, as this process is set up; then under every switch, where the engine uses torch."""
     judged = cases()
     try:
         wrongs, refusals, searches = _tried(engine, judged, COUNTS)
@@ -220,7 +221,7 @@ def exactness(engine: str) -> Iterator[Finding]:
 
 
 def made_and_freed(engine: str) -> Iterator[Finding]:
-    """A hundred indexes one after the other, each searched once: memory has to come back."""
+    """Build a hundred indexes one after the other, each searched once: memory has to come back."""
     rng = np.random.default_rng(0)
     features, ids = full_norm(rng, *_INDEX_SHAPE), np.arange(_INDEX_SHAPE[0], dtype=np.int64)
 
@@ -232,7 +233,7 @@ def made_and_freed(engine: str) -> Iterator[Finding]:
         for _ in range(5):
             once()
     except (InvalidSetting, UnsafeIndex):
-        return  # what is not there, or not exact, was said before
+        return  # an engine that is absent or not exact was reported before
     before = _taken()
     for _ in range(_INDEXES):
         once()
@@ -251,14 +252,14 @@ def made_and_freed(engine: str) -> Iterator[Finding]:
 
 
 def check(engine: str) -> Iterator[Finding]:
-    """Both, in one process; of a cluster the first, whose indexes are processes that take seconds to begin."""
+    """Check exactness and memory in one process; of a cluster only exactness: its indexes start slow processes."""
     yield from exactness(engine)
     if not is_cluster(engine):
         yield from made_and_freed(engine)
 
 
 def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[list[str], list[str], int]:
-    """Which searches found something else, which were refused, and how many there were."""
+    """Return the searches that found something else, those that were refused, and the number of searches."""
     wrongs, refusals, searches = [], [], 0
     for case in judged:
         index: NeighborIndex | None = None
@@ -272,7 +273,7 @@ def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[li
                 continue
             fault = getattr(index, "fault", None)
             if fault is not None:
-                # The index went on with another engine, whose neighbours are right: this one's were not, or never came.
+                # The index switched to another engine, whose neighbours are right: this one's were not, or never came.
                 wrongs.append(f"{case.name}, k {k}, left for the processor: {fault}")
                 index = None
                 continue
@@ -283,7 +284,7 @@ def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[li
 
 
 def _switches() -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
-    """Names of switches of torch, and what sets each and gives what undoes it."""
+    """Yield the name of each switch of torch with a function that sets it and returns its undo."""
     import torch
 
     cuda: Any = torch.backends.cuda.matmul
@@ -311,13 +312,14 @@ def _switches() -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
 
 
 def _taken() -> dict[str, int]:
-    """Bytes in use by this process, and on the device where torch sees one."""
+    """Return the bytes in use by this process, and on the device where torch sees one."""
     gc.collect()
     taken = {}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()  # the first time, the process begins with the device: 100 MiB of main
+        # the first call initializes the device, which takes 100 MiB of main memory
+        free, total = torch.cuda.mem_get_info()
         taken["device"] = total - free
     pages = Path("/proc/self/statm")
     if pages.exists():
@@ -333,7 +335,7 @@ _USABLE: Final = 0.999
 
 
 def pictures(count: int, pixels: int) -> list[Image.Image]:
-    """Images with structure at every size, as photographs have; the same at every run."""
+    """Return images with structure at every size, as photographs have; the same at every run."""
     rng = np.random.default_rng(pixels)
     made = []
     for _ in range(count):
@@ -346,7 +348,7 @@ def pictures(count: int, pixels: int) -> list[Image.Image]:
 
 
 def features(gpu: bool) -> Iterator[Finding]:
-    """Batches of 1 against large ones; float16 against float32 on a device."""
+    """Check batches of 1 against large ones, and float16 against float32 on a device."""
     asked = pictures(_IMAGES, 256)
     try:
         yield _judged("features alone and in a batch", *_features(asked, "cpu", (1, 32)))
@@ -396,12 +398,12 @@ _PHOTO_PIXELS: Final = 500
 _BATCH: Final = 32
 _DEVICE_BATCH: Final = 256
 _IMAGE_MULTIPLICATIONS: Final = 0.39e9
-"""Of one image through BACKBONE at 224 pixels."""
+"""Multiplications of one image through BACKBONE at 224 pixels."""
 
 _SLOW_SEARCH: Final = 0.4
 _LONG_S: Final = 0.5
 _BUSY: Final = 0.3
-"""Others' share of the processors from which on they are told."""
+"""The share of the processors that others may use before the report mentions them."""
 
 _HALF_PER_CLOCK: Final = {
     70: 512,
@@ -419,7 +421,7 @@ architecture whitepapers; 86, 89 and 120 are those of consumer cards)."""
 
 
 def speed(gpu: bool) -> Iterator[Finding]:
-    """The processor, and the device where it was asked for."""
+    """Measure the processor, and the device where it was asked for."""
     yield from _others()
     yield from _copy()
     limit, library = _product_limit()
@@ -436,7 +438,7 @@ def _others() -> Iterator[Finding]:
     if not hasattr(os, "getloadavg"):
         return
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    # Steps before this one took a processor themselves.
+    # Earlier steps used a processor themselves.
     others = max(0.0, load - 1) / cores
     if others > _BUSY:
         yield look(
@@ -478,7 +480,7 @@ def _search(engine: str, features: NDArray[np.int16], queries: NDArray[np.int16]
         index = build_index(features, np.arange(len(features), dtype=np.int64), engine=engine)
         rate = features.size * len(queries) / _seconds(lambda: index.search(queries, _K))
     except (InvalidSetting, UnsafeIndex):
-        return  # said by its own step
+        return  # the engine's own step reports it
     share = rate / limit
     held = "the product" if share > _SLOW_SEARCH else "choosing the nearest, or slow kernels,"
     found = f"{share:.0%} of the product's speed; {held} holds it back"
@@ -513,7 +515,7 @@ def _device() -> Iterator[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        return  # said by the step `devices`
+        return  # the step `devices` reports it
     card = torch.cuda.get_device_properties(0)
     host = torch.ones(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
@@ -552,7 +554,7 @@ def _jpeg(picture: Image.Image) -> bytes:
 
 
 def _seconds(work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
-    """The least of three times after one that warms up; of fewer, where they take long."""
+    """Return the least of three times after a warm-up; of fewer where they take long."""
     work()
     wait()
     taken: list[float] = []

@@ -1,4 +1,4 @@
-"""How many images a requester is about to send: the number of questions when all of them are asked about."""
+"""The number of images a requester is about to send: the number of questions when all of them are asked about."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 from labeler.errors import InvalidSetting
 
 _NOT_IMAGES: Final = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
-"""What systems put into archives by themselves; a service skips them, and names that begin with a dot."""
+"""Files that systems put into archives by themselves; a service skips them, and names that begin with a dot."""
 
 
 def count_images(images: Path, *, endings: Collection[str]) -> int:
-    """Images in a folder, a zip or a Parquet file; 1 for a file of another kind.
+    """Count images in a folder, a zip or a Parquet file; 1 for a file of another kind.
 
     Args:
         endings: of image files in a folder, lower case, with the dot.

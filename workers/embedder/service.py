@@ -1,18 +1,17 @@
 """The embedder process: turns the images of jobs into public features, in the coordinator's own domain.
 
-    turn of a lane (EmbedBoard.turn) -> its next job -> decode (a process of its own) -> embed, a slice at a time
+    turn of a lane (EmbedBoard.turn) -> its next job -> decode (in another process) -> embed, a slice at a time
                                                                      |
                           jobs/JOB/public.shard: the features        v
                           jobs/JOB/failed.json: what cannot be asked about, and why
 
 A lane is one requester (feature_store.results.questions). While others wait it has `SLICE_S`, then it is their turn,
-and the job at hand goes on from where it was; so nobody waits longer for the first step than a
-slice of everybody else. Work stops between two looks, a fraction of a second apart, when its job is not waited for any
-more.
+and its job later continues where it stopped. So the longest wait for a first step is one slice of every other lane.
+Work stops between two looks, a fraction of a second apart, when nobody waits for its job any more.
 
 Only public images are read here, and nothing is charged. The result is a function of the upload and the backbone, so
-work that is done twice, by this process or another, gives the same file. Several embedders may serve one coordinator;
-each has another requester's turn.
+repeated work, by this process or another, gives the same file. Several embedders may serve one coordinator; each has
+another requester's turn.
 """
 
 from __future__ import annotations
@@ -63,33 +62,33 @@ log = logging.getLogger("labeler.embedder")
 
 HEARTBEAT_S = 3.0
 MOST_ATTEMPTS = 5
-"""Work that was handed out this often without an end kills whoever takes it, and is given up."""
+"""Work that was handed out this often without an end kills its embedders, and is given up."""
 
 SLICE_S = 2.0
-"""How long one requester's images are worked on while another one's wait."""
+"""Seconds of work on one requester's images while another one's wait."""
 
 BATCH_IMAGES = 64
 BATCH_S = 1.0
-"""A batch is what came within this time, so that large images do not make a batch that lasts minutes."""
+"""A batch is what came within these seconds, so that large images do not make a batch that lasts minutes."""
 
 ROLE = "embedder"
 ALIVE_S = 30.0
-"""For so long a sign of life counts, several times as long as it takes between two."""
+"""Seconds for which a sign of life counts, several times the pause between two."""
 
 WORKING = f".{SHARD}.writing"
 
 LOOK_EVERY_S = 0.1
-"""How often the board is looked at while nobody waits."""
+"""Seconds between two looks at the board while nobody waits."""
 
 AGAIN_S = 1.0
 
 
 class _JobEnded(Exception):
-    """Nobody waits for the job any more."""
+    """The job is no longer waited for."""
 
 
 class _SliceOver(Exception):
-    """Somebody else's turn."""
+    """The slice ended; it is another lane's turn."""
 
 
 def run_embedder(
@@ -100,7 +99,7 @@ def run_embedder(
     Args:
         coordinator_home: the coordinator's home, shared with it.
         backbones: fingerprint -> what loads it (feature_store.backbones.load_backbone).
-        stop: ends it within a moment; another embedder goes on from there.
+        stop: ends it within a moment; another embedder continues from there.
 
     Raises:
         InvalidSetting: the Redis URL is none.
@@ -123,7 +122,7 @@ def run_embedder(
                 except Interrupted:
                     break
                 except TryAgain as error:
-                    # Nobody died of it, so it is no attempt: a full disk may last for hours.
+                    # No process died of it, so it is no attempt: a full disk may last for hours.
                     if error.problem_type != said:
                         log.warning("work waits", extra={"problem": error.problem_type, "sentence": str(error)})
                     said = error.problem_type
@@ -134,7 +133,7 @@ def run_embedder(
 
 
 class Embedder:
-    """Makes the features of one job after the other; backbones are loaded once and kept."""
+    """An embedder of one job after the other; backbones are loaded once and kept."""
 
     def __init__(self, home: Path, backbones: Mapping[str, str], *, stop: threading.Event) -> None:
         self._home = home
@@ -144,13 +143,13 @@ class Embedder:
         self._loaded: dict[str, Backbone] = {}
 
     def turn(self, lane: str, *, attempt: int, mailbox: Mailbox) -> None:
-        """Work for one requester, until nothing is left or somebody else's turn has come.
+        """Work for one requester, until nothing is left or another one's turn has come.
 
         Args:
-            attempt: how often this turn was begun, from 1; the job it begins with may be what ended the others.
+            attempt: how often this turn was started, from 1; the job it starts with may have ended the other attempts.
 
         Raises:
-            TryAgain: stopped, or something cannot be reached or kept now; the jobs go on waiting.
+            TryAgain: stopped, or something cannot be reached or kept now; the jobs keep waiting.
         """
         until = time.monotonic() + SLICE_S
         while waiting := self._board.jobs(lane):
@@ -183,7 +182,7 @@ class Embedder:
             raise
         except Exception as error:
             if not self._board.is_wanted(lane, job_id):
-                # Its folder may be gone under our hands; what we left in it goes the same way.
+                # Another process may have removed its folder; what we left in it is removed too.
                 shutil.rmtree(folder / WORKING, ignore_errors=True)
                 log.info("work stopped: the job has ended", extra={"job_id": job_id})
                 return
@@ -238,7 +237,7 @@ class Embedder:
         fault_point("embedder.embedded")
 
     def _backbone(self, fingerprint: str) -> Backbone:
-        """The backbone of a task, loaded once.
+        """Return the backbone of a task, loaded once.
 
         Raises:
             InvalidSetting: the coordinator has none of that fingerprint.
@@ -265,7 +264,7 @@ class Embedder:
 def _decoder(
     upload: Path, backbone: Backbone, request: EmbedRequest, look: Callable[[], None], is_over: Callable[[], bool]
 ) -> Iterator[Loader]:
-    """Batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
+    """Yield batches of images from the decoder's process, as many as come within a moment; it ends with the block."""
     transform = Transform.model_validate(backbone.spec["transform"])
     limits = PixelLimits(request.max_pixels, request.max_job_pixels)
     with ExitStack() as processes:
@@ -295,8 +294,9 @@ def _unasked(
     others: Generator[NDArray[np.uint8] | UnusableImage],
     is_over: Callable[[], bool],
 ) -> UnreadableImage:
-    """What is said of a job with an image that cannot be used: of the others that cannot, too, until the slice is over.
-    Otherwise whoever has sent twenty would hear of them one by one.
+    """Return the error of a job with an unusable image, with the other unusable ones found until the slice is over.
+
+    Otherwise a requester that sent twenty would hear of them one by one.
     """
     found, all_were_looked_at = [first], False
     while len(found) < MOST_NAMED and not found[-1].is_last and not is_over():
@@ -313,7 +313,7 @@ def _unasked(
 
 @contextmanager
 def _signs_of_life(mailbox: Mailbox) -> Iterator[None]:
-    """Say that an embedder is there while the block runs, however long a job takes."""
+    """Report that an embedder is there while the block runs, however long a job takes."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -334,7 +334,7 @@ def _signs_of_life(mailbox: Mailbox) -> Iterator[None]:
 
 
 def _names_of(upload: Path, rows: Sequence[int]) -> list[str]:
-    """The names a requester gave to images."""
+    """Return the names a requester gave to images."""
     with suppress(pa.ArrowException, KeyError, OSError, IndexError):
         names = pq.read_table(upload, columns=["name"])["name"]
         return [str(names[row].as_py()) for row in rows]

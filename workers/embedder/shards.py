@@ -1,11 +1,10 @@
 """Images to shards, and public images to a backbone: what `labeler embed` and `labeler pretrain` do.
 
-Deleting records of a shard by what its owner knows of them: whose they are, or the names of their images.
+Records of a shard are deleted by what their owner knows of them: their person, or the names of their images.
 
-They are marked first, in one step, and vote no more; then the shard is written anew without them. A running agent goes
-over to it by itself, and lets go of the old files then. What was charged for before is answered with the stored bytes,
-and what was released before stays covered by its price; spends of votes for life stay with the image, should it come
-back.
+They are marked first, in one step, and vote no more; then the shard is rewritten without them. A running agent switches
+to it by itself, and then closes the old files. Rounds charged before are answered with the stored bytes, and the price
+of earlier releases still covers them. Spends of votes for life stay with the image, should it come back.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def embed_features(
     Args:
         features: a file, or rows of shape (n, d).
         backbone_name, fitted_on, probe: what the owner declares of the backbone, and the published probe's features.
-        ids, labels, persons: where they stand, or the values.
+        ids, labels, persons: their location in the file, or the values.
         classes, public, duplicates, key, max_records: as for `embed_images`, which says what comes back.
 
     Raises:
@@ -207,7 +206,7 @@ def _told_of(report: EmbedReport) -> dict[str, Any]:
 
 
 def _source(source: str | Path, attributes: Path | None, split: str | None) -> ImageSource | str | Path:
-    """What is embedded; a table of attributes stands beside a folder, or in it where it is in CelebA's layout."""
+    """Return the source to embed; a table of attributes is next to a folder, or in it if it is in CelebA's layout."""
     folder = Path(source)
     if attributes is None and split is None:
         return source
@@ -223,7 +222,7 @@ def _source(source: str | Path, attributes: Path | None, split: str | None) -> I
 
 
 def same_images_of(path: Path) -> dict[str, Any]:
-    """The images that a finished shard holds more than once: by their bytes where it keeps digests, and by features.
+    """Return images that a finished shard holds more than once: by their bytes where it keeps digests, and by features.
 
     Returns:
         {"shard", "compared": ["bytes", "features"] or ["features"], "duplicates": [{"sources", "contradiction"}]}.
@@ -238,7 +237,7 @@ def same_images_of(path: Path) -> dict[str, Any]:
 
 
 def told(same: Twice) -> list[dict[str, Any]]:
-    """Equal images, for the site's own terminal: names of files, never a label or a person."""
+    """Return equal images, for the site's own terminal: names of files, never a label or a person."""
     return [{"sources": list(names), "contradiction": contradiction} for names, contradiction in same]
 
 
@@ -319,27 +318,27 @@ def delete_records(
 ) -> dict[str, Any]:
     """Delete all records of some people, and those of some images; all that was named, or nothing.
 
-    Then the bytes of all deleted records are erased from the shard's files, also of those that an earlier version or an
-    interrupted deletion had marked only. Without a name that is all that is done.
+    Then erase the bytes of all deleted records from the shard's files, also of those that an earlier version or an
+    interrupted deletion only marked. Without names, only this is done.
 
     Args:
         path: the shard.
         persons: names, as they were given when it was embedded.
         images: names within its source.
-        key: the file of the site's key; beside the shard where None.
+        key: the file of the site's key; None: the one next to the shard.
 
     Returns:
-        {"shard", "deleted", "erased", "left", "remains"}: how many were not deleted before, how many were erased from
-        the files, how many there are now, and sentences about what is left elsewhere.
+        {"shard", "deleted", "erased", "left", "remains"}: how many were newly deleted, how many were erased from the
+        files, how many there are now, and sentences about what is left elsewhere.
 
     Raises:
         InvalidSetting: nobody and nothing is named and nothing waits to be erased, the shard does not know people, or
             nothing would be left.
         BadData: a name that the shard does not hold, or another site's key. No name is repeated.
-        StorageFull: the records are deleted, and there is no room to write the shard anew.
+        StorageFull: the records are deleted, and there is no room to rewrite the shard.
     """
     shard = Shard.open(path, verify=False)
-    # Before names are looked up: those whose files an interrupted deletion left over are not known any more.
+    # Before names are looked up: names whose files an interrupted deletion left over are not known any more.
     had_leftovers = remove_leftovers(path)
     if not persons and not images and not had_leftovers and shard.alive.all():
         raise InvalidSetting("name people (--persons) or images (--images) to delete; nothing waits to be erased")
@@ -371,7 +370,7 @@ _REMAINS = (
 
 
 def lines_of(path: Path) -> list[str]:
-    """The names in a file, one a line; of the standard input where the file is called "-".
+    """Return the names in a file, one a line; of the standard input where the file is called "-".
 
     Raises:
         InvalidSetting: it cannot be read, or is no text.
@@ -417,7 +416,7 @@ def _of_images(shard: Shard, images: Sequence[str]) -> NDArray[np.bool_]:
     known = set(held)
     unknown = [number for number, name in enumerate(images, 1) if name not in known]
     if unknown:
-        # By its place: a folder is often named after a person.
+        # Named by its position: a folder is often named after a person.
         raise BadData(
             f"{len(unknown)} of {len(images)} images are not in shard {shard.path.name!r}, the first of them the one "
             f"named at place {unknown[0]}; nothing was deleted. Instead of a copy that was left out, name the file "

@@ -1,1 +1,1 @@
-"""The care of homes, of every role: made, keys replaced, journals verified and copied, leftovers removed."""
+"""The care of homes of every role: create them, replace keys, verify and copy journals, remove leftovers."""

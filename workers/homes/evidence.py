@@ -1,4 +1,4 @@
-"""Evidence from the journal of a home, and whether a document agrees with one (labeler.evidence).
+"""Evidence from the journal of a home, and a check that a document agrees with a journal (labeler.evidence).
 
 Making and checking only read; the process that owns the home may run.
 """
@@ -32,11 +32,11 @@ PROGRAM = "private-labeler"
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found about a document.
+    """The result of checking a document.
 
     Attributes:
         wrong: what does not hold, each in a sentence; empty where everything does.
-        confirmed: what was looked at and holds.
+        confirmed: what was checked and holds.
     """
 
     wrong: tuple[str, ...]
@@ -47,14 +47,14 @@ def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ())
     """Verify the journal of a coordinator's or an agent's home, and sign what it says of a task or a period.
 
     Args:
-        audits: of tasks in it, to stand in the document.
+        audits: of tasks in it, to include in the document.
 
     Raises:
         InvalidSetting: the home is neither's, or has no journal or no keys; an audit is of no task in it.
         JournalBroken, JournalBehind: the journal was cut, edited, or is an older copy; nothing is made of it.
         NotFound: there is no such task.
     """
-    existing_journal(home)  # first: whoever mistypes a home lacks no key
+    existing_journal(home)  # first, so that a mistyped home is not reported as one that lacks a key
     keys = PartyKeys.load(home / KEYS_FILE)
     with _reading(home) as connection:
         facts = _facts(home, connection, wanted, read_at=now_utc(), head=None)
@@ -68,7 +68,7 @@ def make_evidence(home: Path, wanted: Wanted, audits: Sequence[AuditFacts] = ())
 
 
 def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, home: Path | None = None) -> Checked:
-    """Look at everything that can be checked: the signature, what follows from the facts, and a journal's word.
+    """Check everything that can be checked: the signature, what follows from the facts, and agreement with a journal.
 
     Args:
         verify_key: of the party that should have signed; None takes the home's, else the file's own.
@@ -104,7 +104,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
                 read_at = time_of(facts.journal.read_at)
                 again = _facts(home, connection, Wanted.of(facts.scope), read_at=read_at, head=head)
                 again = _with_words(again, facts, forgotten(connection, facts))
-                again = again.model_copy(update={"audits": facts.audits})  # of which no journal knows
+                again = again.model_copy(update={"audits": facts.audits})  # no journal knows of audits
         except (LabelerError, ValueError) as error:
             wrong.append(f"the journal: {error}")
         else:
@@ -116,7 +116,7 @@ def check_evidence(signed: SignedEvidence, *, verify_key: str | None = None, hom
 
 
 def _with_words(again: Facts, before: Facts, gone: set[str]) -> Facts:
-    """Facts with the refusals that a document has and the journal has deleted since: they cannot be compared."""
+    """Return facts with the refusals that a document has and the journal has deleted since: they cannot be compared."""
     said = {(job.job_id, one.number): one.refusals for task in before.tasks for job in task.jobs for one in job.rounds}
     tasks = []
     for task in again.tasks:

@@ -1,13 +1,13 @@
-"""Joining by an invitation: home, keys and settings are made, the keys are enrolled, and the connection is tried.
+"""Joining by an invitation: make home, keys and settings, enrol the keys, and try the connection.
 
-    make the home -> enrol its keys -> poll once: signed by the new keys, answered under the coordinator's pinned ones
+    make the home -> enrol its keys -> poll once: signed by the new keys, answered under the coordinator's pinned ones.
 
-Every step may be done again: the same command after a crash, or after an answer that was lost, goes on where it was.
-New keys for a home that is there (a rotation) lie beside the old ones until the coordinator has taken them, and the
-process of the home must not run meanwhile, because it would go on with the old ones.
+Every step may be repeated: the same command after a crash, or after a lost answer, continues. If the home exists (a
+rotation), its new keys lie next to the old ones until the coordinator has taken them. The process of the home must not
+run meanwhile, because it would continue with the old keys.
 
-An invitation is read first, checked, and shown in words. That the file is whole and signed says nothing yet, because
-whoever exchanged it would have signed it too: a person compares its phrase with the administrator by telephone
+An invitation is read first, checked, and shown in words. A file that is whole and signed proves nothing yet: an
+attacker who exchanged it would have signed it too. So a person compares its phrase with the administrator by telephone
 (labeler.invitation).
 """
 
@@ -98,7 +98,7 @@ def write_invitation(path: Path, document: dict[str, Any]) -> None:
 
 
 def terms_of(invitation: Invitation) -> list[tuple[str, str]]:
-    """What a site agrees to with an invitation, a line each: what it is about, and what it says."""
+    """Return the terms that a site agrees to with an invitation: a subject and a statement for each line."""
     as_what = "an agent" if invitation.tallier is None else f"tallier {invitation.tallier}"
     until = datetime.fromtimestamp(invitation.expires_at, UTC)
     terms: list[tuple[str, str]] = [
@@ -118,7 +118,7 @@ def terms_of(invitation: Invitation) -> list[tuple[str, str]]:
 
 
 def keep_certificates(home: Path, invitation: Invitation) -> str | None:
-    """Keep the authority of an invitation in a home; what its settings say as `ca_file`, None for the system's."""
+    """Keep the authority of an invitation in a home; return the `ca_file` for its settings, None for the system's."""
     if not invitation.ca_certificates:
         return None
     replace_file(home / CA_FILE, invitation.ca_certificates.encode(), mode=0o600)
@@ -141,10 +141,10 @@ def _authority(certificates: str) -> str:
 
 NEXT_KEYS_FILE = "keys.next.json"
 JOINED_FILE = "invitation.used"
-"""Which invitation the keys of a home were enrolled with: the digest of its token."""
+"""The digest of the token of the invitation with which the keys of a home were enrolled."""
 
 CHECK_S = 30.0
-"""How long the coordinator may take to answer, all attempts together."""
+"""Seconds that the coordinator may take to answer, all attempts together."""
 
 Home = AgentConfig | TallierConfig
 
@@ -155,7 +155,7 @@ class Joined:
 
     Attributes:
         public: its public keys, as in keys.public.json, for those who pin them.
-        roster_changed: the talliers are others by now than the invitation says.
+        roster_changed: the talliers have changed since the invitation.
         backbone_known: whether the coordinator embeds images with the backbone of the agent's shard; True of a tallier.
     """
 
@@ -251,7 +251,9 @@ def join_tallier(home: Path, invitation: Invitation, *, listen: str | None) -> J
 
 
 def pinned_changes(home: Path, invitation: Invitation) -> list[str]:
-    """What a renewal would change of what an agent's home pins now, in words; nothing where there is no home yet."""
+    """Return what a renewal would change of what an agent's home pins now, in words; nothing where there is no home
+    yet.
+    """
     if not (home / AGENT_FILE).exists() or not (home / POLICY_FILE).exists():
         return []
     policy: Policy = read_policy(home / POLICY_FILE)
@@ -281,7 +283,7 @@ def _refuse_rotation(invitation: Invitation, home: Path) -> None:
 
 
 def _make_keys(home: Path, invitation: Invitation) -> None:
-    """Have keys to enrol: a new home's own, or for one that is there new ones beside them."""
+    """Make the keys to enrol: a new home's own, or for an existing home new ones next to the old."""
     used = home / JOINED_FILE
     is_enrolled = used.exists() and used.read_text().strip() == token_digest(invitation.token)
     if not (home / KEYS_FILE).exists():
@@ -291,7 +293,7 @@ def _make_keys(home: Path, invitation: Invitation) -> None:
 
 
 def _enrol(home: Path, invitation: Invitation, config: Home, database: Database, facts: Mapping[str, Any]) -> Joined:
-    """Enrol the keys of a home, take them into use, and try the connection."""
+    """Enrol the keys of a home, put them into use, and try the connection."""
     next_keys = home / NEXT_KEYS_FILE
     keys = PartyKeys.load(next_keys if next_keys.exists() else home / KEYS_FILE)
     ca_file = path_in_home(home, config.ca_file)
@@ -342,7 +344,7 @@ def _try_connection(
     database: Database,
     facts: Mapping[str, Any],
 ) -> None:
-    """One poll, as the process of this home would make it: signed by it, sealed to it, answered by the pinned keys."""
+    """Poll once, as the process of this home would: signed by it, sealed to it, answered by the pinned keys."""
     stop = threading.Event()
     limit = threading.Timer(CHECK_S, stop.set)
     limit.daemon = True
@@ -392,17 +394,18 @@ CHOICES: Final[Mapping[str, Any]] = {
     "max_queries_per_day": 1000,
     "max_noise_contributors": 1,
 }
-"""What `labeler agent join` lets a site choose, with what it is where it does not."""
+"""The choices that `labeler agent join` leaves to a site, with their defaults."""
 
 RELEASES: Final = ("histogram",)
 
 
 def joined_policy(invitation: Invitation, fingerprint: str, wanted: Mapping[str, Any]) -> str:
-    """The policy file of a site that joins, commented; `read_policy` reads it back. It can be answered with at once.
+    """Return the commented policy file of a site that joins; `read_policy` reads it back. The site can answer with it
+    at once.
 
-    Every field is filled in, and none counts on anybody's word but the site's own. What a coordinator could widen stays
-    narrow: it counts on no noise but its own, opens no winners (whose rounds show ballots to all talliers together),
-    and a person sees every task before it answers.
+    Every field is filled in, and none relies on another party's word. What a coordinator could widen stays narrow. The
+    policy relies on no noise but the agent's own. It opens no winners (whose rounds show ballots to all talliers
+    together). A person sees every task before the agent answers.
 
     Args:
         fingerprint: of the backbone of the agent's shard.
@@ -444,7 +447,7 @@ verify_key = {toml_value(invitation.verify_key)}
 
 
 def repinned_policy(path: Path, invitation: Invitation) -> str:
-    """A policy as it is, with the talliers and the coordinator of an invitation; comments stay where they can.
+    """Return a policy with the talliers and the coordinator of an invitation; comments stay where they can.
 
     Raises:
         PolicyRefusal: the policy cannot be read.
@@ -462,7 +465,7 @@ def repinned_policy(path: Path, invitation: Invitation) -> str:
         is_meant = _checked(text) == wanted
     except InvalidSetting:
         is_meant = False
-    # A file that says the same in some other way, such as dotted names: its words are lost, its meaning is not.
+    # A file that says the same in some other way, such as dotted names, loses its words but keeps its meaning.
     return text if is_meant else policy_toml(wanted)
 
 
@@ -475,7 +478,7 @@ def _list(words: tuple[str, ...]) -> str:
 
 
 def _replaced(text: str, table: str, lines: str) -> str:
-    """A TOML text whose table holds these lines instead of its own; its comments stay."""
+    """Return a TOML text with these lines in its table instead of the old ones; its comments stay."""
     head, found, rest = (
         re.split(rf"(?m)(^\[{table}\][^\n]*\n)", text, maxsplit=1) if f"[{table}]" in text else (text, "", "")
     )

@@ -1,19 +1,19 @@
-"""Care for the journal of a home: verify it, copy it, go on after charges were lost, and prune what jobs left.
+"""Care for the journal of a home: verify it, copy it, continue after lost charges, and prune what jobs left.
 
 A home is a coordinator's, an agent's or a tallier's. Verifying and copying do not disturb the process that owns it.
 
 When a coordinator's newest journal is gone for good, its operator accepts an older one, and every site that has seen
-the newer one consents. Consent is to one journal: the operator reads out the head at which it was accepted, the site
-writes it down in place of what it had seen, and from then on the coordinator must show a journal that holds it.
+the newer one consents. Consent is to one journal: the operator reads out the head at which it was accepted. The site
+writes it down in place of the head it had seen. From then on the coordinator must show a journal that holds it.
 
-Pruning removes what a home keeps beyond its use, with every charge and every digest left where it is:
+Pruning removes what a home keeps beyond its use; every charge and every digest stays:
 
-    coordinator    ended jobs older than an age: their folders, and what the journal needs no more of their rounds
-    tallier        sums and shares of rounds that expired before
-    each           older copies of `coordinator.head`; pages that the journal's file keeps of what was deleted
+    coordinator    ended jobs older than an age: their folders, and what the journal no longer needs of their rounds.
+    tallier        sums and shares of rounds that expired before.
+    each           older copies of `coordinator.head`; pages that the journal's file keeps of deleted data.
 
-The owner of the home must not run: it would find things gone under its hands. A running coordinator is pruned over
-HTTP instead (workers.commands.console), which is the same but for the journal's file.
+The owner of the home must not run: pruning would remove files that it uses. A running coordinator is pruned over HTTP
+instead (workers.commands.console), which is the same except for the journal's file.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ BESIDE: Final = (
     *(AGENT_FILE, TALLIER_FILE, COORDINATOR_FILE, POLICY_FILE, KEYS_FILE, SEEN_FILE, PROOF_FILE),
     *(PUBLIC_FILE, CA_FILE, STOPPED_FILE, IDENTITY_FILE, PEERS_FILE),
 )
-"""What a journal is useless without, in the order in which it is copied."""
+"""Files without which a journal is useless, in the order in which they are copied."""
 
 DECIDED: Final = (APPROVED_FOLDER, REFUSED_FOLDER)
-"""What people have decided about tasks. A no is written before a yes is removed, so it is copied after it."""
+"""Folders of people's decisions about tasks. A no is written before a yes is removed, so it is copied after it."""
 
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
 
 def verify_journal(home: Path) -> dict[str, Any]:
-    """Read the whole ledger of a home again.
+    """Read the whole ledger of a home again, and verify it.
 
     Raises:
-        JournalBroken: an entry was changed, or a balance is not what the entries add up to, or what images have spent
-            is not what the last answer said.
+        JournalBroken: an entry was changed, a balance is not the sum of its entries, or what images have spent is
+            not what the last answer said.
         JournalBehind: it is older than what its anchor remembers.
     """
     with _opened(home, read_only=True) as database:
@@ -83,10 +83,10 @@ def verify_journal(home: Path) -> dict[str, Any]:
 
 
 def backup_home(home: Path, out: Path) -> dict[str, Any]:
-    """Copy everything of a home that cannot be made again, while its process runs, into a new folder.
+    """Copy everything of a home that cannot be recreated into a new folder, while its process runs.
 
-    Erasable keys stay where they are: what was erased in the home must not lie in any backup, so a home that is made
-    of this copy refuses to serve until a person accepts what that means (labeler.ledger.backup).
+    Erasable keys stay where they are: what was erased in the home must not lie in any backup. So a home made from this
+    copy refuses to serve until a person accepts what that means (labeler.ledger.backup).
 
     Raises:
         InvalidSetting: the folder exists, or the journal is PostgreSQL's, which has its own tools.
@@ -111,7 +111,7 @@ def backup_home(home: Path, out: Path) -> dict[str, Any]:
         head = backup(target, out / JOURNAL_FILE, anchor=out / ANCHOR_FILE)
     except BaseException:
         shutil.rmtree(out)
-        with suppress(OSError):  # somebody else has put something there by now
+        with suppress(OSError):  # another process has put something there by now
             for parent in made[1:]:
                 parent.rmdir()
         raise
@@ -134,13 +134,13 @@ def write_off_account(home: Path, account: str, level: Level, *, reason: str) ->
 
 
 def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
-    """Go on with an older journal, or a restored one; all that is left counts as spent.
+    """Accept an older or restored journal; all that is left counts as spent.
 
-    See labeler.ledger.backup. A party's erasable keys are made anew: nothing is kept of any round from before.
+    See labeler.ledger.backup. A party's erasable keys are replaced: nothing is kept of any round from before.
 
     Returns:
-        The accepted head; `witness`, where the agent keeps one, of which a person makes a copy of the new head: a
-        command that overwrote it would be all that somebody needs who wants spends undone.
+        The accepted head, and `witness` where the agent keeps one. A person copies the new head there: a command that
+        overwrote it would be all that an attacker needs to undo spends.
 
     Raises:
         JournalBehind: it has no account (but a tallier's), so nothing can be counted as spent.
@@ -148,7 +148,7 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
     witness = read_agent_config(home).witness_file if (home / AGENT_FILE).exists() else None
     with _opened(home, read_only=False) as database:
         if not (home / TALLIER_FILE).exists() and not Ledger(database, clock=now_utc, anchored=False).balances():
-            # Its owner would open the accounts anew, with all of their budgets. A tallier charges nobody.
+            # Its owner would open new accounts, with all of their budgets. A tallier charges nobody.
             raise JournalBehind(
                 f"{database.what} has no account, so nothing of what was spent could be counted: it is older than its "
                 "owner's first start. Restore a backup made later; if there is none, make a new home"
@@ -160,13 +160,13 @@ def accept_restored_journal(home: Path, *, reason: str) -> dict[str, Any]:
 
 
 def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
-    """A site consents to the coordinator's journal as it was restored: this party takes part again.
+    """Consent, for a site, to the coordinator's restored journal: this party takes part again.
 
-    The party may be running: it reads what it has seen at every poll. What it had seen before is kept beside it, in a
-    file named by the time.
+    The party may be running: it reads what it has seen at every poll. What it had seen before is kept in a file named
+    by the time.
 
     Args:
-        head: the accepted head, ENTRY:HASH, as `accept_restored_journal` told it to the operator.
+        head: the accepted head, ENTRY:HASH, as `accept_restored_journal` returned it to the operator.
 
     Raises:
         InvalidSetting: the home is no party's, the head cannot be read, or this party has seen no other journal.
@@ -183,7 +183,7 @@ def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
     try:
         seen = Anchor(path).read()
     except JournalBehind:
-        seen = None  # damaged: nothing can be told of it, and consent replaces it
+        seen = None  # damaged: it says nothing, and consent replaces it
     if seen == accepted:
         raise InvalidSetting(
             f"this party has seen just this head, entry {accepted.seq}; there is nothing to consent to"
@@ -220,7 +220,7 @@ _AT_ONCE = 100
 
 
 def parse_age(text: str) -> timedelta:
-    """An age as people write it: 30d, 12h, 45m, 90s.
+    """Parse an age as people write it: 30d, 12h, 45m, 90s.
 
     Raises:
         InvalidSetting: it is none.
@@ -242,11 +242,11 @@ def prune_home(
     """Remove what a stopped home keeps beyond an age.
 
     Args:
-        age: what ended, or expired, longer ago than this goes.
+        age: what ended, or expired, longer ago than this is removed.
         dry_run: only count.
 
     Returns:
-        {"home", "jobs": [id], "rounds", "files": [name], "bytes", "dry_run"}; bytes are those of the home that went.
+        {"home", "jobs": [id], "rounds", "files": [name], "bytes", "dry_run"}; bytes are those removed from the home.
 
     Raises:
         InvalidSetting: it is no home.
@@ -293,7 +293,7 @@ def _jobs(
     done: list[str] = []
     while due := forgotten.due(before, limit=_AT_ONCE):
         for job_id in due:
-            # The row first: a crash in between is made good by the coordinator's next sweep.
+            # The row first: after a crash in between, the coordinator's next sweep removes the rest.
             forgotten.forget(job_id, "age")
             shutil.rmtree(folder / job_id, ignore_errors=True)
             done.append(job_id)
@@ -311,7 +311,7 @@ def _rounds(home: Path, database: Database, before: datetime, dry_run: bool) -> 
 
 
 def _old_heads(home: Path, before: datetime) -> list[Path]:
-    """Copies of what a party had seen, from each time that a restored journal was accepted."""
+    """Return the copies of what a party had seen, from each time that a restored journal was accepted."""
     return sorted(
         path for path in home.glob(f"{SEEN_FILE}.*Z") if datetime.fromtimestamp(path.stat().st_mtime, UTC) < before
     )

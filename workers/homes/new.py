@@ -1,12 +1,12 @@
 """New homes for a real deployment, their settings as text, and their keys: made, shown, replaced.
 
-Each role makes its own home, and none holds anything of another but public keys. What only people at the site can
-decide is left for them: the policy of a new agent refuses everything until it is filled in, and so do the settings of
-a new coordinator. `api.coordinator.config` reads those settings back; here they are only written, so that a federation
-can be made without loading the coordinator. Access tokens of a coordinator that is stopped are made here too.
+Each role makes its own home, and none holds anything of another but public keys. Decisions that only the site can make
+are left open: the policy of a new agent refuses everything until it is filled in, and so do the settings of a new
+coordinator. `api.coordinator.config` reads those settings back. Here they are only written, so that a federation can be
+made without loading the coordinator. Access tokens of a coordinator that is stopped are made here too.
 
 A tallier names the hospitals that it sums, `[agents]` of tallier.toml, from the files of public keys that they have
-sent. No invitation fills this table: it is what bounds a coordinator that invents agents, so it is the tallier's own
+sent. No invitation fills this table: it is what bounds a coordinator that invents agents. So it is the tallier's own
 word, given after comparing fingerprints with each hospital.
 """
 
@@ -57,7 +57,7 @@ UNNAMED_AGENTS = """
 # [agents]
 # hospital-a = "64 hexadecimal digits"
 """
-"""What stands in the settings of a tallier that sums whomever the coordinator names."""
+"""The comment in the settings of a tallier that sums all agents that the coordinator names."""
 
 
 def make_coordinator_home(home: Path) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def make_coordinator_home(home: Path) -> dict[str, Any]:
         backbones={DEFAULT_FINGERPRINT: DEFAULT_BACKBONE},
     )
     document = make_keys(home, party_id="coordinator", role="coordinator")
-    # The settings last, which make a folder a home: where the disk was full, the same command goes on.
+    # The settings, which make a folder a home, come last: where the disk was full, the same command continues.
     replace_file(home / COORDINATOR_FILE, text.encode(), mode=0o600)
     return document
 
@@ -93,8 +93,8 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
         Its public keys, as in `public_document`.
 
     Raises:
-        InvalidSetting: there is one already, the shard is public or declares no bound, or no party would speak to such
-            a coordinator.
+        InvalidSetting: there is one already, the shard is public or declares no bound, or the coordinator's address is
+            one to which no party would speak.
         BadData: the shard cannot be opened.
     """
     _check_name(agent_id)
@@ -123,7 +123,7 @@ def make_tallier_home(
     coordinator: PublicKeys,
     listen: str | None = None,
 ) -> dict[str, Any]:
-    """Make a tallier's home: keys and settings, and a certificate where it is to compute winners.
+    """Make a tallier's home: keys and settings, and a certificate if it is to compute winners.
 
     Args:
         number: which tallier, from 0.
@@ -156,10 +156,10 @@ def make_tallier_home(
 
 
 def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
-    """Let a tallier that is there compute winners too: an address, and a certificate where it has none.
+    """Let an existing tallier compute winners too: an address, and a certificate where it has none.
 
     Returns:
-        Its file of public keys with both, as it is written anew.
+        Its new file of public keys, with both.
 
     Raises:
         InvalidSetting: the address is none.
@@ -173,7 +173,7 @@ def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
 
 
 def unfinished_policy(fingerprint: str) -> str:
-    """A commented policy that is refused, and so allows nothing, until the site has filled in what is left open."""
+    """Return a commented policy that is refused, and so allows nothing, until the site fills in the open fields."""
     return f"""# What this site allows its agent to answer. It belongs to the site alone; nobody else can widen it.
 # It is read again at every ask, and as long as it cannot be read, everything is refused. Every field: docs/policy.md.
 # Remove the # in front of a line and fill it in. There are no defaults: what is not said is not allowed.
@@ -209,7 +209,7 @@ backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was
 
 
 def make_keys(home: Path, *, party_id: str, role: str, tallier: int | None = None) -> dict[str, Any]:
-    """Make the keys of a home where there are none, and write the public ones beside them, to be sent around."""
+    """Make the keys of a home where there are none, and write the public ones to a file in it, to be sent around."""
     path = home / KEYS_FILE
     if not path.exists():
         PartyKeys.generate().save(path)
@@ -219,14 +219,14 @@ def make_keys(home: Path, *, party_id: str, role: str, tallier: int | None = Non
 
 
 def write_public(home: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Write HOME/keys.public.json, of a tallier that finds winners with its address and certificate."""
+    """Write HOME/keys.public.json, with address and certificate for a tallier that finds winners."""
     document = document | public_part(home)
     replace_file(home / PUBLIC_FILE, json.dumps(document, indent=1).encode() + b"\n")
     return document
 
 
 def public_document(keys: PublicKeys, *, party_id: str, role: str, tallier: int | None = None) -> dict[str, Any]:
-    """What others need of a party: who it is, its public keys, and their fingerprint to compare over the phone."""
+    """Return what others need of a party: its name, its public keys, and their fingerprint to compare by phone."""
     document: dict[str, Any] = {
         "party_id": party_id,
         "role": role,
@@ -247,7 +247,7 @@ def read_public(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             document = json.loads(file.read(_MAX_PUBLIC_BYTES))
         keys = PublicKeys(document["verify_key"], document["seal_key"])
-        # Both are shown to whoever compares the fingerprint: nothing in them may rewrite what stands on the screen.
+        # A person who compares the fingerprint sees both: nothing in them may rewrite other text on the screen.
         check_party_id(document["party_id"], "party_id")
         if document["role"] not in ("coordinator", "agent", "tallier"):
             raise KeyError("role")
@@ -261,7 +261,7 @@ def read_public(path: Path) -> dict[str, Any]:
 
 
 def _check_name(party_id: str) -> None:
-    """Refused before keys are made that no coordinator would enrol."""
+    """Validate the name before generating keys: no coordinator would enrol a bad one."""
     if re.fullmatch(ENROLLED_NAME, party_id) is None:
         raise InvalidSetting(
             "--id must be 1 to 100 letters, digits, dots, hyphens and underscores of ASCII, the first a letter or a "
@@ -270,7 +270,7 @@ def _check_name(party_id: str) -> None:
 
 
 def _check_coordinator(url: str) -> None:
-    """Refused when a home is made and not when it is first used: an address with a password in it would be kept."""
+    """Refuse a bad address when a home is made, not at first use: an address with a password in it would be kept."""
     from workers.party.coordinator import check_url  # loads the client, which other commands of homes do not need
 
     check_url(url)
@@ -293,7 +293,7 @@ def coordinator_toml(
     ask_again_s: float = 5.0,
     life_epsilon: float | None = None,
 ) -> str:
-    """A commented `coordinator.toml`; every other field has its default, see docs/coordinator.md."""
+    """Return a commented `coordinator.toml`; every other field has its default, see docs/coordinator.md."""
     caps = [
         f"instance_epsilon = {toml_value(instance_epsilon)}    # about one private image",
         f"agent_epsilon = {toml_value(agent_epsilon)}    # about one agent's whole collection",
@@ -336,7 +336,7 @@ def coordinator_toml(
 
 
 def set_line(path: Path, field: str, value: str) -> None:
-    """Give one top-level field of a settings file another value; every other line stays as it is.
+    """Set one top-level field of a settings file; every other line stays as it is.
 
     Raises:
         BadData: the file has no such line.
@@ -351,7 +351,7 @@ def set_line(path: Path, field: str, value: str) -> None:
 
 
 def make_missing_keys(home: Path) -> dict[str, Any]:
-    """Make keys where there are none, and write the public ones beside them.
+    """Make keys where there are none, and write the public ones to the home's public file.
 
     Raises:
         InvalidSetting: the folder is no home.
@@ -361,7 +361,7 @@ def make_missing_keys(home: Path) -> dict[str, Any]:
 
 
 def show_keys(home: Path) -> dict[str, Any]:
-    """The public keys of a home; written beside them again.
+    """Return the public keys of a home, and write its public file again.
 
     Raises:
         InvalidSetting: there are none, or the folder is no home.
@@ -376,13 +376,13 @@ def rotate_keys(home: Path) -> dict[str, Any]:
 
     Raises:
         InvalidSetting: there are none to replace, or the folder is no home.
-        JournalInUse: the party's process runs; it would go on with the old keys.
+        JournalInUse: the party's process runs; it would continue with the old keys.
     """
     party_id, role, tallier = _who(home)
     PartyKeys.load(home / KEYS_FILE)
     with ExitStack() as held:
         if isinstance(journal := journal_of(home), Path) and journal.exists():
-            # Holding the journal, nobody else runs in this home.
+            # While this holds the journal, no other process runs in this home.
             held.enter_context(closing(open_database(journal, anchor=home / ANCHOR_FILE)))
         exchange_keys(home, PartyKeys.generate())
     return make_keys(home, party_id=party_id, role=role, tallier=tallier)
@@ -408,7 +408,7 @@ def make_token_offline(home: Path, *, name: str, role: Literal["admin", "request
 
 
 def journal_of(home: Path) -> str | Path:
-    """The journal of a home: a file, or for a coordinator perhaps the URL of a PostgreSQL database."""
+    """Return the journal of a home: a file, or for a coordinator perhaps the URL of a PostgreSQL database."""
     if not (home / COORDINATOR_FILE).exists():
         return home / JOURNAL_FILE
     from workers.serve import read_settings
@@ -417,7 +417,7 @@ def journal_of(home: Path) -> str | Path:
 
 
 def existing_journal(home: Path) -> str | Path:
-    """`journal_of` a home, for whoever only looks at it.
+    """Return `journal_of` a home, for a caller that only reads it.
 
     Raises:
         InvalidSetting: the file is not there.
@@ -429,14 +429,14 @@ def existing_journal(home: Path) -> str | Path:
 
 
 def exchange_keys(home: Path, new: PartyKeys) -> None:
-    """Take new keys into use; the old ones are kept in a file named by the time."""
+    """Put new keys into use; the old ones are kept in a file named by the time."""
     moment = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     replace_file(home / f"{KEYS_FILE}.{moment}", (home / KEYS_FILE).read_bytes(), mode=0o600)
     new.save(home / KEYS_FILE)
 
 
 def _who(home: Path) -> tuple[str, str, int | None]:
-    """Name and role of a home, and the number of a tallier where it is known."""
+    """Return name and role of a home, and the number of a tallier where it is known."""
     if (home / AGENT_FILE).exists():
         return read_agent_config(home).agent_id, "agent", None
     if (home / TALLIER_FILE).exists():
@@ -447,17 +447,17 @@ def _who(home: Path) -> tuple[str, str, int | None]:
 
 
 def _number(home: Path) -> int | None:
-    """The number a tallier was made with: settings do not hold it, the file that is sent around does."""
+    """Return the number a tallier was made with: settings do not hold it, the file that is sent around does."""
     path = home / PUBLIC_FILE
     number = read_public(path).get("tallier") if path.exists() else None
     return number if isinstance(number, int) else None
 
 
 def name_agents(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Add agents to those a tallier sums, or give those that are named their new keys; restart it afterwards.
+    """Add agents to those a tallier sums, or give named ones their new keys; restart it afterwards.
 
     Returns:
-        All that are named now, with their public signing keys.
+        All agents named now, with their public signing keys.
 
     Raises:
         InvalidSetting: a file is not an agent's, or two agents have one key.
@@ -478,6 +478,6 @@ def name_agents(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _private(home: Path) -> None:
-    """Make a home's folder where there is none, and close it to others; a folder that was mounted may be open."""
+    """Create a home's folder if there is none, and close it to others; a folder that was mounted may be open."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.chmod(0o700)

@@ -1,1 +1,1 @@
-"""How agents learn: small networks, many of them trained at once, and fitting them to the requester's images."""
+"""Training of agents' models: small networks, many at once, and their fit to the requester's images."""

@@ -1,17 +1,17 @@
 """The arithmetic of `labeler.descent`: projected gradient descent, a fixed number of steps, records in blocks.
 
-Nothing in it depends on how many records there are but how long it takes. There is no randomness: no seed, no order of
-records, no early stop, no refusal.
+Only its run time depends on the number of records. There is no randomness: no seed, no order of records, no early stop,
+no refusal.
 
-Where there is much to do and a GPU, the steps are taken there in double precision (`descend_on`), within the same
+If there is much to do and a GPU is present, the steps run there in double precision (`descend_on`), within the same
 margin for rounding. `labeler.descent` bounds rounding for sums in *any* order of at most DEPTH numbers in double
-precision, and cuBLAS adds the products of a block of at most BLOCK_ROWS rows in some order; exponentials are right to a
+precision. cuBLAS adds the products of a block of at most BLOCK_ROWS rows in some order, and exponentials are right to a
 unit in the last place. So weights of a device and of a processor are both within the proof's margin, and neighbouring
 sets may be trained one here and one there. Products that only look like double precision, made of smaller ones, are
-another matter: they are refused.
+refused.
 
-Rows go over once and stay as far as they fit; those behind them go over at every step. A device that fails is left,
-and the processor begins anew: nobody sees which it was.
+Rows are copied once and stay as far as they fit; the rest are copied at every step. If a device fails, the processor
+starts over: nobody sees which one computed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def descend(
     numbers: int = 0,
     engine: str = "numpy",
 ) -> Array:
-    """The weights after all steps.
+    """Return the weights after all steps.
 
     Args:
         terms: the mechanism.
@@ -53,7 +53,7 @@ def descend(
         counts: what the sum of losses is divided by, `terms.denominator` of all rows; per model of several.
         shape: of the weights, (..., d, columns).
         ball_axes: of the weights over which a norm is cut to `terms.reach`.
-        numbers: of so many rows as a public number says, by which it is seen whether a device is worth it.
+        numbers: the size of the rows by public numbers, which decides whether a device is worth it.
         engine: which devices may be used, as for an index (feature_store.index.build.training_device).
     """
     device = training_device(engine, products=2 * numbers * shape[-1] * terms.iterations)
@@ -75,18 +75,18 @@ def descend(
 
 
 def softmax_slopes(scores: Any, is_class: Any, xp: Any = np, /) -> Any:
-    """Of -log softmax(scores)_y, columns along the last axis; see Slopes."""
+    """Return the slopes of -log softmax(scores)_y, columns along the last axis; see Slopes."""
     powers = xp.exp(scores - xp.amax(scores, axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True) - is_class
 
 
 def logistic_slopes(scores: Any, is_positive: Any, xp: Any = np, /) -> Any:
-    """Of log(1 + exp(-+ score)), one column; see Slopes."""
+    """Return the slopes of log(1 + exp(-+ score)), one column; see Slopes."""
     return (expit(scores) if xp is np else xp.sigmoid(scores)) - is_positive
 
 
 _EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
-"""With which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""
+"""Variables with which cuBLAS may compose double precision of smaller numbers; off unless somebody sets them."""
 
 
 def descend_on(
@@ -99,7 +99,7 @@ def descend_on(
     shape: tuple[int, ...],
     ball_axes: int | tuple[int, ...],
 ) -> Array:
-    """`descend` on a device of torch's.
+    """Run `descend` on a device of torch's.
 
     Raises:
         DeviceFault: it failed, is full, or may not compute in double precision.
@@ -129,7 +129,7 @@ def descend_on(
 
 
 def _there(blocks: Blocks, device: Any) -> Any:
-    """The blocks as tensors of a device, the first of them kept there, with half of what is free to spare."""
+    """Return a function that yields the blocks as tensors of a device; the first stay there, in half its free room."""
     import torch
 
     room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 1 << 30
@@ -152,7 +152,7 @@ def _there(blocks: Blocks, device: Any) -> Any:
 
 
 def _moved(given: Any, device: Any) -> Any:
-    """Arrays as float64 tensors: also the truth, of which torch subtracts numbers alone."""
+    """Return arrays as float64 tensors: also the truth, because torch does not subtract booleans."""
     import torch
 
     return torch.from_numpy(np.array(given, dtype=np.float64)).to(device)

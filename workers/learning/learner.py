@@ -1,6 +1,6 @@
-"""An agent's learner: which arithmetic of this package fits which model (`labeler.methods.sensitivity.Learner`).
+"""An agent's learner: picks the arithmetic of this package for each model (`labeler.methods.sensitivity.Learner`).
 
-Everything is loaded where it is wanted: most agents never train.
+Modules are loaded on first use: most agents never train.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
 
 @dataclass(frozen=True)
 class Trainer:
-    """Fits models to an agent's records.
+    """A learner that fits models to an agent's records.
 
     Attributes:
         engine: which devices may be used; see workers.learning.descent.
@@ -175,7 +175,7 @@ def _model(data: bytes) -> StoredModel:
 
 @lru_cache(maxsize=2)
 def _maps(questions: bytes, shape: tuple[int, ...], terms: LocalHeadTerms) -> tuple[PublicMap, PublicMap]:
-    """The public maps in front of both heads, made once for the check and the answer."""
+    """Return the public maps in front of both heads, made once for the check and the answer."""
     from workers.learning.private_heads import public_maps
 
     features = np.frombuffer(questions, dtype=np.int16).reshape(shape).astype(np.float32) / FEATURE_ONE

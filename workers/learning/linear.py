@@ -1,42 +1,37 @@
 """Linear models, class sums and sampled steps: the arithmetic of three methods, with nothing to choose.
 
-`labeler.methods.blind_average.LinearTerms` defines the learners: its docstring is the mechanism, with the proof. This
-module is the arithmetic, and changes neither. There is no randomness in it: no seed, no order of records, no early
-stop.
+**Linear models.** `labeler.methods.blind_average.LinearTerms` defines the learners: its docstring is the mechanism,
+with the proof. This module is the arithmetic, and changes neither. There is no randomness in it: no seed, no order of
+records, no early stop.
 
-Class sums along public axes: the arithmetic that `labeler.methods.blind_average` proves its bound for.
+**Class sums** along public axes: the arithmetic for which `labeler.methods.blind_average` proves its bound. Each record
+is processed number by number, so no row depends on other rows. Only whole numbers are added.
 
-Whatever is done here to one record is done number by number, so that no row hangs on the rows beside it, and what is
-added up are whole numbers.
+**Sampled steps**: the arithmetic of `labeler.methods.federated`, gradients of records in whole numbers, and an agent's
+own update. Each record is processed by single numbers, or by sums of whole numbers that are exact in any order. So no
+gradient depends on other records. Every step reads every record, drawn or not, so its time does not tell how many were
+drawn.
 
-The arithmetic of `labeler.methods.federated`: gradients of records in whole numbers, and an agent's own update.
-
-Whatever is done to one record here is done to single numbers, or to sums of whole numbers that are exact in any order:
-so no gradient hangs on the records beside it. Every record is looked at in every step, drawn or not: how long a step
-takes does not tell how many were drawn.
-
-AE-DPFL's heads on frozen features: how an agent trains the head that casts its votes.
-
-Zhu et al. 2021, Algorithm 2. The price does not depend on the head: whatever it says, one record moves at most one vote
-per query (`labeler.methods.ensemble.one_hot_ballots`). So it is trained to be right: multinomial logistic regression
+**AE-DPFL's heads** on frozen features (Zhu et al. 2021, Algorithm 2): an agent trains the head that casts its votes.
+The price does not depend on the head: whatever it says, one record moves at most one vote per query
+(`labeler.methods.ensemble.one_hot_ballots`). So it is trained to be right, by multinomial logistic regression
 
     J(W, b) = sum over records of -log softmax(W x + b)_y  +  |W|^2 / (2 C)
 
-on all records or on as many as are quick to train on, those of the smallest ids.
+on all records, or on those with the smallest ids if all would take too long.
 
-**Time is an answer, too.** Every agent takes the same STEPS over all classes of the task, whatever it holds: one class
-or none, converged or not. A class of which it has no record is closed by adding minus infinity to its score, and is
-never predicted. A step minimises a bound on J that touches it where it stands: the softmax never curves more than a
-half (Boehning 1992), so with X the records, each with a one for the intercept,
+**Time tells nothing.** Every agent takes the same STEPS over all classes of the task, whatever it holds: one class or
+none, converged or not. A class without records is closed by adding minus infinity to its score, and is never predicted.
+A step minimises a bound on J that touches J at the current point: the softmax never curves more than a half (Boehning
+1992). With X the records, each with a one for the intercept, the step is
 
     W <- W - M (X^T (P - Y) + W / C),      M = (X^T X / 2 + 1/C)^-1,
 
-where the intercept is in the bound's 1/C and not in J's. Momentum is Nesterov's and begins anew, by a factor of zero,
+where the intercept is in the bound's 1/C and not in J's. Momentum is Nesterov's and restarts, by a factor of zero,
 where it points uphill (O'Donoghue and Candes 2015).
 
-Memory is bounded by public facts, the classes of the task and the numbers of a feature: of a head and of its bound
-(`labeler.methods.ensemble.check_head`, before the charge), of what it is trained on and of the questions scored at
-once.
+Public facts bound the memory: the classes of the task and the numbers of a feature. They bound the head and its bound
+(`labeler.methods.ensemble.check_head`, before the charge), the training rows, and the questions scored at once.
 """
 
 from __future__ import annotations
@@ -58,11 +53,11 @@ from workers.learning.descent import descend, softmax_slopes
 def train_rows(
     records: Rows, *, terms: LinearTerms, axes: PublicAxes | None = None, engine: str = "numpy"
 ) -> NDArray[np.float64]:
-    """One agent's model: the mechanism of `terms` on its records, which are read in blocks, of any number.
+    """Train one agent's model: the mechanism of `terms` on its records, read in blocks, of any number.
 
     Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' `largest_norm` and
-    `sensitivity`. Another machine may round differently, within `terms.rounding_margin`: an agent that is asked twice
-    sends again what it stored, and does not train again.
+    `sensitivity`. Another machine may round differently, within `terms.rounding_margin`. So an agent that is asked
+    twice sends what it stored, and does not train again.
 
     Args:
         records: finite features and labels that are classes, as a shard holds.
@@ -73,7 +68,7 @@ def train_rows(
         float64, shape (dimension + 1, num_classes); the last row is the weight of the constant `terms.bias_feature`.
 
     Raises:
-        PrivacyRefusal: more records than the terms' public bound, which whoever answers with them keeps.
+        PrivacyRefusal: more records than the terms' public bound, which the caller enforces.
     """
     dimension = records.dimension if axes is None else axes.count
     at_once = block_rows(records.dimension + dimension + 1 + terms.num_classes)
@@ -102,7 +97,7 @@ def _hinge(scores: Any, is_class: Any, xp: Any = np, /) -> Any:
 
 
 SLOPES = {"softmax": softmax_slopes, "svm": _hinge}
-"""Of the loss of each learner, columns along the last axis; see labeler.records.Slopes."""
+"""The slopes of each learner's loss, columns along the last axis; see labeler.records.Slopes."""
 
 
 def ball_axes(terms: LinearTerms) -> int | tuple[int, ...]:
@@ -117,14 +112,15 @@ def augmented(features: NDArray[np.floating], terms: LinearTerms) -> NDArray[np.
 
 
 def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.int64]:
-    """phi of each row in whole FINE-ths, cut towards zero, shape (n, axes); each a function of its row, bit for bit.
+    """Return phi of each row in whole FINE-ths, cut towards zero, shape (n, axes); each a function of its row, bit for
+    bit.
 
     Args:
         axes: the public map.
         features: as stored, divided by 2048: shape (n, dimension).
     """
     along = axes.along(features)
-    # Not einsum or norm, whose order of additions may hang on how many rows there are.
+    # Not einsum or norm, whose order of additions may depend on the number of rows.
     squares = np.zeros(len(along))
     for axis in range(axes.count):
         squares += along[:, axis] * along[:, axis]
@@ -134,7 +130,7 @@ def whole_rows(axes: PublicAxes, features: NDArray[np.floating]) -> NDArray[np.i
 
 
 def whole_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.int64]:
-    """The exact sum of phi tensor e_y over all records, whole FINE-ths, shape (num_classes, axes). Private."""
+    """Return the exact sum of phi tensor e_y over all records, whole FINE-ths, shape (num_classes, axes). Private."""
     sums = np.zeros((terms.num_classes, axes.count), dtype=np.int64)
     for features, labels in records.read(block_rows(records.dimension + axes.count), 0):
         np.add.at(sums, labels.astype(np.int64), whole_rows(axes, features))
@@ -142,7 +138,7 @@ def whole_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
 
 
 def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
-    """An agent's vector: its class sums on the ball of `terms.reach`.
+    """Return an agent's vector: its class sums on the ball of `terms.reach`.
 
     Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' bounds.
 
@@ -157,7 +153,7 @@ def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
     vector[:-1] = whole_sums(records, terms=terms, axes=axes).T / FINE
     # One sum over all numbers: zero rows of the centre add nothing.
     length = float(np.sqrt(np.sum(vector * vector)))
-    # Inside of the ball the factor is 1, and changes no bit.
+    # Inside the ball the factor is 1, and changes no bit.
     return vector * (terms.reach / max(length, terms.reach))
 
 
@@ -167,14 +163,16 @@ StepBlock = tuple[Array, NDArray[np.integer]]
 """Rows in whole UNIT-ths, at most BLOCK of them, and their classes."""
 
 BLOCK = 4096
-"""Records at once, at most: sums of so many products of whole numbers below 2^40 are exact in double precision."""
+"""Records at once, at most: sums of this many products of whole numbers below 2^40 are exact in double precision."""
 
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 _TERMS = tuple(1 / math.factorial(order) for order in range(12, -1, -1))
 
 
 def coins(source: ByteSource, count: int, terms: StepTerms) -> NDArray[np.bool_]:
-    """Who takes part in a step; secret. Each with a chance of `terms.threshold` / 2^64, whoever the others are."""
+    """Draw which records take part in a step; secret. Each has a chance of `terms.threshold` / 2^64, whoever the others
+    are.
+    """
     if terms.threshold == 2**64:
         return np.ones(count, dtype=np.bool_)
     return source.uint64(count) < np.uint64(terms.threshold)
@@ -183,7 +181,7 @@ def coins(source: ByteSource, count: int, terms: StepTerms) -> NDArray[np.bool_]
 def sampled_gradients(
     blocks: Iterable[StepBlock], count: int, theta: Array, *, terms: StepTerms, source: ByteSource
 ) -> Array:
-    """The sum of the clipped gradients of the records that are drawn, on the ball, in clips; shape (rows, num_classes).
+    """Return the sum of the clipped gradients of the drawn records, on the ball, in clips; shape (rows, num_classes).
 
     Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' bounds.
 
@@ -206,7 +204,7 @@ def sampled_gradients(
 
 
 def clipped_slopes(rows: Array, labels: NDArray[np.integer], theta: Array, terms: StepTerms) -> Array:
-    """d of each row in whole UNIT-ths, so short that |z| |d| <= c; shape (n, num_classes).
+    """Return d of each row in whole UNIT-ths, so short that |z| |d| <= c; shape (n, num_classes).
 
     Args:
         rows: whole UNIT-ths, shape (n, terms.rows), at most BLOCK of them.
@@ -227,7 +225,9 @@ def clipped_slopes(rows: Array, labels: NDArray[np.integer], theta: Array, terms
 
 
 def probabilities(scores: Array) -> Array:
-    """Softmax by operations that are correctly rounded number by number, and the same whatever stands beside them."""
+    """Return the softmax by operations that are correctly rounded number by number, the same whatever other rows there
+    are.
+    """
     best = scores.max(axis=1, keepdims=True)
     x = np.maximum(scores - best, -700.0)
     whole = np.rint(x * (1 / math.log(2)))
@@ -254,9 +254,9 @@ def clipped_update(
     local_steps: int,
     source: ByteSource,
 ) -> Array:
-    """The agent's own change of the model, in clips and at most one long, or zero where its coin says no.
+    """Return the agent's own change of the model, in clips and at most one long, or zero where its coin says no.
 
-    It is made in any case. Whatever records do to it, it lies in a ball (labeler.methods.federated, fact 3).
+    It is computed in any case. Whatever records do to it, it lies in a ball (labeler.methods.federated, fact 3).
 
     Args:
         records, axes: see `rows_on_grid`.
@@ -278,14 +278,14 @@ def clipped_update(
 
 
 def on_ball(vector: Array, radius: float) -> Array:
-    """The nearest point of a ball around zero."""
+    """Return the nearest point of a ball around zero."""
     length = float(np.sqrt(np.sum(vector * vector)))
-    # Inside of the ball the factor is 1, and changes no bit.
+    # Inside the ball the factor is 1, and changes no bit.
     return vector * (radius / max(length, radius))
 
 
 def rows_on_grid(records: Rows, axes: PublicAxes | None, *, num_classes: int) -> Iterator[StepBlock]:
-    """Rows (phi(x), 1) in whole UNIT-ths, |phi(x)| <= 1, each a function of its record, bit for bit.
+    """Yield rows (phi(x), 1) in whole UNIT-ths, |phi(x)| <= 1, each a function of its record, bit for bit.
 
     Args:
         records: features as stored divided by 2048, and labels that are classes.
@@ -311,19 +311,21 @@ INVERSE_REGULARISATION = 10.0
 without noise: 93.8, 94.5, 94.8 and 89.2, 89.5, 89.4 % right)."""
 
 STEPS = 100
-"""Of every training. On digits and on features of photographs the loss is then below that at which scikit-learn's
-L-BFGS stops."""
+"""Steps of every training. On digits and on features of photographs the loss is then below that at which scikit-learn's
+L-BFGS stops.
+"""
 
 _SCORED_NUMBERS = 2**22
-"""Features and scores of the questions that are looked at together: 32 MiB."""
+"""Features and scores of the questions that are scored together: 32 MiB."""
 
 LARGEST_WEIGHT = 2**20
-"""Weights become integers up to this, so that scores of integer features are exact in double precision, below
-2^11 * 2^20 * (number of features + 1) < 2^53 for up to two million features."""
+"""Weights become integers up to this. Scores of integer features are then exact in double precision: below 2^11 * 2^20
+* (number of features + 1) < 2^53 for up to two million features.
+"""
 
 
 def train_head(records: Rows, *, num_classes: int) -> NDArray[np.int64]:
-    """A linear classifier as integers, shape (dimension + 1, num_classes); the last row is the intercept.
+    """Train a linear classifier as integers, shape (dimension + 1, num_classes); the last row is the intercept.
 
     Classes of which the agent has no record are never predicted.
     """
@@ -331,7 +333,7 @@ def train_head(records: Rows, *, num_classes: int) -> NDArray[np.int64]:
 
 
 def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Weights as integers, scaled to what scores can hold; classes that are not present are never predicted.
+    """Return weights as integers, scaled to what scores can hold; classes that are not present are never predicted.
 
     Args:
         weights: shape (dimension + 1, num_classes), the last row the intercept.
@@ -339,13 +341,13 @@ def integer_head(weights: NDArray[np.float64], is_present: NDArray[np.bool_]) ->
     """
     largest = max(float(np.abs(weights).max()), 1e-300)
     head = np.rint(weights * ((LARGEST_WEIGHT - 1) / largest)).astype(np.int64)
-    # Beyond what any weights can add up to, so that the intercept alone keeps them from winning.
+    # Beyond any sum of weights, so that the intercept alone keeps these classes from winning.
     head[-1] = np.where(is_present, head[-1], -4 * LARGEST_WEIGHT * len(weights))
     return head
 
 
 def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The weights after all steps, and which classes there are."""
+    """Return the weights after all steps, and which classes there are."""
     size = records.dimension + 1
     at_once, classes = block_rows(size + 2 * num_classes), np.arange(num_classes)
 
@@ -380,7 +382,7 @@ def _fit(records: Rows, *, num_classes: int) -> tuple[NDArray[np.float64], NDArr
 
 
 def predict(head: NDArray[np.int64], queries: NDArray[np.int16]) -> NDArray[np.int64]:
-    """The class with the largest score, shape (..., num_queries); sums of integers, exact whatever their order.
+    """Return the class with the largest score, shape (..., num_queries); sums of integers, exact in any order.
 
     Args:
         head: of one agent, or of several along leading axes.

@@ -1,37 +1,38 @@
 """Private heads of FedAUXfdp: the public map in front, certainty, and both heads under noise.
 
-From stored features to what a private head sees: a map that depends on public images alone, into a public norm.
+**The map** takes stored features to what a private head sees. It depends on public images alone, and its rows have a
+public norm.
 
     x -> z = (x - mean) basis -> (r z / max(|z|, l), a),      r^2 + a^2 = c^2
 
-The mean and the principal axes are those of the public negatives, which every client has; a private image decides
-nothing about how another is mapped. (Dividing by the largest private norm, as the paper's equation 4 does, would let
-one record scale all others, and the proof is gone.) No row is longer than c, which is the bound in the
-sensitivity, and the constant a carries the intercept.
+The mean and the principal axes are those of the public negatives, which every client has. A private image decides
+nothing about the map of another. (Dividing by the largest private norm, as the paper's equation 4 does, would let one
+record scale all others, and the proof is gone.) No row is longer than c, which is the bound in the sensitivity, and the
+constant a carries the intercept.
 
 **Rounding.** A matrix product may round a row differently when another record is gone. Where |z| is tiny, dividing by
-it would blow that up to another direction altogether; l, a tenth of the public rows' length, forbids it. A map is
-refused where rounding could move a row by more than `FEATURE_ROUNDING` of c, for stored rows of norm at most 2; the
+it would turn that error into another direction altogether; l, a tenth of the public rows' length, forbids it. A map is
+refused where rounding could move a row by more than `FEATURE_ROUNDING` of c, for stored rows of norm at most 2. The
 margin of `labeler.methods.aux_distill` contains that much.
 
 Centring matters more than anything else here: features of a network are positive and share a large mean, along which
 noise of a head moves all queries together.
 
-How sure a client may be about an image: does it look like the client's own records, or like public images of no one?
+**Certainty** says how sure a client may be about an image: does it look like the client's own records, or like public
+images of no one? The certainty head is a logistic regression of the client's private records against the public
+negatives that all clients share (Sattler et al. 2021). A client that has only ever seen ships answers ships with a
+weight near 1 and everything else with a weight near 0. So clients that know a class lead the sum of weighted answers.
+Which records a client holds decides the head, so the head is private. `labeler.methods.aux_distill` proves that one
+record moves it by at most 2 c / (lambda (n + m)), because negatives are the same on neighbouring data, and releases it
+under noise.
 
-The certainty head is a logistic regression of the client's private records against the public negatives that all
-clients share (Sattler et al. 2021). A client that has only ever seen ships answers ships with a weight near 1 and
-everything else with a weight near 0, so a sum of weighted answers is led by those who know. Which records a client
-holds decides the head, so the head is private: `labeler.methods.aux_distill` proves that one record moves it by at most
-2 c / (lambda (n + m)), because negatives are the same on neighbouring data, and releases it under noise.
-
-One client's two heads, fitted, noised once and then free: what an agent of method `aux-distill` answers with.
+**Both heads** of one client are fitted, noised once and then free: what an agent of method `aux-distill` answers with.
 
     heads = fit_rows(records, negatives, terms=terms, maps=maps).released(terms, source=source)   private in, public out
     heads.soft_votes(queries)                                                    post-processing: no more price
 
-The noise is local and drawn once. Drawn again for the same records, a second pair of heads would have to be paid for
-again, so an agent keeps its heads, or the source of their noise, for as long as it keeps its records.
+The noise is local and drawn once. A second pair of heads, with new noise for the same records, would have to be paid
+for again. So an agent keeps its heads, or the source of their noise, for as long as it keeps its records.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ class PublicMap:
 
     @property
     def dimension(self) -> int:
-        """Numbers per row that come out, with the constant."""
+        """The number of components of an output row, with the constant."""
         return (len(self.mean) if self.basis is None else self.basis.shape[1]) + 1
 
     @property
     def rounding(self) -> float:
-        """Bound on how far, as a share of c, a row may move when other rows are computed with it.
+        """A bound on how far, as a share of c, a row may move when other rows are computed with it.
 
         A product of d terms is off by at most (d + 2) 2^-52 times the norms, and two of them differ by twice that.
         """
@@ -102,7 +103,7 @@ class PublicMap:
         return 2 * (len(self.mean) + 2) * 2.0**-52 * reach / self.least_length
 
     def __call__(self, features: NDArray[np.floating]) -> Array:
-        """Rows of norm c at most, float64, shape (n, dimension)."""
+        """Return rows of norm c at most, float64, shape (n, dimension)."""
         if features.ndim != 2 or features.shape[1] != len(self.mean):
             raise InvalidSetting(f"this map takes rows of {len(self.mean)} numbers, found shape {features.shape}")
         rows = features.astype(np.float64)
@@ -110,20 +111,20 @@ class PublicMap:
         norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
         constant = CONSTANT_SHARE * self.clip_norm * _INSIDE
         length = math.sqrt(1 - CONSTANT_SHARE**2) * self.clip_norm * _INSIDE
-        # Not only cut but brought to one length: a row near the mean says as much as any other.
+        # Brought to one length, not only cut: a row near the mean says as much as any other.
         rows *= length / np.maximum(norms, self.least_length)
         return np.hstack([rows, np.full((len(rows), 1), constant)])
 
 
 def plain_map(dimension: int, *, clip_norm: float = 1.0) -> PublicMap:
-    """No mean taken off and no axes chosen: rows only brought to one length, as in the paper."""
+    """Return a map without a mean or axes: rows are only brought to one length, as in the paper."""
     return PublicMap(np.zeros(dimension), None, LEAST_LENGTH, clip_norm)
 
 
 def fit_public_map(
     public: NDArray[np.floating], *, dimensions: int, whitening: float = 0.5, clip_norm: float = 1.0
 ) -> PublicMap:
-    """Centre on public images and keep their first principal axes.
+    """Center on public images and keep their first principal axes.
 
     Args:
         public: features of public images, shape (m, stored).
@@ -167,7 +168,7 @@ def fit_certainty(
     terms: LocalHeadTerms,
     engine: str = "numpy",
 ) -> Array:
-    """The certainty head without noise, shape (terms.score_dimension,): private.
+    """Fit the certainty head without noise, shape (terms.score_dimension,): private.
 
     The mean is over the client's records, at least `terms.min_records` of them, and the negatives; with
     `terms.max_records` both numbers are public.
@@ -176,7 +177,7 @@ def fit_certainty(
         records: the client's own, blocks of shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
         negatives: public, terms.num_negatives of them, likewise.
         num_records: how many the client has; may be 0.
-        public_count: a public number that stands for it, by which a device is chosen.
+        public_count: a public number in place of it, by which a device is chosen.
         engine: which devices may be used; see descent.descend.
     """
 
@@ -199,19 +200,20 @@ def fit_certainty(
 
 
 def certainty(scores: Array, features: Array, *, sharpness: float = 1.0) -> Array:
-    """The certainty head's probability that a query is like the client's records: in [0, 1], shape (num_queries,).
+    """Return the certainty head's probability that a query is like the client's records: in [0, 1], shape
+    (num_queries,).
 
     Args:
         scores: the head, shape (dimension,).
         features: of queries, shape (num_queries, dimension).
-        sharpness: factor on the head; a strongly regularised head is timid, and to raise its voice costs no privacy.
+        sharpness: factor on the head; a strongly regularised head is timid, and amplifying it costs no privacy.
     """
     return np.asarray(expit(sharpness * (features @ scores)))
 
 
 @dataclass(frozen=True, eq=False)
 class PrivateHeads:
-    """What a client released: noisy, hence public.
+    """The heads that a client released: noisy, hence public.
 
     Attributes:
         head: noisy weights, float64, shape (num_classes, head_map.dimension).
@@ -230,7 +232,7 @@ class PrivateHeads:
     def soft_votes(
         self, queries: NDArray[np.floating], *, head_sharpness: float = 1.0, score_sharpness: float = 1.0
     ) -> Array:
-        """f(x) g(x): certainty times class probabilities.
+        """Return f(x) g(x): certainty times class probabilities.
 
         Args:
             queries: stored features, shape (num_queries, stored).
@@ -250,7 +252,9 @@ class PrivateHeads:
     def votes_of_rows(
         self, head_rows: Array, score_rows: Array, *, head_sharpness: float = 1.0, score_sharpness: float = 1.0
     ) -> Array:
-        """`soft_votes` of queries that both maps were applied to before; clients with equal maps share that work."""
+        """Return `soft_votes` of queries to which both maps were applied before; clients with equal maps share that
+        work.
+        """
         probabilities = softmax(head_sharpness * (head_rows @ self.head.T))
         if self.scores is None:
             return probabilities
@@ -271,7 +275,7 @@ class FittedHeads:
     score_map: PublicMap
 
     def released(self, terms: LocalHeadTerms, *, source: ByteSource) -> PrivateHeads:
-        """Both heads under the noise of the terms they were fitted for."""
+        """Return both heads under the noise of the terms they were fitted for."""
         head, scores = terms.release(self.head, self.scores, source=source)
         return PrivateHeads(head, scores, self.head_map, self.score_map, source.is_seeded)
 
@@ -288,7 +292,7 @@ def fit_heads(
     head_map: PublicMap | None = None,
     score_map: PublicMap | None = None,
 ) -> FittedHeads:
-    """Both heads of records in memory, of maps of `public_maps`; they are private until `released`."""
+    """Fit both heads of records in memory, with maps of `public_maps`; they are private until `released`."""
     if labels.shape != (len(features),) or (len(labels) and not 0 <= labels.min() <= labels.max() < terms.num_classes):
         raise InvalidSetting(f"labels must be one per record, from 0 to {terms.num_classes - 1}")
     maps = public_maps(negatives, terms=terms, head_map=head_map, score_map=score_map)
@@ -302,11 +306,11 @@ def public_maps(
     head_map: PublicMap | None = None,
     score_map: PublicMap | None = None,
 ) -> tuple[PublicMap, PublicMap]:
-    """The maps in front of both heads, checked: all that can be refused follows from public numbers, and is here.
+    """Return the maps in front of both heads, checked: every refusal follows from public numbers, and happens here.
 
     Raises:
-        InvalidSetting: another number of negatives than the terms', negatives without axes, a map that gives other
-            rows than the terms price, or that would magnify rounding errors.
+        InvalidSetting: another number of negatives than the terms', negatives without axes, a map that gives other rows
+            than the terms price, or that would magnify rounding errors.
     """
     if len(negatives) != terms.num_negatives:
         raise InvalidSetting(f"these terms have {terms.num_negatives} public negatives, found {len(negatives)}")
@@ -336,7 +340,7 @@ def fit_rows(
     maps: tuple[PublicMap, PublicMap],
     engine: str = "numpy",
 ) -> FittedHeads:
-    """Both heads of records that are read in blocks, of any number: nothing here can be refused.
+    """Fit both heads of records that are read in blocks, of any number: nothing here can be refused.
 
     Args:
         records: finite features as stored, and labels from 0 to terms.num_classes - 1.

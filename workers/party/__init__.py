@@ -1,1 +1,1 @@
-"""What agents and talliers share: a home, a link to the coordinator, mail that is signed and taken once."""
+"""Shared parts of agents and talliers: a home, a link to the coordinator, mail that is signed and taken once."""

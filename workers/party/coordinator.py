@@ -1,21 +1,20 @@
-"""The coordinator as a party sees it: over HTTP, and how far its journal had come when it was seen last.
+"""The coordinator as a party sees it: over HTTP, with the furthest state of its journal that the party has seen.
 
 Requests are encrypted except on this machine, bounded, and end at once when the party is told to stop.
 
-A coordinator whose journal was replaced by an older copy believes itself. What its own key has signed, it believes too:
-a party sends the signed answer that told it the furthest head along with every poll, and a head in it that the journal
-does not hold stops the service until the newest journal is back (api.coordinator.witnesses). The word is public to
-whoever may poll, and holds nothing of any record.
+A coordinator whose journal was replaced by an older copy believes that copy. It also believes what its own key has
+signed. So a party sends, with every poll, the signed answer that stated the furthest head. A head in it that the
+journal does not hold stops the service until the newest journal is back (api.coordinator.witnesses). The answer is
+public to every party that may poll, and holds nothing of any record.
 
     coordinator.head    the head (labeler.ledger.chain)
     coordinator.proof   one answer to a poll, as it came
 
-Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would have the disk
-written at every answer. They are synced at most once a second, when this party begins to wait for mail, so that no sync
-stands between an ask and its answer; without a rest by the first answer that comes a second later. What was seen
-within a second of the last sync is synced at the next rest, which is after the poll that then waits: so after a power
-cut they may be as old as one poll, which only makes them milder. A word that is half written is none, and the next
-answer is kept in its place.
+Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would cost a disk write
+at every answer. They are synced at most once a second, when this party begins to wait for mail, so that no sync delays
+an answer. Without such a rest, the first answer a second later syncs them. What was seen within a second of the last
+sync is synced at the next rest, which is after the poll that then waits. So after a power cut they may be as old as one
+poll, which only makes them milder. A half-written proof counts as none, and the next answer is kept in its place.
 """
 
 from __future__ import annotations
@@ -54,13 +53,14 @@ from labeler.system.http_client import http_client, is_loopback
 from workers.party.home import PROOF_FILE
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
-"""Largest answer that is read: one of the largest messages or many that are no larger together, and the coordinator's
-own."""
+"""Largest answer that is read: one of the largest messages, or many that are no larger together, plus the coordinator's
+own message.
+"""
 
 _MAX_PROBLEM_BYTES = 64 * 1024
 _LONGEST_RETRY_AFTER_S = 30.0
 _WATCH_S = 5.0
-"""How often the thread that waits for the end looks whether it is still needed; the end itself wakes it."""
+"""Seconds between checks, by the thread that waits for the end, that it is still needed; the end itself wakes it."""
 
 _PROBLEM = "urn:labeler:problem:"
 
@@ -69,7 +69,7 @@ class Unreachable(Unavailable):
     """The coordinator did not answer, or says that it cannot now.
 
     Attributes:
-        retry_after_s: how long it asks to be left alone.
+        retry_after_s: how long it asks the party to wait.
     """
 
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
@@ -90,8 +90,8 @@ class CoordinatorDoor(Protocol):
 class CoordinatorHttp:
     """Requests to one coordinator; used by one thread.
 
-    A request that is under way ends when this party is told to stop: a thread of its own waits for that and shuts the
-    connection, of which it holds a second handle.
+    When this party is told to stop, a request that is under way ends: a separate thread waits for that and shuts the
+    connection through a second handle.
 
     Args:
         url: https, or http to this machine only.
@@ -126,7 +126,7 @@ class CoordinatorHttp:
         self._hold(None)
 
     def post(self, path: str, data: bytes, *, media_type: str = "application/octet-stream") -> bytes:
-        """Send bytes once; the body of an answer that accepts them.
+        """Send bytes once; return the body of an answer that accepts them.
 
         Raises:
             Unreachable: nobody answers, or not now.
@@ -152,11 +152,11 @@ class CoordinatorHttp:
         raise _problem(response.status_code, response.headers.get("Retry-After", ""), body)
 
     def _traced(self, name: str, info: Mapping[str, Any]) -> None:
-        """Keep a second handle of every connection that is made, for the end."""
+        """Keep a second handle of every new connection, to shut it at the end."""
         if name == "connection.connect_tcp.complete":
             connection = info["return_value"].get_extra_info("socket")
             self._hold(socket.socket(fileno=os.dup(connection.fileno())))
-            if self._stop.is_set():  # else it would be waited on, made as the watcher had ended the one before
+            if self._stop.is_set():  # made while the watcher ended the previous one, it would otherwise be waited on
                 self._end()
 
     def _hold(self, handle: socket.socket | None) -> None:
@@ -187,7 +187,7 @@ def _bounded(response: httpx2.Response, most: int) -> bytes:
 
 
 def check_url(url: str) -> str:
-    """The coordinator's address, if messages may be sent there.
+    """Return the coordinator's address, if messages may be sent there.
 
     Raises:
         InvalidSetting: no URL, one with a password or a query, or plain http to another machine.
@@ -207,7 +207,7 @@ def check_url(url: str) -> str:
 
 
 def _problem(status: int, retry_after: str, body: bytes) -> LabelerError:
-    """The error that a refusal of the coordinator stands for; its words are shown only as far as they print."""
+    """Return the error for a refusal of the coordinator; only its printable words are shown."""
     try:
         document = json.loads(body)
         kind, detail = str(document["type"]).removeprefix(_PROBLEM), str(document["detail"])
@@ -233,10 +233,11 @@ SYNC_EVERY_S: Final = 1.0
 
 
 class Seen:
-    """See the module. Used by one thread; what a person puts into the files counts from the next look.
+    """The furthest state seen; see the module. Used by one thread; a person's edits to the files count from the next
+    read.
 
     Args:
-        path: of the head; the word lies beside it. Their folder must exist.
+        path: of the head; the proof is in the same folder, which must exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -248,7 +249,7 @@ class Seen:
         self._synced_at = -math.inf
 
     def head(self) -> Head:
-        """The furthest head that was seen.
+        """Return the furthest head that was seen.
 
         Raises:
             JournalBehind: the file holds none.
@@ -256,17 +257,17 @@ class Seen:
         return self._anchor.read() or EMPTY
 
     def proof(self) -> bytes:
-        """The coordinator's word as a frame; empty where none is kept, or a damaged one."""
+        """Return the coordinator's signed answer as a frame; empty where none is kept, or a damaged one."""
         try:
             data = read_small(self._path, MAX_PROOF_BYTES)
         except OSError:
             return b""
-        if data != self._data:  # what was looked at before need not be again
+        if data != self._data:  # unchanged bytes need no second parse
             self._data, self._sound = data, _sound(data)
         return self._sound
 
     def keep(self, head: Head, signed: Message) -> None:
-        """Keep a head that goes further than the one that was seen, or for which this process has kept no word yet.
+        """Keep a head that goes further than the one that was seen, or for which this process has kept no proof yet.
 
         Args:
             signed: the answer that states it; its signature was checked.
@@ -275,7 +276,7 @@ class Seen:
             Unavailable: a file cannot be written.
         """
         if head.seq > self._proven:
-            # Before the head: what this party says it has seen, it can prove.
+            # Before the head, so that this party can prove what it says it has seen.
             self._keep_proof(frame([signed]))
             self._proven = head.seq
         if head.seq > self.head().seq:
@@ -283,10 +284,10 @@ class Seen:
             self._is_new()
 
     def rest(self) -> None:
-        """This party begins to wait: what was kept reaches the disk, unless something did within the last second.
+        """Begin to wait: sync what was kept to disk, unless that happened within the last second.
 
         Raises:
-            Unavailable: it does not.
+            Unavailable: it cannot be synced.
         """
         if self._unsynced_since is not None and time.monotonic() - self._synced_at >= SYNC_EVERY_S:
             self._sync()
@@ -330,7 +331,7 @@ class Seen:
 
 
 def _sound(data: bytes) -> bytes:
-    """The frame that bytes begin with: behind it there may be the end of a longer one that it was written over."""
+    """Return the frame that bytes begin with: the end of a longer, overwritten one may follow it."""
     try:
         header, body = frame_sizes(data[:FRAME_HEAD_BYTES])
         end = FRAME_HEAD_BYTES + header + SIGNATURE_BYTES + body

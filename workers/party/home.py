@@ -1,19 +1,19 @@
 """Homes of agents and talliers: one folder each, readable by its owner only, with everything a party must keep.
 
-    agent HOME      agent.toml    who it is, where the coordinator is, which shard it answers from
-                    policy.toml   what the site allows (workers.agent.policy)
-                    approved/     what its people decided (workers.agent.decisions)
-    tallier HOME    tallier.toml  who it is, where the coordinator is, and the coordinator's keys
-                    winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers)
-    both            keys.json          its own keys
-                    coordinator-ca.pem what the coordinator's certificate is checked against (workers.homes.joining)
-                    journal.db         what it has charged, answered or summed; journal.head beside it
-                    coordinator.head   the newest state of the coordinator's journal it has seen
-                    coordinator.proof  the coordinator's own signed word for it
-                    erasable/          a key for each round that is open (labeler.system.erasable); never in a backup
+    agent HOME      agent.toml    its name, the coordinator's address, and the shard it answers from.
+                    policy.toml   what the site allows (workers.agent.policy).
+                    approved/     what its people decided (workers.agent.decisions).
+    tallier HOME    tallier.toml  its name, the coordinator's address, and the coordinator's keys.
+                    winner.pem    its own certificate, and peers.toml the two other talliers (workers.tallier.peers).
+    both            keys.json          its own keys.
+                    coordinator-ca.pem what the coordinator's certificate is checked against (workers.homes.joining).
+                    journal.db         what it has charged, answered or summed; journal.head goes with it.
+                    coordinator.head   the newest state of the coordinator's journal it has seen.
+                    coordinator.proof  the coordinator's own signed word for it.
+                    erasable/          a key for each open round (labeler.system.erasable); never in a backup.
 
-Back up a home with `labeler journal backup`, which takes all of it but erasable/: a key that is erased must not lie in
-a backup, so a home that was restored is found out by its absence.
+Back up a home with `labeler journal backup`, which takes all of it but erasable/. An erased key must not lie in a
+backup; its absence also reveals a home that was restored.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class AgentConfig(Settings):
         coordinator_url: https://..., or http:// on loopback.
         shard: its private shard; a path relative to the home, or absolute.
         engine: which exact index engine searches (see feature_store.index.build_index).
-        memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
+        memory_limit_bytes: search in blocks that need at most this much memory besides the shard.
         ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
             absent.
-        witness_file: an absolute path outside the home, on another disk or machine, where the furthest state of the
-            journal is kept a second time: a home that is put back whole, with its erasable keys, is refused at its
-            start whoever the coordinator is. Without it the coordinator alone stands against that.
+        witness_file: an absolute path outside the home, on another disk or machine, for a second copy of the journal's
+            furthest state. With it, an agent refuses at its start a home that was put back whole, with its erasable
+            keys, whoever the coordinator is. Without it the coordinator alone detects that.
         tick_s: T of the site's public clock, in seconds (workers.agent.public_clock); its default where absent. Never
-            to be chosen by delays that were seen.
+            choose it by observed delays.
         pad: work as long as over `max_records` records, however many there are.
     """
 
@@ -91,8 +91,8 @@ class TallierConfig(Settings):
         coordinator_seal_key: sums are sealed to it; 64 hexadecimal digits.
         ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
             absent.
-        agents: `[agents]`, whose ballots are added up: agent id -> its public signing key, 64 hexadecimal digits.
-            Where absent, the coordinator says who takes part, and could name agents of its own, who add no noise.
+        agents: `[agents]`, whose ballots are added up: agent id -> its public signing key, 64 hexadecimal digits. Where
+            absent, the coordinator says who takes part, and could name fake agents that add no noise.
     """
 
     tallier_id: PartyId
@@ -107,7 +107,7 @@ C = TypeVar("C", bound=Settings)
 
 
 def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> PublicKeys:
-    """Make an agent's home, or update the settings and the policy of one that is there; its keys stay.
+    """Create an agent's home, or update the settings and the policy of one that is there; its keys stay.
 
     Returns:
         The public keys, for an administrator to enrol.
@@ -124,7 +124,7 @@ def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> Public
 
 
 def create_tallier_home(home: Path, config: TallierConfig) -> PublicKeys:
-    """Make a tallier's home, or update the settings of one that is there; see `create_agent_home`."""
+    """Create a tallier's home, or update the settings of one that is there; see `create_agent_home`."""
     check_party_id(config.tallier_id, "tallier_id")
     make_home(home)
     replace_file(home / TALLIER_FILE, settings_toml(config), mode=0o600)
@@ -132,7 +132,7 @@ def create_tallier_home(home: Path, config: TallierConfig) -> PublicKeys:
 
 
 def read_agent_config(home: Path) -> AgentConfig:
-    """Settings of an agent.
+    """Read the settings of an agent.
 
     Raises:
         InvalidSetting: the file is missing, no TOML, or a field is unknown, missing or out of bounds.
@@ -142,7 +142,7 @@ def read_agent_config(home: Path) -> AgentConfig:
 
 
 def read_tallier_config(home: Path) -> TallierConfig:
-    """Settings of a tallier; see `read_agent_config`."""
+    """Read the settings of a tallier; see `read_agent_config`."""
     return read_settings(home, TALLIER_FILE, TallierConfig)
 
 
@@ -151,16 +151,16 @@ def path_in_home(home: Path, written: str) -> str: ...
 @overload
 def path_in_home(home: Path, written: None) -> None: ...
 def path_in_home(home: Path, written: str | None) -> str | None:
-    """A path of a settings file: in the home where it is there, so that a home can be moved; else as written."""
+    """Resolve a path of a settings file: in the home if it is there, so that a home can be moved; else as written."""
     return written if written is None or not (home / written).exists() else str(home / written)
 
 
 def witness_of(home: Path, config: AgentConfig) -> Path | None:
-    """Where the furthest state of the journal is kept outside the home; None where it is not.
+    """Return the file outside the home that keeps the journal's furthest state; None where there is none.
 
     Raises:
-        InvalidSetting: the path is not absolute, or lies in the home, so that it goes back with it; or its folder is
-            not there (a disk that is not mounted).
+        InvalidSetting: the path is not absolute, or its folder is not there (a disk that is not mounted). Also if it
+            lies in the home, so that it would be restored along with it.
     """
     if config.witness_file is None:
         return None
@@ -178,7 +178,7 @@ def witness_of(home: Path, config: AgentConfig) -> Path | None:
 
 
 def make_home(home: Path) -> None:
-    """Make a home's folder where there is none.
+    """Create a home's folder if there is none.
 
     Raises:
         UnsafeStorage: it is there and open to others.
@@ -220,7 +220,7 @@ def read_settings(home: Path, name: str, kind: type[C]) -> C:
 
 
 def settings_toml(config: Settings) -> bytes:
-    """A settings file that reads back as these settings."""
+    """Write settings as a file that reads back as these settings."""
     fields: dict[str, Any] = config.model_dump(exclude_none=True)
     tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], dict)}
     lines = [f"{name} = {toml_value(value)}" for name, value in fields.items()]

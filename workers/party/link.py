@@ -1,16 +1,17 @@
 """A party's side of its conversation with the coordinator: outbound only, signed both ways, repeated until taken.
 
-    converse   poll, handle, answer, and poll again, until told to stop
-    poll       "anything for me?" -> messages, checked to be for this party; the coordinator's own head first
-    answer     what the last poll has come to is posted, and with it travels the next poll, which goes on after it
+    converse   poll, handle, answer, and poll again, until told to stop.
+    poll       "anything for me?" -> messages, checked to be for this party; the coordinator's own head first.
+    answer     post the answers to the last poll, and with them the next poll, which continues after it.
 
 A message is marked as taken only when its effect is durable and the answer to it was accepted. A crash in between
-repeats it, and every effect may happen twice: answers are deterministic, and stores keep the first of equals. What a
-turn has opened is written down with the next transaction of the party, or when nothing else is to be written.
+repeats it, and every effect may happen twice: answers are deterministic, and stores keep the first of equals. The
+numbers of messages that a turn opened are written with the party's next transaction, or when nothing else is to be
+written.
 
-The coordinator's journal is watched (workers.party.coordinator): its highest head ever seen is told at every poll with
-the coordinator's own signed answer that stated it, so that one party's word alone stops nobody. A coordinator that
-shows an older one has lost charges, so this party stops taking part. The file is read at every poll: a person who
+The party watches the coordinator's journal (workers.party.coordinator). Every poll states the highest head ever seen,
+with the coordinator's own signed answer that stated it. So one party's word alone stops nobody. A coordinator that
+shows an older head has lost charges, so this party stops taking part. The file is read at every poll: a person who
 consents to a restored journal (workers.homes.journals) need not stop the party.
 """
 
@@ -78,7 +79,7 @@ class Draft:
 
 
 class PartyMail:
-    """See the module. Used by one thread."""
+    """A party's mail: opens, signs and numbers messages; see the module. Used by one thread."""
 
     def __init__(self, party_id: str, keys: PartyKeys, *, database: Database, sequences: Sequences) -> None:
         self.party_id = party_id
@@ -87,7 +88,7 @@ class PartyMail:
         self._sequences = sequences
         self._opened: _Numbers = {}
         self._taken: _Numbers = {}
-        """The highest of each sender that had its effect, once it was looked for: this process alone takes any."""
+        """The highest of each sender that had its effect, once it was looked up: only this process takes any."""
         self._unwritten: set[tuple[str, str]] = set()
 
     def open(self, message: Message, verify_key: str) -> bytes:
@@ -97,7 +98,7 @@ class PartyMail:
             verify_key: the pinned or enrolled key of the sender it names.
 
         Raises:
-            ProtocolViolation: it is for somebody else.
+            ProtocolViolation: it is for another party.
             Forged: signature, digest or seal do not hold.
             Replayed: this or a later message of the sender was taken before.
         """
@@ -113,36 +114,36 @@ class PartyMail:
         return body
 
     def check_envelope(self, message: Message, verify_key: str) -> None:
-        """Check for whom a message is and who signed it."""
+        """Check the recipient and the signature of a message."""
         if message.header.recipient != self.party_id:
             raise ProtocolViolation(f"a message for {message.header.recipient!r} came to {self.party_id!r}")
         verify(message, verify_key)
 
     def drop(self) -> None:
-        """What was opened since the last turn had no effect: it may come again."""
+        """Drop what was opened since the last turn: it had no effect and may come again."""
         self._opened.clear()
 
     def note(self) -> None:
-        """Everything opened had its effect, and its answers were taken."""
+        """Note that everything opened had its effect, and its answers were taken."""
         self._taken |= self._opened
         self._unwritten |= self._opened.keys()
         self.drop()
 
     def write_noted(self, connection: Connection) -> None:
-        """Write down what was noted, in a transaction of the party's journal."""
+        """Write what was noted, in a transaction of the party's journal."""
         for sender, key in self._unwritten:
             self._sequences.taken(sender, self._taken[sender, key], verify_key=key, connection=connection)
         if self._unwritten:
             self._database.after_commit(self._unwritten.clear)
 
     def settle(self) -> None:
-        """Write down what was noted, if anything was, in a transaction of its own."""
+        """Write what was noted, if anything, in a separate transaction."""
         if self._unwritten:
             with self._database.write() as connection:
                 self.write_noted(connection)
 
     def sign(self, draft: Draft) -> Message:
-        """A draft with the next number for its recipient, signed."""
+        """Return a draft with the next number for its recipient, signed."""
         return self.keys.message(
             draft.kind,
             sender=self.party_id,
@@ -158,12 +159,13 @@ class PartyMail:
 
 MAX_MAIL = 256
 VERSION = "labeler/0.5"
-"""Of the program, told at every poll for people to see."""
+"""The version of the program, stated at every poll for people to see."""
 
 MAX_POST = 256
 MAX_POST_BYTES = 16 * 1024 * 1024
-"""Messages of one request, and their bytes unless a single letter has more: a coordinator receives a message of the
-largest size, 64 MiB, from one party at a time, and what is refused is sent again."""
+"""Messages of one request, and their bytes unless a single letter has more. A coordinator receives a message of the
+largest size, 64 MiB, from one party at a time, and what is refused is sent again.
+"""
 
 Letter = Sequence[Draft]
 """Messages that belong together, for example the shares of one answer: taken or refused as one."""
@@ -173,17 +175,20 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _NEW_NUMBERS = 3
 
 _HELD_BEHIND_LETTERS_S = 0.5
-"""How long a poll that travels with letters may be held: its answer says that they were taken, and where it is lost
-they are sent again."""
+"""Seconds that a poll that travels with letters may be held. Its answer says that they were taken, and if it is lost
+they are sent again.
+"""
 
 
 def said(error: LabelerError) -> dict[str, str]:
-    """An error as fields of the party's own log."""
+    """Return an error as fields of the party's own log."""
     return {"problem": error.problem_type, "sentence": str(error)}
 
 
 def cause(error: Exception) -> dict[str, str]:
-    """For the party's own log: a sentence of ours, or where somebody else's error came from, without its words."""
+    """Return an error's fields for the party's own log: our sentence, or for a foreign error its origin without its
+    words.
+    """
     if isinstance(error, LabelerError):
         return said(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -192,16 +197,16 @@ def cause(error: Exception) -> dict[str, str]:
 
 
 class PartyLink:
-    """See the module. Used by one thread.
+    """A party's connection to the coordinator; see the module. Used by one thread.
 
     Args:
         url: of the coordinator; https, or http to this machine only.
         coordinator_key: the pinned key that the coordinator's signatures are checked with.
         home: of this party, where files remember the coordinator's highest head and its proof.
         database: its journal, which keeps the numbers of messages.
-        journal_head: the head of its own ledger, told at every poll.
+        journal_head: the head of its own ledger, stated at every poll.
         check_own: refuses a head of its own ledger that the ledger does not hold: the coordinator has seen it.
-        facts: what the coordinator is told at every poll.
+        facts: stated to the coordinator at every poll.
         ca_file: certificates to check the coordinator's against; the system's where absent.
         wait_s: how long the coordinator may hold a poll while there is no mail.
         door: the way to the coordinator; HTTP to `url` where absent.
@@ -260,7 +265,7 @@ class PartyLink:
         self._http.close()
 
     def poll(self) -> list[Message]:
-        """Wait for mail. What comes is for this party; who sent it, `open` checks.
+        """Wait for mail. What comes is for this party; `open` checks the sender.
 
         Raises:
             JournalBehind: the coordinator's journal is older than what this party has seen of it, or this party's own
@@ -272,7 +277,7 @@ class PartyLink:
         answer, self._came = self._came, b""
         if not answer:
             self._seen.rest()
-            # The first is answered at once, so that this party knows that it is known.
+            # The first poll is answered at once, so that this party learns that it is known.
             asking = self._asking(self._after, self.wait_s if self._is_known else 0.0)
             answer = self._send("/v1/messages:poll", [asking], beside=self._seen.proof())
             self.polled_at = self._ticks()
@@ -294,7 +299,7 @@ class PartyLink:
         return [message for message in mail if self._is_ours(message)]
 
     def answer(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
-        """Send what the mail of the last poll has come to, which is done with then; see `post_all`.
+        """Send the answers to the last poll's mail, which completes that poll; see `post_all`.
 
         The next poll travels with the letters where they fit into one request, and the next `poll` finds what it
         brought. Where the coordinator refuses that, every letter is sent by itself, so that one takes no other with it.
@@ -302,12 +307,12 @@ class PartyLink:
         errors = self._answered_with_poll(letters)
         if errors is None:
             errors = self.post_all(letters)
-        # Everything of the last poll is done with; the next one asks for what comes after it.
+        # Everything of the last poll is done; the next one asks for what comes after it.
         self._after = self._next_after
         return errors
 
     def _answered_with_poll(self, letters: Sequence[Letter]) -> list[LabelerError | None] | None:
-        """All letters were taken, and with them the poll; or None: they are to be sent without."""
+        """Send all letters and the poll in one request; None if they have to be sent without the poll."""
         is_one = len(list(parcels(letters))) == 1 and sum(map(_size_of, letters)) <= MAX_POST_BYTES
         if not is_one:
             return None
@@ -347,10 +352,11 @@ class PartyLink:
         self._send("/v1/messages", drafts)
 
     def post_all(self, letters: Sequence[Letter]) -> list[LabelerError | None]:
-        """Send letters, as many in one request as it may hold: of each the error with which it was not taken, or None.
+        """Send letters, as many in one request as it may hold; return for each the error with which it was refused, or
+        None.
 
         A request is refused as a whole from its first message that is not taken. Then each of its letters is sent by
-        itself, so that a round that is over takes no other with it; what is sent twice counts once.
+        itself, so that a round that is over takes no other with it. A letter sent twice counts once.
 
         Raises:
             NotEnrolled, Forged, Interrupted: see `post`.
@@ -396,14 +402,14 @@ class PartyLink:
         self._seen.keep(told, signed)
 
     def _send(self, path: str, drafts: Sequence[Draft], *, beside: bytes = b"") -> bytes:
-        """Send until there is an answer: new numbers where old ones were seen, patience where nobody answers."""
+        """Send until there is an answer: renumber where old numbers were seen, wait where nobody answers."""
         renumbered = 0
         while True:
             data = frame([self.mail.sign(draft) for draft in drafts]) + beside
             try:
                 answer = self._http.post(path, data)
             except Replayed:
-                # The first attempt arrived although its answer did not; sent anew it changes nothing.
+                # The first attempt arrived although its answer did not; sending it again changes nothing.
                 renumbered += 1
                 if renumbered > _NEW_NUMBERS:
                     raise
@@ -430,7 +436,7 @@ class PartyLink:
 
 
 def parcels(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Letters as they go into requests: whole, in order, within the number and size of what one request may hold."""
+    """Split letters into requests: whole, in order, within the number and size that one request may hold."""
     parcel: list[Letter] = []
     count, size = 0, 0
     for letter in letters:
@@ -453,38 +459,38 @@ _PASSING_PAUSE_S = 2.0
 
 
 class Handler(Protocol):
-    """What a party does with its mail; without network or threads."""
+    """A party's treatment of its mail; without network or threads."""
 
     def tidy(self) -> None:
         """Do what is due by the clock, such as erasing; send nothing.
 
-        Called whether or not the coordinator answers, since it could otherwise keep alive what it wants by being away,
-        or by turning this party away.
+        Called whether or not the coordinator answers. Otherwise the coordinator could keep data alive by being away, or
+        by turning this party away.
         """
         ...
 
     @property
     def due_in_s(self) -> float | None:
-        """After how many seconds `handle` wants to be called also without mail; None where it need not be."""
+        """Return after how many seconds `handle` wants to be called without mail; None where it need not be."""
         ...
 
     def handle(self, mail: Sequence[Message]) -> Sequence[Letter]:
-        """Have the effect of every message, durably; what is to be sent. Raises only what concerns them all."""
+        """Apply every message durably; return what is to be sent. Raises only what concerns them all."""
         ...
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
-        """The letters were taken, each unless it has an error: what was opened need not come again."""
+        """Handle the fate of the letters: each was taken unless it has an error, and need not come again."""
         ...
 
 
 def converse(
     link: PartyLink, handler: Handler, stop: threading.Event, *, held_s: Callable[[], float] | None = None
 ) -> None:
-    """Poll, handle and send until told to stop; what passes by itself is waited for, what does not is said in the log.
+    """Poll, handle and send until told to stop; wait out what passes by itself, and log what does not.
 
     Args:
-        held_s: after how many seconds what `handle` has come to may leave, and the next poll with it, also where it
-            raised (`workers.agent.public_clock`); at once where absent. Told to stop meanwhile nothing leaves: what
+        held_s: after how many seconds the results of `handle` may leave, and the next poll with them, also where it
+            raised (`workers.agent.public_clock`); at once where absent. If told to stop meanwhile, nothing leaves: what
             was answered is stored, and its mail comes again.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Fine-tuning a backbone on the pseudo-labelled public images.
+"""Fine-tuning of a backbone on the pseudo-labelled public images.
 
-The last step for those who want a network of their own: it learns the soft labels of a fitted student (or of
-the release), so it inherits what denoising and refinement found, and may then beat both by
-changing the features themselves. torch is imported on first use.
+The last step for users who want their own network. It learns the soft labels of a fitted student (or of the release),
+so it inherits what denoising and refinement found. It may then beat both by changing the features themselves. torch is
+imported on first use.
 
-Several processes train one network (`workers.students.ranks`): each takes its share of every batch, batch normalisation
-sees the whole batch, and gradients are averaged, so that the same seed gives the same network as one process up to
+Several processes train one network (`workers.students.ranks`). Each takes its share of every batch, batch normalisation
+sees the whole batch, and gradients are averaged. So the same seed gives the same network as one process, up to
 rounding. Like one process, they save at the end or not at all.
 """
 
@@ -33,7 +33,7 @@ Augment = Callable[["torch.Tensor"], "torch.Tensor"]
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How to fine-tune.
+    """The settings of fine-tuning.
 
     Attributes:
         epochs: passes over the public images.
@@ -63,7 +63,7 @@ class FineTunedStudent:
     device: str = "cpu"
 
     def predict_proba(self, images: torch.Tensor | PreparedImages, *, batch_size: int = 256) -> NDArray[np.float64]:
-        """Class probabilities of a batch of image tensors, shape (n, num_classes)."""
+        """Return class probabilities of a batch of image tensors, shape (n, num_classes)."""
         import torch
 
         self.network.eval()
@@ -77,7 +77,7 @@ class FineTunedStudent:
         return np.concatenate(parts).astype(np.float64)
 
     def predict(self, images: torch.Tensor | PreparedImages) -> NDArray[np.int64]:
-        """Most probable class, shape (n,)."""
+        """Return the most probable class, shape (n,)."""
         return np.asarray(self.predict_proba(images).argmax(axis=1), dtype=np.int64)
 
     def save(self, path: Path | str) -> None:
@@ -107,7 +107,7 @@ class FineTunedStudent:
 def attach_head(
     backbone: torch.nn.Module, example: torch.Tensor | PreparedImages, *, num_classes: int, seed: int
 ) -> torch.nn.Sequential:
-    """A backbone that maps images to features (n, dimension), followed by a linear layer.
+    """Return a backbone that maps images to features (n, dimension), followed by a linear layer.
 
     Raises:
         BadData: the backbone's output for the example is not a matrix.
@@ -144,7 +144,8 @@ def fine_tune(
         images: float tensor, shape (n, channels, height, width), preprocessed as the backbone wants.
         soft_labels: shape (n, num_classes), rows sum to one.
         weights: shape (n,), how much each image counts; all equal when absent.
-        augment: applied to every batch of training images; by each process to its share, with randomness of its own.
+        augment: applied to every batch of training images; each process applies it to its share, with separate
+            randomness.
         seed: of the order of images and the head. Repeatable on a CPU.
         on_epoch: called with the number and the mean loss of each finished epoch, for a progress bar.
         ranks: the processes that train it together, all of them with the same arguments.
@@ -187,7 +188,7 @@ def fine_tune(
         for parameter in body:
             parameter.requires_grad_(not warming)
         if ranks.count > 1 and epoch in (0, settings.warmup_epochs):
-            # Anew where other parameters begin to be trained: it averages the gradients of those it has seen.
+            # New for each set of trained parameters: it averages the gradients of those it has seen.
             scores_of = torch.nn.parallel.DistributedDataParallel(network, forward_sync_buffers=False)
         total = 0.0
         shuffled = torch.randperm(count, generator=order)
@@ -195,7 +196,7 @@ def fine_tune(
             batch = shuffled[start : start + settings.batch_size]
             if len(batch) == 1 and count > 1:
                 continue  # batch normalisation cannot train on a single image
-            # A batch too small to be shared is trained on by all of them, which is the same step.
+            # A batch too small to share is trained on by all of them, which is the same step.
             mine = batch[ranks.rank :: ranks.count] if len(batch) >= ranks.count else batch
             together = len(batch) if len(batch) >= ranks.count else len(batch) * ranks.count
             inputs = images[mine].to(device)
@@ -224,7 +225,7 @@ def _shared(network: torch.nn.Sequential) -> torch.nn.Sequential:
 
 
 def _over_ranks(value: float, device: str, ranks: Ranks) -> float:
-    """The mean over the processes."""
+    """Return the mean over the processes."""
     if ranks.count == 1:
         return value
     import torch

@@ -1,11 +1,11 @@
-"""Several processes that train one network: which of them this is, where it computes, and how they are started.
+"""Several processes that train one network: their ranks and devices, and how they are started.
 
     labeler student JOB --kind finetune ... --processes 2        starts them here, over the loopback interface
-    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:PORT \\
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint HOST:PORT \
         -m workers.cli student JOB --kind finetune ...           starts them on several machines, all inside one site
 
-Students read released labels and public images only, so what these processes tell each other is nobody's secret. torch
-is imported on first use: the command line asks for its rank and nothing else.
+Students read released labels and public images only, so the messages between these processes are not secret. torch is
+imported on first use: the command line asks for its rank and nothing else.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FIRST_SPEAKS_S = 20.0
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that speaks, among those that were started together; true where it is alone."""
+    """True in the process that reports for all that were started together; true where it is alone."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave_it_to_the_first() -> None:
-    """Before a process says why it fails: where all fail for one reason the first one says it, and ends the others."""
+    """Let the first process report before this one says why it fails: the first one then ends the others."""
     if not is_first_process():
         time.sleep(_FIRST_SPEAKS_S)
 
@@ -81,7 +81,7 @@ def joined_ranks() -> Iterator[Ranks]:
     processes.init_process_group("nccl" if gpus else "gloo", rank=rank, world_size=count)
     try:
         yield Ranks(rank, count, f"cuda:{local}" if gpus else "cpu")
-        # Nobody leaves before all are done: the last collective of one would fail where another has gone.
+        # Nobody leaves before all are done: a process's last collective would fail if another had left.
         processes.barrier()
     finally:
         processes.destroy_process_group()
@@ -104,7 +104,7 @@ def run_in_ranks(arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # What went wrong is said by the process in which it did, in one sentence.
+    # The process in which something went wrong says so, in one sentence.
     for logger in ("torch.distributed.elastic", "torchelastic-events-null"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     if sys.platform == "linux":

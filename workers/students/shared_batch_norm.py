@@ -1,8 +1,9 @@
 """Batch normalisation over the batch of all processes, so that several train what one would.
 
 torch's own SyncBatchNorm takes GPUs only, and timm's normalisation with an activation needs a third kind. This one
-takes both, and any device: mean and variance are sums, and a sum over processes has a gradient, the sum of theirs. With
-the whole batch's statistics in every process, and gradients averaged, a step is the step of one process up to rounding.
+takes both, and any device. Mean and variance are sums, and the gradient of a sum over processes is the sum of their
+gradients. Every process has the whole batch's statistics, and gradients are averaged, so a step is the step of one
+process up to rounding.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class SharedBatchNorm(nn.Module):
     """A batch normalisation whose statistics in training are those of all processes' images together.
 
     Args:
-        norm: what it replaces; its parameters and buffers are used on, and so is the activation that timm puts into it.
+        norm: what it replaces; its parameters and buffers stay in use, and so does the activation that timm puts into
+            it.
     """
 
     def __init__(self, norm: _BatchNorm) -> None:
@@ -75,7 +77,7 @@ class SharedBatchNorm(nn.Module):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes; its gradient is the sum of what each of them makes of it."""
+    """The sum over processes; its gradient is the sum of all processes' gradients."""
 
     @staticmethod
     def forward(_: Any, values: Tensor) -> Tensor:

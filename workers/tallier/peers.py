@@ -1,11 +1,11 @@
-"""What a tallier needs for computing winners with the two others: where each listens, and the certificate of each.
+"""Peers of a tallier, with which it computes winners: the address and the certificate of each.
 
-    HOME/winner.pem    own key and certificate, readable by its owner only; made once
-    HOME/peers.toml    where it listens, and the two others: written by `labeler tallier init --listen` and
-                       `labeler tallier peers`, from files their sites have sent
+    HOME/winner.pem    own key and certificate, readable by its owner only; made once.
+    HOME/peers.toml    own address, and the two others: `labeler tallier init --listen` and `labeler tallier peers`
+                       write it, from files that their sites have sent.
 
-The site pins the others itself and never hears of them through the coordinator, who could name itself. The files
-sent around are those of the public keys, with the address and the certificate added.
+The site pins the others itself and never hears of them through the coordinator, who could name itself. The files that
+sites exchange are those of the public keys, with the address and the certificate added.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Peer(Settings):
 
     Attributes:
         listen: HOST:PORT where it can be reached.
-        certificate: PEM; nobody else is it.
+        certificate: PEM; it identifies the peer.
     """
 
     tallier_id: PartyId
@@ -68,8 +68,9 @@ class WinnerGroup:
         addresses: in tallier order.
         certificates: in tallier order, PEM.
         verify_keys: in tallier order.
-        digest: SHA-256 over the three certificates and the protocol that this version speaks, in hexadecimal: equal at
-            all three, or they could not find a winner together, and the coordinator starts no round of them.
+        digest: SHA-256 over the three certificates and the protocol that this version speaks, in hexadecimal. All three
+            must have the same: otherwise they could find no winner together, and the coordinator starts no round of
+            them.
 
     Raises:
         InvalidSetting: an address is none, or a certificate cannot be read.
@@ -95,7 +96,7 @@ class WinnerGroup:
 
 
 def address_of(listen: str) -> Address:
-    """HOST:PORT, with an IPv6 address in brackets.
+    """Parse HOST:PORT, with an IPv6 address in brackets.
 
     Raises:
         InvalidSetting: it is none, or names all addresses of the machine.
@@ -107,7 +108,7 @@ def address_of(listen: str) -> Address:
 
 
 def make_identity(home: Path, *, tallier_id: str, number: int, listen: str) -> None:
-    """Give a tallier a certificate, where it has none, and an address; peers that are pinned stay.
+    """Give a tallier a certificate if it has none, and an address; pinned peers stay.
 
     Raises:
         InvalidSetting: the address is none, or the certificate that is there cannot be read.
@@ -123,7 +124,7 @@ def make_identity(home: Path, *, tallier_id: str, number: int, listen: str) -> N
 
 
 def public_part(home: Path) -> dict[str, str]:
-    """What a tallier's file of public keys says beside them: `listen` and `certificate`; nothing where it has none.
+    """Return the extra fields of a tallier's public key file: `listen` and `certificate`; nothing where it has none.
 
     Raises:
         InvalidSetting: what is there cannot be read.
@@ -163,7 +164,7 @@ def pin_peers(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[int, P
 
 
 def read_peers(home: Path) -> PeersFile | None:
-    """`peers.toml` of a home; None where there is none.
+    """Read `peers.toml` of a home; None where there is none.
 
     Raises:
         InvalidSetting: it cannot be read.
@@ -172,7 +173,7 @@ def read_peers(home: Path) -> PeersFile | None:
 
 
 def read_group(home: Path, *, own_verify_key: str) -> WinnerGroup | None:
-    """The group a tallier computes winners with; None where its site has pinned none.
+    """Read the group a tallier computes winners with; None where its site has pinned none.
 
     Raises:
         InvalidSetting: what is pinned cannot be used.
@@ -206,12 +207,12 @@ def move(homes: Sequence[Path], listens: Sequence[str]) -> None:
 
 
 def have_peers(homes: Sequence[Path]) -> bool:
-    """Whether the talliers of these homes have pinned others."""
+    """True where the talliers of these homes have pinned others."""
     return all(known is not None and known.peers for known in map(read_peers, homes))
 
 
 def common_addresses(homes: Sequence[Path]) -> list[str]:
-    """Where the three talliers of one machine listen, in tallier order; none where their homes do not say the same."""
+    """Return the addresses of the three talliers of one machine, in tallier order; none where their homes disagree."""
     told = []
     for home in homes:
         known = read_peers(home)

@@ -1,9 +1,9 @@
 """The rounds of one tallier: each stepped by its machine (labeler.rounds.tallier), with the shares it was sent.
 
-A tallier's process uses this, and so does `labeler run`. `step` does what the machine wants of memory and arithmetic,
-notes in `changes` what has to be durable, and returns what is to be said once it is.
+A tallier's process uses this, and so does `labeler run`. `step` does the machine's memory and arithmetic, notes in
+`changes` what has to be durable, and returns what is to be said once it is.
 
-All of it may be lost at any moment; only the journal counts, and `clear` begins anew from it. Shares are secret:
+All of it may be lost at any moment; only the journal counts, and `clear` starts over from it. Shares are secret:
 nothing here prints them.
 """
 
@@ -31,13 +31,13 @@ Share = ShareVector | BallotShare
 
 @dataclass
 class Changes:
-    """What is to be durable before anything that `step` returned is said.
+    """Changes that must be durable before anything that `step` returned is said.
 
     Attributes:
         opened: rounds that are open now.
         held: the share of an agent in a round.
         excluded: agents of which no share of a round is taken any more.
-        summed: of each sum whom it is over, whose shares were left out, and the sum itself.
+        summed: of each sum: its agents, the agents whose shares were left out, and the sum itself.
     """
 
     opened: dict[str, OpenRound] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Changes:
 
 
 class TallierRounds:
-    """See the module. Used by one thread.
+    """The open rounds of a tallier; see the module. Used by one thread.
 
     Args:
         noise_key: what the noise of a round is drawn from, where talliers add it: the same at every call.
@@ -78,7 +78,7 @@ class TallierRounds:
         self.changes = Changes()
 
     def clear(self) -> None:
-        """Forget everything: it may be ahead of the journal."""
+        """Forget everything: memory may be ahead of the journal."""
         self._rounds = None
         self._shares.clear()
         self._open_bytes.clear()
@@ -86,7 +86,7 @@ class TallierRounds:
         self.changes = Changes()
 
     def site(self) -> Site:
-        """What the machine has to know of this tallier beside a round."""
+        """What the machine has to know of this tallier besides a round."""
         return Site(
             agents=self._agents,
             open_rounds=len(self._open_bytes),
@@ -96,16 +96,16 @@ class TallierRounds:
         )
 
     def state(self, digest: str) -> TallierRound:
-        """A round as it is in memory, or else as the journal has it."""
+        """Return a round from memory, or else from the journal."""
         state = self._known().get(digest)
         if state is not None:
             return state
-        # Also one that was forgotten is never opened again.
+        # A forgotten round counts as known, so it is never opened again.
         known = self._journal is not None and self._journal.knows(digest)
         return self._load(digest) if known else TallierRound(digest)
 
     def take(self, digest: str, shares: Sequence[tuple[str, Share]], now: float) -> list[TallierEffect]:
-        """Take the shares of these agents, in this order; what is to be said of it.
+        """Take the shares of these agents, in this order; return what is to be said of it.
 
         Args:
             now: unix time in seconds.
@@ -163,7 +163,7 @@ class TallierRounds:
                     try:
                         self._add(state, contributors)
                     except LabelerError:
-                        self._remember(before)  # its state says already that it is being summed
+                        self._remember(before)  # its state already says that it is being summed
                         raise
                     told += self.step(digest, machine.Added(), now)
                 case machine.Fix() | machine.Forget():
@@ -173,7 +173,9 @@ class TallierRounds:
         return told
 
     def expire(self, now: float) -> list[tuple[str, bool]]:
-        """Rounds whose time is over by their machine; each with whether it was summed. Drop them once that is durable.
+        """Expire rounds whose time is over by their machine; return each with whether it was summed.
+
+        The caller drops them once that is durable.
 
         Args:
             now: unix time in seconds.
@@ -194,7 +196,7 @@ class TallierRounds:
         return over
 
     def drop(self, digest: str) -> None:
-        """A round that is over."""
+        """Drop a round that is over."""
         self._known().pop(digest, None)
         self._shares.pop(digest, None)
         self._open_bytes.pop(digest, None)
@@ -227,7 +229,7 @@ class TallierRounds:
                 self._open_bytes.pop(digest, None)
 
     def _known(self) -> dict[str, TallierRound]:
-        """Every round that is kept, read from the journal where it is not in memory."""
+        """Return every round that is kept, read from the journal where it is not in memory."""
         if self._rounds is None:
             self.clear()
             rounds: dict[str, TallierRound] = {}
@@ -237,8 +239,8 @@ class TallierRounds:
         return self._rounds
 
     def _load(self, digest: str) -> TallierRound:
-        """A round as the journal has it."""
-        assert self._journal is not None  # noqa: S101  # whoever has none has every round in memory
+        """Load a round from the journal."""
+        assert self._journal is not None  # noqa: S101  # a tallier without a journal has every round in memory
         kept = self._journal.load(digest)
         is_fixed = kept.aggregate is not None
         state = TallierRound(

@@ -1,20 +1,20 @@
 """The tallier process: keeps its share of every ballot of a round, and adds them up once, when the round is paid for.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.tallier), which
-`workers.tallier.rounds` steps. The driver here has it done for all the mail of a poll at once:
+Its machine (labeler.rounds.tallier) decides what it does about a round and in which order; `workers.tallier.rounds`
+steps it. The driver here does so for all the mail of a poll at once:
 
     one turn   open everything -> take shares, add up what is asked for
                -> one transaction: rounds, shares, sums, numbers of messages
-               -> sums, then what is held of each round they touched, in letters
+               -> letters: the sums, then what is held of each round they touched.
 
 So a turn costs one commit, however many shares it brings. The driver has no network: `handle` takes messages and
-returns letters, and `sent` is told when they were taken. What is in memory may be lost at any moment; only the journal
-counts. Winners are found beside it (workers.tallier.winners).
+returns letters, and `sent` reports that they were taken. Memory may be lost at any moment; only the journal counts. A
+second thread finds winners (workers.tallier.winners).
 
-Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum single shares are
-deleted from every file of the journal and their key is erased, and so it is of a round that expired without one. It
-answers for one set of agents per round for ever, whoever asks and whatever dies: two sums over different agents would
-differ by single ballots.
+Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum, single shares
+are deleted from every file of the journal and their key is erased. A round that expired without a sum is erased too. A
+tallier answers for one set of agents per round, permanently, whoever asks and whatever dies: two sums over different
+agents would differ by single ballots.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ from workers.winner.session import SecureEngine
 log = logging.getLogger("labeler.tallier")
 
 COMPUTING_POLL_S: Final = 0.5
-"""How often a tallier looks for mail while it computes winners: it waits for those, not at the coordinator's door."""
+"""Seconds between polls while a tallier computes winners: it waits for those, not for the coordinator's answer."""
 
 
 @dataclass(frozen=True)
 class _Letter:
-    """One message, and what the log says once it is taken."""
+    """One message, and the log line for when it was taken."""
 
     draft: Draft
     taken: str
@@ -86,7 +86,7 @@ class _Letter:
 
 @dataclass
 class _Turn:
-    """What one turn has come to: shares that are to be taken, then what is to be sent."""
+    """The results of one turn: shares to take, then letters to send."""
 
     now: float
     pending: dict[str, list[tuple[str, Share, Message]]] = field(default_factory=dict)
@@ -105,8 +105,8 @@ class TallierJournal:
     """A tallier's memory, with an entry in the ledger's chain for every sum.
 
     A journal that was replaced by an older copy would have forgotten which rounds were summed, and would sum them over
-    other agents. The chain has a file that remembers its end, and the coordinator is told of it at every poll, so such
-    a copy is found out. The entries are a count of rounds, not a price.
+    other agents. A file remembers the end of the chain, and every poll reports it to the coordinator, so such a copy is
+    found out. The entries are a count of rounds, not a price.
     """
 
     def __init__(self, database: Database, keys: ErasableKeys, ledger: Ledger) -> None:
@@ -124,7 +124,7 @@ class TallierJournal:
     def fix(
         self, summed: Mapping[str, tuple[Collection[str], Collection[str], bytes]], *, connection: Connection
     ) -> None:
-        """Fix whom rounds are summed over and what the sums are (TallierMemory.fix_open), with entries in the chain."""
+        """Fix the agents and the sums of rounds (TallierMemory.fix_open), with entries in the chain."""
         self.memory.fix_open(summed, connection=connection)
         for round_digest in summed:
             self._ledger.reserve(round_digest, [Charge(SUMS, "agent", 1)], connection=connection)
@@ -132,11 +132,11 @@ class TallierJournal:
 
 
 class TallierDriver:
-    """See the module. Used by one thread.
+    """The driver of a tallier; see the module. Used by one thread.
 
     Args:
-        coordinator_key: with which the coordinator's signatures are checked.
-        coordinator_seal_key: to which sums are sealed.
+        coordinator_key: checks the coordinator's signatures.
+        coordinator_seal_key: sums are sealed to it.
         agents: id and verify key of the agents that the site knows; None where it names none.
         winners: finds winners with the two other talliers.
     """
@@ -168,10 +168,10 @@ class TallierDriver:
         return 0.0 if self._winners.is_busy else None
 
     def handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
-        """Have the effect of every message, durably; what is to be sent, each message by itself.
+        """Apply every message durably; return what is to be sent, each message by itself.
 
         Raises:
-            LabelerError: the journal cannot be used now, or not any more; the same mail may come again.
+            LabelerError: the journal cannot be used now, or no longer; the same mail may come again.
         """
         if self._winners.is_busy and not mail:
             self._winners.wait(COMPUTING_POLL_S)
@@ -179,13 +179,13 @@ class TallierDriver:
         try:
             return self._handle(mail)
         except BaseException:
-            # What is in memory may be ahead of the journal.
+            # Memory may be ahead of the journal.
             self._rounds.clear()
             self._mail.drop()
             raise
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
-        """The letters of the last turn were taken by the coordinator, or refused, each with its error."""
+        """Handle the coordinator's reply to the last turn's letters: each was taken, or refused with its error."""
         has_reported = False
         for letter, error in zip(self._sending, errors, strict=True):
             about = {"task_digest": letter.draft.task_digest, "round_digest": letter.draft.round_digest}
@@ -193,7 +193,7 @@ class TallierDriver:
                 log.info(letter.taken, extra=about)
                 has_reported |= letter.draft.kind == "holdings"
             else:
-                # The round is over for the coordinator; there is nobody to tell.
+                # The coordinator has closed the round; nobody needs the report.
                 log.info("report not taken", extra=about | said(error))
         self._sending = []
         if has_reported:
@@ -201,7 +201,7 @@ class TallierDriver:
         self._mail.note()
 
     def tidy(self) -> None:
-        """Delete what is not needed any more: single shares at once, sums after a week, keys that open nothing."""
+        """Delete what is no longer needed: single shares at once, sums after a week, keys that open nothing."""
         self._memory.tidy()
         over = self._rounds.expire(self._clock().timestamp())
         if not over:
@@ -268,12 +268,12 @@ class TallierDriver:
 
     def _decline(self, turn: _Turn, message: Message, error: LabelerError, *, is_final: bool) -> None:
         body = replace(Refusal.of(error), is_final=is_final).encode()
-        # The task and round that were asked about: nothing else may be known of them here.
+        # The message's own task and round: this tallier may know no others.
         draft = Draft("refused", COORDINATOR, body, message.header.task_digest, message.header.round_digest)
         turn.letters.append(_Letter(draft, "final refusal sent" if is_final else "refusal sent"))
 
     def _key_of(self, message: Message, state: TallierRound) -> str:
-        """The key a message must be signed with, by what it claims to be."""
+        """Return the key that must have signed a message, by what it claims to be."""
         header = message.header
         if header.kind in ("open-round", "sum") and header.sender == COORDINATOR:
             return self._coordinator_key
@@ -293,14 +293,14 @@ class TallierDriver:
         turn.pending.setdefault(round.digest, []).append((message.header.sender, share, message))
 
     def _flush(self, turn: _Turn, digest: str) -> None:
-        """Take the shares of a round that came since the last look at it."""
+        """Take the shares of a round that came since its last step."""
         waiting = turn.pending.pop(digest, None)
         if waiting is not None:
             told = self._rounds.take(digest, [(agent, share) for agent, share, _ in waiting], turn.now)
             self._note(turn, waiting[-1][2], told)
 
     def _note(self, turn: _Turn, message: Message, told: Sequence[TallierEffect]) -> None:
-        """Note what is to be said of the round of a message, once what it has come to is durable."""
+        """Queue what is to be said of a message's round once its effects are durable."""
         digest = message.header.round_digest
         for effect in told:
             match effect:
@@ -317,7 +317,7 @@ class TallierDriver:
                     self._decline(turn, message, error, is_final=is_final)
 
     def _keep(self, turn: _Turn) -> None:
-        """Everything that is to be durable before anything is said, in one transaction."""
+        """Make everything durable that must be before anything is said, in one transaction."""
         changes = self._rounds.changes
         if not changes:
             return

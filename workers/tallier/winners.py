@@ -1,14 +1,14 @@
-"""A tallier's part in finding winners: one computation with the two others at a time, beside the conversation.
+"""A tallier's part in finding winners: one computation with the two others at a time, alongside its mail.
 
-The coordinator asks all three talliers for the winners of the rounds that are due, and each begins a computation with
-all that it was asked for; what the others were not asked for yet waits for the next one. It runs in a thread, so that
-the tallier goes on taking mail. Asked for more while it waits in vain for the others, it begins again with all of it;
-else the next one begins when this one has ended. What is computed is a function of the sums that the journal
-keeps, so nothing of it is stored, and who dies begins again with the same.
+The coordinator asks all three talliers for the winners of the rounds that are due. Each begins a computation with all
+that it was asked for. Rounds that the others were not asked for yet wait for the next one. It runs in a thread, so that
+the tallier keeps taking mail. If more is asked while it waits in vain for the others, it starts over with all of it;
+otherwise the next computation starts when this one has ended. A computation is a function of the sums that the journal
+keeps. So nothing of it is stored, and a tallier that dies starts over with the same sums.
 
-Whether a failure is told as final decides over a round that is paid for. Only what would come out the same at every
-attempt is: talliers that were told different things, and ballots that do not add up. Anything else is tried again here
-for a while, because three talliers that are asked at once do not hear of it at once, and is then told.
+A failure reported as final ends a round that is paid for. Only what would come out the same at every attempt is final:
+talliers that were told different things, and ballots that do not add up. Anything else is first retried here for a
+while, because three talliers that are asked at once do not hear of it at once. Then it is reported.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ from workers.winner.engine import WinnerEngine, WinnerJob, WinnerOrder
 log = logging.getLogger("labeler.tallier")
 
 MEETING_LIMIT_S = 10.0
-"""How long a tallier waits for the others to come to a job. All are asked at once; who comes later is asked again."""
+"""Seconds that a tallier waits for the others to come to a job. All are asked at once; a late one is asked again."""
 
 MAX_ATTEMPTS = 10_000
 """Computations of one round while this process lives: more than fit into a day of waiting for the others in vain. Each
-draws new masks and tells a tallier that follows the protocol nothing; for one that does not, they end
-(workers.winner.engine)."""
+draws new masks and tells a tallier that follows the protocol nothing. For one that does not, the attempts end
+(workers.winner.engine).
+"""
 
 MAX_AT_ONCE = 64
 """Rounds of one computation; the coordinator does not ask for more at a time (labeler.rounds.queues)."""
 
 _IN_VAIN_S = 0.5
-"""How long it waits for the others before it begins again with what it was asked for since. Who begins again at once
-could do so for ever, and the others with it, while more and more is asked for."""
+"""Seconds that it waits for the others before it restarts with what it was asked for since. Talliers that restarted at
+once could do so without end, while more and more is asked for.
+"""
 
 _PAUSE_S = 0.25
-"""Before what failed for the time being is tried again here."""
+"""Seconds before what failed for the time being is tried again here."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one computation.
+    """The outcome of one computation.
 
     Attributes:
         answer: the winners, or why there are none.
@@ -63,11 +65,11 @@ class Outcome:
 
 
 class WinnerRounds:
-    """Computes the rounds it is asked for; see the module. Used by one thread.
+    """The rounds whose winners this tallier computes; see the module. Used by one thread.
 
     Args:
         group: the three talliers, or None where this one's site has pinned no others.
-        keys: of this tallier, which signs what it was told to compute.
+        keys: of this tallier; it signs what it was asked to compute.
         patience_s: how long after it was asked for a round is tried again here; None for `MEETING_LIMIT_S`.
     """
 
@@ -84,24 +86,24 @@ class WinnerRounds:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the coordinator is told at every poll: with which group this tallier can find winners, if any."""
+        """Facts for every poll to the coordinator: the group with which this tallier can find winners, if any."""
         return {} if self._group is None else {"winner_group": self._group.digest}
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is a round whose outcome was not taken."""
+        """True while there is a round whose outcome was not taken."""
         return bool(self._asked)
 
     def ask(self, opening: OpenRound, aggregate: AggregateShare) -> bool:
         """Put a round among those that `begin` computes; the same one again is tried for longer.
 
         Returns:
-            Whether it was not among them already.
+            True unless it was among them already.
 
         Raises:
             Unavailable: no other talliers are pinned here.
-            ProtocolViolation: the round has no winners, names this tallier by another number than its site does, or
-                was computed too often.
+            ProtocolViolation: the round has no winners, names this tallier by another number than its site does, or was
+                computed too often.
         """
         digest = opening.round.digest
         known = self._asked.get(digest)
@@ -135,7 +137,7 @@ class WinnerRounds:
             self._current.thread.join(seconds)
 
     def take(self) -> list[Outcome]:
-        """The outcomes that are there; what is left, or failed for the time being, is begun again."""
+        """Take the outcomes that are there; restart what is left or failed for the time being."""
         current = self._current
         if current is None:
             return []
@@ -147,7 +149,8 @@ class WinnerRounds:
         outcomes = []
         for digest, found in zip(current.digests, current.found, strict=True):
             asked = self._asked[digest]
-            # Nothing was sent of a round that another tallier was not asked for, or while one was missing.
+            # No attempt counts for a round that another tallier was not asked for, or while one was missing: nothing
+            # was sent.
             self._attempts[digest] += current.met.is_set() and not isinstance(found, WrongDigest)
             answer = refusal_of(found) if isinstance(found, LabelerError) else asked.aggregate.winner(found)
             if isinstance(answer, Refusal) and not answer.is_final and self._has_patience(asked):
@@ -212,7 +215,7 @@ class WinnerRounds:
 
 @dataclass(eq=False)
 class _Asked:
-    """A round that was asked for, when last, and what this tallier brings to it."""
+    """A round that was asked for, the time of the last request, and what this tallier brings to it."""
 
     opening: OpenRound
     aggregate: AggregateShare
@@ -238,13 +241,14 @@ class _Computation:
         try:
             self.found = self._engine.winners(self._orders, self.stop, met=self.met)
         except Exception as error:
-            # Nothing of its words: they could quote a share. It is tried again, and the log tells where to look.
+            # The error's words are left out: they could quote a share. It is tried again, and the log tells where to
+            # look.
             log.error("winners could not be computed", extra={"problem": type(error).__name__})
             problem = Unavailable(f"the computation broke off ({type(error).__name__})")
             self.found = [problem for _ in self._orders]
 
 
 def refusal_of(error: LabelerError) -> Refusal:
-    """How a failed computation is told: final only where every other attempt would fail in the same way."""
+    """Return how a failed computation is reported: final only where every other attempt would fail in the same way."""
     passes = not isinstance(error, ProtocolViolation) or isinstance(error, Forged | WrongDigest)
     return replace(Refusal.of(error), is_final=not passes)

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: its home, its processes, and whoever starts and stops them."""
+"""A whole federation on one machine: its home, its processes, and the supervisor that starts and stops them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Epsilon = float | Literal["unlimited"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a federation should be when it is made; what is None is left to its default, or to what is there.
+    """The plan of a new federation; None leaves a field to its default, or to what is there.
 
     Attributes:
         agents: how many; 5 by default, or as many as there are shards.
-        shards: one per agent, used where they lie; none: the digits of scikit-learn are dealt out.
+        shards: one per agent, used in place; none: the digits of scikit-learn are dealt out.
         backbone: what embeds a requester's images; by default `pixels:8` for digits, and what the shards say.
         instance_epsilon: budget of the federation and of every agent, per private image.
         agent_epsilon: the same per agent.

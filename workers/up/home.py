@@ -1,25 +1,24 @@
 """A whole federation in one folder, for one machine: keys, settings, policies, shards, and its first token.
 
     HOME/
-      federation.json       what it is; written last when it is made
-      admin-token           the administrator's token, which every start prints
-      processes.json        process id by name, while it runs
-      coordinator/          home of the coordinator and of the embedder
-      agents/agent-1/ ..    home of an agent, with its shard
+      federation.json       what it is; written last when it is made.
+      admin-token           the administrator's token, which every start prints.
+      processes.json        process id by name, while it runs.
+      coordinator/          home of the coordinator and of the embedder.
+      agents/agent-1/ ..    home of an agent, with its shard.
       talliers/tallier-0/ ..
-      redis/                the folder of redis-server
-      examples/             public images and a task to try it with
-      logs/                 one file per process, JSON lines
+      redis/                the folder of redis-server.
+      examples/             public images and a task to try it with.
+      logs/                 one file per process, JSON lines.
 
-Before its coordinator starts, its parties are enrolled in the coordinator's journal, which nobody else has open at that
-time (`prepare_journal`). So all roles can start at once: none of them is turned away.
+Before its coordinator starts, its parties are enrolled in the coordinator's journal, which no other process has open at
+that time (`prepare_journal`). So all roles can start at once: none of them is turned away.
 
-Making it can be interrupted at any step, and the next call goes on: every file is written once, keys are never made
-twice. What a person changes in a settings file or a policy afterwards stays; only addresses are rewritten.
+An interruption is safe at any step, and the next call continues: every file is written once, keys are never made twice.
+A person's later edits of a settings file or a policy stay; only addresses are rewritten.
 
-Its agents hold shards that somebody brings, or real digits dealt to them. Digits are embedded by their own pixels
-(`pixels:8`), which takes a second and no learning library, so a federation to try things with starts at once; any
-other backbone may be named.
+Its agents hold the user's shards, or real digits dealt to them. Digits are embedded by their own pixels (`pixels:8`),
+which takes a second and no learning library. So a trial federation starts at once. Any other backbone may be named.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ FIRST_TOKEN: Final = "first administrator"
 _ENDING_S = 5.0
 _AGAIN_S = 0.05
 LIFE_JOB_SHARE: Final = 0.25
-"""Of what an image may ever spend on votes for life: the most that one job may take, as new homes are made."""
+"""The share of an image's lifetime spend on votes for life that one job may take, in new homes."""
 
 
 class _State(BaseModel):
@@ -87,7 +86,7 @@ class _State(BaseModel):
 
 
 class LocalFederation:
-    """A federation on disk; made or reopened by `make_federation`, by one process at a time.
+    """A federation on disk; created or reopened by `make_federation`, by one process at a time.
 
     Attributes:
         talliers: home by name, in tallier order.
@@ -104,11 +103,11 @@ class LocalFederation:
 
     @property
     def examples(self) -> Path | None:
-        """Folder of public images and a task to try the service with; None where none were made."""
+        """The folder of public images and a task to try the service with; None where none were made."""
         return self.home / "examples" if self._state.has_examples else None
 
     def read_token(self) -> str | None:
-        """The administrator's token as it was kept; None where none was."""
+        """Read the administrator's token; None where none is kept."""
         try:
             return (self.home / TOKEN_FILE).read_text(encoding="ascii").strip() or None
         except FileNotFoundError:
@@ -117,11 +116,11 @@ class LocalFederation:
             raise BadData(f"{self.home / TOKEN_FILE} cannot be read; remove it, and a new token is made") from None
 
     def keep_token(self, secret: str) -> None:
-        """Keep the administrator's token where only the home's owner reads it."""
+        """Write the administrator's token to a file that only the home's owner can read."""
         replace_file(self.home / TOKEN_FILE, f"{secret}\n".encode(), mode=0o600)
 
     def set_addresses(self, *, url: str, redis_url: str) -> None:
-        """Write where the coordinator and redis-server listen into every home; the rest of the files stays."""
+        """Write the addresses of the coordinator and redis-server into every home; the rest of the files stays."""
         settings = self.coordinator / COORDINATOR_FILE
         set_line(settings, "public_url", url)
         set_line(settings, "redis_url", redis_url)
@@ -132,22 +131,22 @@ class LocalFederation:
         introduce_talliers(self.talliers)
 
     def write_processes(self, pids: dict[str, int]) -> None:
-        """Write down which process is which, for people and tests."""
+        """Write the id of every process, for people and tests."""
         replace_file(self.home / "processes.json", json.dumps(pids, indent=1).encode(), mode=0o600)
 
 
 def agent_homes(home: Path, agents: int) -> dict[str, Path]:
-    """Home of every agent by name."""
+    """Return the home of every agent by name."""
     return {f"agent-{number}": home / "agents" / f"agent-{number}" for number in range(1, agents + 1)}
 
 
 def tallier_homes(home: Path) -> dict[str, Path]:
-    """Home of every tallier by name, in tallier order."""
+    """Return the home of every tallier by name, in tallier order."""
     return {f"tallier-{number}": home / "talliers" / f"tallier-{number}" for number in range(TALLIERS)}
 
 
 def make_federation(home: Path, plan: Plan) -> LocalFederation:
-    """Make a federation in a folder, or reopen the one that is there.
+    """Create a federation in a folder, or reopen the one that is there.
 
     Raises:
         InvalidSetting: the plan contradicts itself or what is there.
@@ -159,7 +158,7 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
         _check_unchanged(home, state, plan)
         return LocalFederation(home, state)
     _check_fresh(home)
-    budget = _budget(plan)  # before anything is made: what is half made is no home
+    budget = _budget(plan)  # before anything is made: a half-made folder is no home
     homes = agent_homes(home, _number_of_agents(plan))
     for folder in (home / "coordinator", home / "redis", home / "logs", *homes.values(), *tallier_homes(home).values()):
         _private_folder(folder, below=home)
@@ -167,7 +166,7 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
         data = bring_shards(plan.shards, plan.backbone, coordinator=home / "coordinator")
     else:
         data = deal_digits(home, list(homes.values()), plan.backbone)
-    # One engine for all, and the one that starts at once: a handful of digits needs no faster search.
+    # One engine for all, the one that starts at once: a handful of digits needs no faster search.
     _make_homes(home, homes, data, budget, engine="auto" if plan.shards else "numpy")
     state = _State(agents=len(homes), has_examples=not plan.shards)
     _write_state(home, state)
@@ -177,7 +176,7 @@ def make_federation(home: Path, plan: Plan) -> LocalFederation:
 def introduce_talliers(homes: Mapping[str, Path]) -> None:
     """Let the talliers of this machine find winners together: addresses that are free now, the same in every home.
 
-    They keep the addresses they have while all are free; a certificate is made once.
+    They keep their addresses while all are free; a certificate is made once.
     """
     paths = list(homes.values())
     known = common_addresses(paths)
@@ -197,7 +196,7 @@ def introduce_talliers(homes: Mapping[str, Path]) -> None:
 
 
 def are_free(listens: Sequence[str]) -> bool:
-    """Whether nobody listens at any of these addresses of this machine."""
+    """True if nothing listens at any of these addresses of this machine."""
     with ExitStack() as held:
         for listen in listens:
             address = address_of(listen)
@@ -211,7 +210,7 @@ def are_free(listens: Sequence[str]) -> bool:
 
 
 def free_listens(count: int) -> list[str]:
-    """Addresses on loopback that are free; all are held at once, so that they differ."""
+    """Return free addresses on loopback; all are held at once, so that they differ."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -257,7 +256,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
             max_noise_contributors=len(agents),
             max_noise_talliers=2,
             approval=False,
-            # Said where it means something: a version that does not know it reads every other file.
+            # Written only where it is set: a version that does not know the field can then read every other file.
             life_job_share=None if budget.life_epsilon is None else LIFE_JOB_SHARE,
         ),
         talliers=pins,
@@ -270,7 +269,7 @@ def _make_homes(home: Path, agents: dict[str, Path], data: FederationData, budge
 
 
 def _budget(plan: Plan) -> BudgetTable:
-    """What everybody's accounts may spend.
+    """Return the budgets of all accounts.
 
     Raises:
         InvalidSetting: the epsilons are none, or do not go together.
@@ -301,7 +300,7 @@ def _number_of_agents(plan: Plan) -> int:
 
 
 def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
-    """What is settled when a federation is made cannot be asked for in another way afterwards."""
+    """Refuse a plan that changes what was settled when the federation was made."""
     if plan.agents not in (None, state.agents):
         raise InvalidSetting(
             f"the federation in {home} has {state.agents} agents, not {plan.agents}; add one with `labeler agent init` "
@@ -367,8 +366,8 @@ def _write_state(home: Path, state: _State) -> None:
 def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
     """Enrol the federation's parties in its coordinator's journal, and find or make its administrator's token.
 
-    The token is kept in a file of the home, so that a federation that is started again tells the same. The file opens
-    nothing that the home's owner could not open: the keys of every party lie beside it.
+    The token is kept in a file of the home, so that every start prints the same one. The file gives the home's owner no
+    new access: the keys of every party are in the same home.
 
     Returns:
         The token, and whether it was made now.
@@ -383,14 +382,14 @@ def prepare_journal(federation: LocalFederation) -> tuple[str, bool]:
         kept = federation.read_token()
         if kept is not None and store.find(kept) is not None:
             return kept, False
-        # One that was lost opens on; one that was revoked does not, and another file would tell it again.
+        # A lost token stays valid; a revoked one does not, and another file would print it again.
         made = store.create(FIRST_TOKEN, "admin")[1]
         federation.keep_token(made)
         return made, True
 
 
 def _enrol(federation: LocalFederation, parties: PartyStore, database: Database) -> None:
-    """Enrol who is not enrolled. Somebody that an administrator has revoked stays revoked, and is turned away."""
+    """Enrol parties that are not enrolled. A party that an administrator revoked stays revoked, and is turned away."""
     with database.write() as connection:
         numbers = {name: number for number, name in enumerate(federation.talliers)}
         for name, home in (federation.talliers | federation.agents).items():
@@ -408,7 +407,9 @@ def _enrol(federation: LocalFederation, parties: PartyStore, database: Database)
 
 
 def _journal(home: Path) -> Database:
-    """The coordinator's journal. Right after an earlier supervisor was killed, its coordinator may still be ending."""
+    """Open the coordinator's journal. Right after an earlier supervisor was killed, its coordinator may still be
+    ending.
+    """
     until = time.monotonic() + _ENDING_S
     while True:
         try:
@@ -423,7 +424,7 @@ DIGITS_BACKBONE: Final = "pixels:8"
 SHARD_NAME: Final = "images.shard"
 EXAMPLE_IMAGES: Final = 200
 MAX_DIGITS: Final = 2000
-"""The bound that every agent with digits declares: no more exist, rounded up."""
+"""The bound that every agent with digits declares: there are fewer digits than this."""
 
 BACKBONE_FILE: Final = "backbone.toml"
 
@@ -444,7 +445,7 @@ count = 20
 
 @dataclass(frozen=True)
 class FederationData:
-    """What agents hold and what embeds the images that are asked about.
+    """The agents' data, and the backbone that embeds a requester's images.
 
     Attributes:
         shards: one per agent.
@@ -486,7 +487,7 @@ def deal_digits(home: Path, agents: Sequence[Path], backbone: str | None) -> Fed
 
 
 def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Path) -> FederationData:
-    """Use shards where they lie; they must be private, of one backbone and one class list.
+    """Use shards in place; they must be private, of one backbone and one class list.
 
     Raises:
         MixedShards: they differ in backbone or classes, or were made by another backbone than the one named.
@@ -518,7 +519,9 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
 
 
 def _named_in(manifest: dict[str, Any]) -> BackboneSpec:
-    """The backbone of a shard where its manifest says all about it: pixels, and what comes with the program."""
+    """Return the backbone of a shard where its manifest says all about it: pixels, and those that come with the
+    program.
+    """
     packaged = packaged_name(str(manifest.get("weights", "")))
     if packaged is not None:
         return BackboneSpec(kind="packaged", architecture=packaged)
@@ -529,7 +532,7 @@ def _named_in(manifest: dict[str, Any]) -> BackboneSpec:
 
 
 def _describe(spec: BackboneSpec, coordinator: Path) -> str:
-    """Write a backbone file beside the coordinator's settings, and return its name."""
+    """Write a backbone file next to the coordinator's settings, and return its name."""
     lines = [f"kind = {toml_value(spec.kind)}"]
     if spec.architecture:
         lines.append(f"architecture = {toml_value(spec.architecture)}")

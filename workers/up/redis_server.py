@@ -1,9 +1,9 @@
-"""A redis-server of our own, for one machine: nobody else on it can read what passes through.
+"""A redis-server of our own, for one machine: no other user of it can read what passes through.
 
-It listens on a socket in a folder that only its owner may enter, or, where the path of that folder is too long
-for a socket, on a loopback port with a password drawn at random. It keeps nothing on disk and throws nothing
-away (labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis
-names that instead and never comes here.
+It listens on a socket in a folder that only its owner may enter. Where the path of that folder is too long for a
+socket, it listens on a loopback port with a password drawn at random. It keeps nothing on disk and throws nothing away
+(labeler.driver.mail says why neither matters, and why the second does). A deployment with its own Redis names that
+instead and never comes here.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ STOP_TIMEOUT_S = 5.0
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 
 _LONGEST_SOCKET_PATH = 100
-"""Systems take 104 to 108 bytes."""
+"""Bytes of a socket's path; systems take 104 to 108."""
 
 
 class RedisServer:
-    """Starts redis-server and waits until it answers.
+    """A redis-server that this process starts and waits for.
 
     Args:
         folder: its own; made if absent, and closed to everybody else (0700).
         use_port: listen on a loopback port even where a socket would do.
-        max_memory_bytes: beyond this it refuses writes, so that a flood of mail fails with a clear error instead
-            of exhausting the machine.
+        max_memory_bytes: beyond this it refuses writes, so that a flood of mail fails with a clear error instead of
+            exhausting the machine.
         before_exec: called in the new process before it becomes redis-server; for a supervisor that wants it to die
             with itself (workers.up.supervisor.die_with_parent).
 
@@ -69,7 +69,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, password included; the same after a restart. Give it to processes in their environment."""
+        """Its address, password included; the same after a restart. Pass it to processes in their environment."""
         if self._socket_path is not None:
             return f"unix://{self._socket_path}?db=0"
         return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
@@ -83,7 +83,7 @@ class RedisServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """True while its process lives."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -93,14 +93,14 @@ class RedisServer:
         self._end_predecessor()
         log = self._folder / "redis.log"
         log.unlink(missing_ok=True)
-        # Settings come by standard input: the command line, and the password with it, is open to every user.
+        # Settings come by standard input: every user can read the command line, and would see the password.
         self._process = subprocess.Popen(
             [_program(), "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self._folder,
-            # Not ended by Ctrl-C at the terminal: who started it stops it last, after those that use it.
+            # Ctrl-C at the terminal does not end it: its supervisor stops it last, after its users.
             start_new_session=True,
             preexec_fn=self._before_exec,
         )
@@ -116,7 +116,7 @@ class RedisServer:
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """End it; what was in it is gone. Ending it twice changes nothing."""
+        """End it and lose its contents. Ending it twice changes nothing."""
         process = self._process
         if process is None:
             return
@@ -165,7 +165,9 @@ class RedisServer:
         return b"+PONG" in self._say(f"{login}PING\r\n".encode())
 
     def _end_predecessor(self) -> None:
-        """A server whose supervisor was killed still sits on our socket; nobody else can, for the folder is ours."""
+        """End a server whose supervisor was killed and that still holds our socket; no other can, for the folder is
+        ours.
+        """
         if self._socket_path is not None and self._answers():
             self._say(b"SHUTDOWN NOSAVE\r\n")
             deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -175,7 +177,7 @@ class RedisServer:
                 time.sleep(0.01)
 
     def _say(self, words: bytes) -> bytes:
-        """Speak to the server without its client library, which has one door (labeler.driver.mail_redis)."""
+        """Send a command without the Redis client library, which only labeler.driver.mail_redis may use."""
         family = socket.AF_UNIX if self._socket_path is not None else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
             connection.settimeout(1.0)

@@ -1,18 +1,17 @@
 """A supervisor of processes: starts them, restarts those that die, stops them in order, and never leaves one behind.
 
-Programs belong to stages. They start stage by stage from the lowest and stop from the highest, each stage all at
-once: what others need (the queue) starts first and stops last.
+Programs belong to stages. They start stage by stage from the lowest and stop from the highest, each stage all at once:
+what others need (the queue) starts first and stops last.
 
-Every program leads a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone, which then stops
-them in order. On Linux the kernel kills each of them when its parent ends, however it ends (PR_SET_PDEATHSIG); a
-program killed like that loses nothing, because all that must last is durable at every step.
+Every program leads a separate session, so that Ctrl-C in a terminal reaches the supervisor alone, which then stops them
+in order. On Linux the kernel kills each of them when its parent ends, however it ends (PR_SET_PDEATHSIG). A program
+killed like that loses nothing, because all that must last is durable at every step.
 
 Roles are forks of one process (`role_launcher`): `labeler up` starts ten on one machine, and each would spend more than
 a second of a core on importing the same libraries. The standard library's fork server (`multiprocessing`) imports them
-once, in a process that does nothing else and has one thread; `warm` lets it begin while the supervisor makes the
-federation. A role is a process of its own all the same: its own session, its own memory, its own end. Nothing that is
-drawn is shared: keys, noise and nonces come from the operating system, never from a generator whose state a fork would
-copy.
+once, in a process that does nothing else and has one thread. `warm` starts it while the supervisor makes the
+federation. A role still has its own process, session, memory and end. Roles share nothing random: keys, noise and
+nonces come from the operating system, never from a generator whose state a fork would copy.
 
 One thread does it all: a hook between fork and exec is safe only without other threads.
 """
@@ -48,7 +47,7 @@ STEADY_S: Final = 10.0
 """A program that ran this long before it died starts again after the shortest pause."""
 
 GRACE_S: Final = 5.0
-"""How long a program may take to stop by itself before it is killed."""
+"""Seconds that a program may take to stop by itself before it is killed."""
 
 MAX_LOG_BYTES: Final = 16 * 2**20
 """A log larger than this is put aside; one older log is kept."""
@@ -60,7 +59,7 @@ _POLL_S = 0.05
 
 
 class Process(Protocol):
-    """What a supervisor needs of a running program; a `subprocess.Popen` is one."""
+    """The interface of a running program that a supervisor needs; a `subprocess.Popen` is one."""
 
     @property
     def pid(self) -> int: ...
@@ -87,7 +86,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Death:
-    """A program that ended although nobody asked it to.
+    """A program that ended unasked.
 
     Attributes:
         code: its exit code; negative: the signal that killed it.
@@ -115,7 +114,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process id of every program that runs now."""
+        """The process id of every program that runs now."""
         return {child.program.name: child.process.pid for child in self._children if child.process is not None}
 
     def start(self) -> None:
@@ -124,10 +123,10 @@ class Supervisor:
             child.start(self._clock())
 
     def tend(self) -> list[Death]:
-        """Look once: note who died, start again whose pause is over.
+        """Look once: note dead programs, and restart those whose pause is over.
 
         Returns:
-            Who died since the last look.
+            The deaths since the last look.
         """
         now = self._clock()
         if now >= self._logs_at:
@@ -148,7 +147,7 @@ class Supervisor:
         """Stop everything, the highest stage first; of a stage, whatever does not stop within `grace_s` is killed.
 
         Returns:
-            What was killed.
+            The programs that were killed.
         """
         killed = []
         for stage in sorted({child.program.stage for child in self._children}, reverse=True):
@@ -200,7 +199,7 @@ class _Child:
             self.process.terminate()
 
     def end(self) -> bool:
-        """Kill what still runs, and forget the program: it is not started again; True where it had to be killed."""
+        """Kill what still runs, and forget the program so that it does not restart; True where it had to be killed."""
         is_late = False
         if self.process is not None:
             is_late = self.process.poll() is None
@@ -217,8 +216,8 @@ class _Child:
 def put_aside(log_file: Path) -> None:
     """Copy a log that is too large to FILE.1 and empty it; a program that has it open for appending writes on.
 
-    What is written between the copy and the emptying is lost: a line or two, seldom. Where the copy cannot be written
-    (a full disk), the log is emptied all the same, because an unbounded one would keep the disk full.
+    Text written between the copy and the emptying is lost: a line or two, seldom. Where the copy cannot be written (a
+    full disk), the log is emptied anyway, because an unbounded one would keep the disk full.
     """
     try:
         if log_file.stat().st_size <= MAX_LOG_BYTES:
@@ -236,7 +235,8 @@ def put_aside(log_file: Path) -> None:
 
 
 def die_with_parent(parent: int | None = None) -> Callable[[], None] | None:
-    """A hook for right after a fork: the kernel kills the child when its parent's thread ends. None where it cannot.
+    """Return a hook for right after a fork: the kernel kills the child when its parent's thread ends. None where it
+    cannot.
 
     Args:
         parent: process id of the parent; this process where absent.
@@ -256,7 +256,7 @@ def die_with_parent(parent: int | None = None) -> Callable[[], None] | None:
 
 
 def _clear_session(process: Process) -> None:
-    """Kill what the program itself had started: its session bears its process id, also after it died."""
+    """Kill what the program itself had started: its session bears its process id, even after it died."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -274,23 +274,23 @@ WARMED: Final = (
     "api.app",
     "api.server",
     "api.coordinator.service",
-    # What libraries import when they are first used, which is in every role.
+    # Libraries import these at their first use, which happens in every role.
     "anyio._backends._asyncio",
     "httpcore2",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",
 )
-"""What is imported before the first fork: only modules that start no thread and open no file when they are imported."""
+"""Modules imported before the first fork: only those that start no thread and open no file on import."""
 
 ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Many processes share the cores: numerical libraries that each take all of them would get in each other's way."""
 
 
 def warm() -> None:
-    """Begin to import what all roles share, beside whatever this process does until it starts the first of them.
+    """Start importing what all roles share, while this process does other work until it starts the first of them.
 
-    Call it before this process imports a numerical library: how many threads those start is settled by then.
+    Call it before this process imports a numerical library: that import fixes how many threads those libraries start.
     """
     for name in ONE_THREAD:
         os.environ.setdefault(name, "1")
@@ -298,7 +298,7 @@ def warm() -> None:
     if threading.current_thread() is not threading.main_thread():
         forkserver.ensure_running()
         return
-    # Ctrl-C at a terminal is for the supervisor, which then ends what it started: the fork server never hears it.
+    # Ctrl-C at a terminal is for the supervisor, which then ends what it started: the fork server never sees it.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
@@ -314,7 +314,7 @@ class Role:
         self.pid = process.pid or 0
 
     def poll(self) -> int | None:
-        """Its exit code, negative for the signal that killed it; None while it runs."""
+        """Return its exit code, negative for the signal that killed it; None while it runs."""
         return self._process.exitcode
 
     def terminate(self) -> None:
@@ -326,7 +326,7 @@ class Role:
         self._process.kill()
 
     def wait(self) -> int:
-        """Wait until it has ended; its exit code."""
+        """Wait until it has ended; return its exit code."""
         self._process.join()
         return self._process.exitcode or 0
 
@@ -334,7 +334,7 @@ class Role:
 def role_launcher(
     name: str, arguments: Sequence[str], *, output: Path, environment: Mapping[str, str] | None = None
 ) -> Callable[[], Process]:
-    """How to start a command of `labeler` as a fork.
+    """Return a function that starts a command of `labeler` as a fork.
 
     Args:
         arguments: of the command line, without the program.
@@ -361,16 +361,16 @@ def role_launcher(
 
 
 PARTIES_NICE: Final = 5
-"""By how much parties come after whoever answers people, on a machine that all of them share."""
+"""Added to the niceness of parties, so that roles that answer people go first on a shared machine."""
 
 _GROUP: Final = Path("/proc/self/autogroup")
 _GROUP_TRIES: Final = 50
 _GROUP_PAUSE_S: Final = 0.1
-"""Linux takes one such change in a tenth of a second, of all processes together, from whoever is no administrator."""
+"""Linux takes one such change in a tenth of a second, of all processes together, from ordinary users."""
 
 
 def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) -> None:
-    """In the fork: become a program like any other, and run its command to the end."""
+    """Become a program like any other, in the fork, and run its command to the end."""
     os.setsid()
     ask_the_kernel = die_with_parent(os.getppid())
     if ask_the_kernel is not None:
@@ -383,7 +383,7 @@ def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) 
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if arguments[:1] != ("serve",):
-        # Whoever answers people goes first; parties have their time between answers.
+        # Roles that answer people go first; parties have their time between answers.
         step_back()
     sys.argv = ["labeler", *arguments]
     from workers.cli import main
@@ -392,10 +392,10 @@ def _play(arguments: tuple[str, ...], output: str, environment: dict[str, str]) 
 
 
 def step_back() -> None:
-    """Let this process, which leads a session of its own, come after those of other sessions by `PARTIES_NICE`.
+    """Lower the priority of this process, which leads its session, by `PARTIES_NICE` against other sessions.
 
-    Where Linux shares out cores among sessions first (autogroup, on by default), `nice` counts within a session alone,
-    so a role that leads one says it of its session too.
+    Where Linux divides cores among sessions first (autogroup, on by default), `nice` counts within a session alone. So
+    a role that leads a session sets it for the session too.
     """
     os.nice(PARTIES_NICE)
     if _GROUP.exists():
@@ -409,19 +409,22 @@ def _step_back_together() -> None:
         except BlockingIOError:
             time.sleep(_GROUP_PAUSE_S)
         except OSError:
-            return  # not shared out that way here
+            return  # this system does not divide cores that way
         else:
             return
 
 
 def _die_with_supervisor() -> None:
-    """The fork server outlives a supervisor that was killed as long as a fork lives, so each fork looks for itself."""
+    """End this fork with the supervisor: the fork server outlives a killed supervisor while a fork lives, so each fork
+    checks.
+    """
     supervisor = multiprocessing.parent_process()
     if supervisor is not None:
         supervisor.join()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":  # `make install`: what every start loads is compiled once, and not by whoever starts first
+# `make install` runs this, so that what every start loads is compiled once, and not at the first start
+if __name__ == "__main__":
     for _module in WARMED:
         importlib.import_module(_module)

@@ -1,15 +1,15 @@
-"""`labeler up`: a whole federation on one machine, every role a process of its own, kept running until told to stop.
+"""`labeler up`: a whole federation on one machine, one process per role, kept running until told to stop.
 
-    stage 0   redis-server             on a socket inside the home; only the coordinator and the embedder use it
+    stage 0   redis-server             on a socket inside the home; only the coordinator and the embedder use it.
     stage 1   coordinator, embedder
-              agents, talliers         reach the coordinator over HTTP, as they would from five sites
+              agents, talliers         reach the coordinator over HTTP, as they would from five sites.
 
-What all roles share is imported once, beside the making of the federation; then all of them start at once, and jobs
-can be taken when the coordinator says that everybody is there. Who is missing is told after a few seconds, with the
-last complaint of its log. To stop, all are told at once, and redis-server last.
+What all roles share is imported once, while the federation is made. Then all roles start at once. Jobs can be taken
+when the coordinator says that everybody is there. After a few seconds, missing roles are named with the last complaint
+of their logs. To stop, all are stopped at once, and redis-server last.
 
-It is what a deployment over five hospitals does, but for two things: one owner can read all homes, so nothing is
-protected from that owner, and plain HTTP is used, because nothing leaves the machine.
+A deployment over five hospitals does the same, with two differences. Here one owner can read all homes, so nothing is
+protected from that owner. Plain HTTP is used, because nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 
 READY_WITHIN_S: Final = 120.0
-"""How long the parts may take to find each other before `up` gives up."""
+"""Seconds that the parts may take to find each other before `up` gives up."""
 
 _INFRASTRUCTURE, _ROLES = 0, 1
 _REDIS = "redis"
@@ -48,7 +48,7 @@ _TICK_S = 0.05
 _ASK_EVERY_S = 0.2
 _ASK_TIMEOUT_S = 10.0
 _TELL_AFTER_S = 5.0
-"""How long the parts have before it is told which of them is missing, and why."""
+"""Seconds before `up` says which parts are missing, and why."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,13 +75,13 @@ def run_up(
     on_ready: Callable[[Running], None],
     complain: Callable[[str], None],
 ) -> None:
-    """Make or reopen a federation, run it, and stop it when `stop` is set. Call it from a process's main thread.
+    """Create or reopen a federation, run it, and stop it when `stop` is set. Call it from a process's main thread.
 
     Args:
         plan: what it should be when it is made.
         port: where the coordinator listens on loopback; 0 chooses a free one.
         on_ready: called once, when jobs can be taken.
-        complain: told in a sentence who died, who is missing, and who had to be killed.
+        complain: called with a sentence that names roles that died, are missing, or had to be killed.
 
     Raises:
         OutputInUse: another `up` runs on this home.
@@ -94,7 +94,7 @@ def run_up(
     with exclusive(home / ".lock", f"the federation in {home}"), _nothing_left_empty(home, made):
         port = _usable_port(port)
         warm()
-        # Here, beside what the roles import: whoever is sent away above has waited for none of it.
+        # Imported here, while the roles import: a caller refused above has waited for none of it.
         from workers.up.home import make_federation, prepare_journal
 
         federation = make_federation(home, plan)
@@ -110,19 +110,19 @@ def run_up(
 
 @contextmanager
 def _nothing_left_empty(home: Path, made: Sequence[Path]) -> Iterator[None]:
-    """Where a refusal leaves no file in a home that was made here, its folders go again, while its lock is held.
+    """Remove the folders of a home that was made here if a refusal leaves no file in it, while its lock is held.
 
-    Nobody then finds an empty home, of which no command could say what it is. Files are never removed: what is half
-    made is finished by the next start.
+    So no empty home remains, about which no command could say what it is. Files are never removed: the next start
+    finishes what is half made.
     """
     try:
         yield
     except LabelerError:
         others = [path for path in home.rglob("*") if path.name != ".lock"]
         if made and all(path.is_dir() and not path.is_symlink() for path in others):
-            # Whoever opened the lock meanwhile sees that it is gone (labeler.system.files), and tries again.
+            # A process that opened the lock meanwhile sees that it is gone (labeler.system.files), and tries again.
             (home / ".lock").unlink()
-            with suppress(OSError):  # somebody put something there meanwhile
+            with suppress(OSError):  # another process put something there meanwhile
                 for folder in (*sorted(others, key=lambda path: len(path.parts), reverse=True), *made):
                     folder.rmdir()
         raise
@@ -169,7 +169,9 @@ class _Run:
                 )
 
     def _wait_for_everybody(self, since: datetime) -> bool:
-        """True once jobs can be taken; False when told to stop before. Who was heard of before `since` is not there."""
+        """Return True once jobs can be taken; False when told to stop before. A party last heard of before `since` is
+        absent.
+        """
         started = ask_at = time.monotonic()
         told: set[str] = set()
         while not self._stop.wait(_TICK_S):
@@ -192,7 +194,7 @@ class _Run:
         return False
 
     def _what_is_missing(self, since: datetime) -> tuple[str, list[str]]:
-        """What is not there yet, in words, empty when nothing is missing; and the parties that it is waited for."""
+        """Return what is not there yet, in words, empty when nothing is missing; and the parties that it waits for."""
         parties: Collection[dict[str, Any]] = ()
         words = ""
         try:
@@ -237,17 +239,17 @@ class _Run:
         pids = self._supervisor.pids
         if pids != self._pids:
             self._pids = pids
-            with suppress(OSError):  # on a full disk too, the others go on: the file is only for people
+            with suppress(OSError):  # on a full disk too, the others continue: the file is only for people
                 self._federation.write_processes(pids)
 
     def _log(self, name: str) -> Path:
         return self._federation.logs / f"{name}.log"
 
     def _judge(self, death: Death) -> None:
-        """Before everything was ready once, a program that cannot start is a reason to stop; a single agent is not."""
+        """Stop for a program that cannot start before everything was ready once, unless it is a single agent."""
         if death.code not in (1, 2) and death.deaths < _MOST_EARLY_DEATHS:
             return
-        given_up = self._given_up | {death.name}  # which it may have been before: it dies again at every start
+        given_up = self._given_up | {death.name}  # it may have been given up before: it dies again at every start
         if death.name in self._federation.agents and len(given_up) < len(self._federation.agents):
             self._given_up = given_up
             return
@@ -258,7 +260,7 @@ class _Run:
 
 
 def _programs(federation: LocalFederation, redis: RedisServer, *, port: int) -> list[Program]:
-    """Everything that has to run, in its stages."""
+    """Return everything that has to run, in its stages."""
 
     def role(name: str, *arguments: str) -> Program:
         output = federation.logs / f"{name}.log"
@@ -292,10 +294,10 @@ def _tail(path: Path, lines: int = 5) -> str:
 
 
 def last_complaint(log_file: Path, since: datetime | None) -> str:
-    """The last that a role's log complains of, in a line; empty where it has complained of nothing.
+    """Return the last complaint of a role's log, in a line; empty where it has none.
 
     Args:
-        since: of JSON lines those after this alone; None for any.
+        since: read only JSON lines after this; None reads any.
     """
     for line in reversed(_tail(log_file, 20).splitlines()):
         if line.startswith("labeler: "):  # a command's last word, before its end
@@ -311,7 +313,7 @@ def last_complaint(log_file: Path, since: datetime | None) -> str:
 
 
 def _usable_port(port: int) -> int:
-    """The port itself if it is free, or a free one for 0."""
+    """Return the port itself if it is free, or a free one for 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

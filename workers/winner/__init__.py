@@ -1,13 +1,8 @@
-"""Finding the winner of every query among three talliers, so that nothing but the winner is opened.
+"""Secure computation of the winner of every query among three talliers; it opens nothing but the winners.
 
-engine        what a job is, and what an engine promises
-correlations  what the dealer among the talliers deals for a comparison, and whose it is
-comparison    a comparison between the two others, and why neither sees anything in it
-tournament    the winners of a chunk of queries; how shares come in and what goes out
-session       one computation: meet, check rows, compute, check ranges, open; and the engine that runs it
-row_check     the exchanges of the row check
-links         connections to the two other talliers: pinned certificates, and which jobs all three do
-link          one of them: who is at the other end, and messages of known lengths
-certificates  a tallier's own certificate, and whose it trusts
-in_process    all three in one process, for `labeler run --winner secure`
+engine        a job, what an engine promises, and the randomness that one tallier deals to the two others
+tournament    the winners of a chunk of queries, the comparison of two numbers, and the row check, with proofs
+session       one computation: meet, check rows, compute, check ranges, open; also all three in one process
+links         connections to the two other talliers, and agreement on the jobs that all three do
+certificates  a tallier's own certificate, and the certificates that it accepts
 """

@@ -1,9 +1,8 @@
-"""A tallier's certificate, which it signs itself, and connections that accept the pinned ones only.
+"""A tallier's self-signed certificate, and connections that accept pinned certificates only.
 
-There is no authority that could vouch for somebody else: the talliers of a task know each other's
-certificates in full, exchanged once like any public key, and a connection is a certain tallier's because it
-proved to hold the private key of that tallier's certificate (TLS 1.3, both ways). Names, validity and
-issuers play no part.
+No authority vouches for anybody: the talliers of a task exchange their full certificates once, like any public key. A
+connection belongs to a tallier because the other end proved that it holds the private key of that tallier's certificate
+(TLS 1.3, both ways). Names, validity and issuers play no part.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _YEARS_VALID = 20
 
 
 def issue_certificate(name: str, *, path: Path, now: datetime.datetime) -> str:
-    """Make a key and a certificate for it, and write both into one file.
+    """Make a key and its certificate, and write both into one file.
 
     Args:
         name: of the tallier, for people; at most 64 characters.
@@ -97,11 +96,11 @@ def fingerprint(certificate: str) -> str:
 
 
 def pinned_context(identity_path: Path, *, trusted: Sequence[str], is_server: bool) -> ssl.SSLContext:
-    """TLS 1.3 in which both ends show a certificate and only the trusted ones are accepted.
+    """Return a TLS 1.3 context in which both ends show a certificate and only the trusted ones are accepted.
 
     Args:
         identity_path: own key and certificate, as `issue_certificate` wrote them.
-        trusted: certificates of those who may be at the other end, PEM.
+        trusted: certificates that the other end may show, PEM.
         is_server: True for the end that listens.
 
     Raises:
@@ -109,7 +108,7 @@ def pinned_context(identity_path: Path, *, trusted: Sequence[str], is_server: bo
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Who it is follows from the certificate itself, so a host name adds nothing.
+    # The certificate itself identifies the peer, so a host name adds nothing.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     # A pinned certificate is trusted as it is, without an authority above it.

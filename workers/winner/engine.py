@@ -1,53 +1,48 @@
-"""Engines of a computation among three talliers, and the correlated randomness that it uses.
+"""Jobs, engines and correlated randomness of the winner computation among three talliers.
 
-What the dealer deals for a comparison, and what of it is whose: random, and independent of every ballot.
+**The function.** For each query q, let s_c be the noisy sum of class c: the sum of all contributors' contributions.
+Only the three talliers together hold it.
 
-Tallier 2 deals, talliers 0 and 1 compute. Everything is drawn before anything is compared, and follows from nothing
-but the number and the width of the comparisons; the dealer sees nothing that the two others open
-(workers.winner.tournament).
+    winner(q) = the lowest c with s_c = max s,    or -1 where a threshold T is given and max s < T.
 
-For a comparison of l bits. Sums are modulo 2^64 (q: 2^16), tables and bits are shared by exclusive or:
+The rule for ties is part of the mechanism. The winner is a function of the noisy sums alone, so their price covers it.
+It covers abstaining too: the comparison with T is one more function of the same noisy sums, and only the value above is
+opened (post-processing, Dwork and Roth 2014, Prop. 2.1).
 
-    free      r, q, mu, rho          uniform; the sum of a part of each tallier's own stream
+**The adversary.** At most one of the three talliers is dishonest. It reads everything that reaches it but follows the
+protocol. It learns the winners and nothing else: what it sees is uniform and independent of every sum
+(workers.winner.tournament). Two talliers that pool what they hold learn the noisy sums; the job states that price too
+(`histogram_epsilon`). One of the three deals the randomness of the two others and sees nothing that they open. The
+choice of dealer does not change the trust: any two of the three could open everything, with a dealer or without, and no
+single one could.
+
+**Attempts.** An engine is deterministic: the same shares give the same winners. A failed job is tried again with the
+very same shares, and only with those. Each attempt draws new masks, so many attempts show no more than one. Attempts
+are still counted and limited (workers.tallier.winners), because a tallier that breaks the protocol can put in other
+shares at each attempt. From the winners it then sees how the noisy sums compare with what it added. With enough
+attempts it learns the noisy sums, as two talliers that pool what they hold do. That costs no more than the price stated
+for them, and is one more reason to count.
+
+**Dealt randomness.** Tallier 2 deals, talliers 0 and 1 compute. Everything dealt is random and independent of every
+ballot. It is drawn before anything is compared, and depends only on the number and width of the comparisons. The dealer
+sees nothing that the two others open (workers.winner.tournament).
+
+For a comparison of l bits, sums are modulo 2^64 (q: 2^16). Tables and bits are shared by exclusive or.
+
+    free      r, q, mu, rho          uniform; the sum of one part from each tallier's own stream
     derived   one-hot of each digit of r mod 2^l, six bits to a digit            2^6 bits each
               a truth table of "z mod 2^l < r mod 2^l" from masked bits           2^(2 digits - 1) bits
               r >> l,   rho,   b = rho xor (bit l of r),   b r                    words
               b q                                                                 16 bits
 
-**Whose.** Each of the two has a seed of the dealer's, and expands from it its parts of all free values, and of derived
-ones: tallier 0 of the one-hots and of b q, tallier 1 of all others. The other tallier's part of these is sent to it:
-the value less the part that was expanded. That is a word of its own of a stream that this one does not have, so what a
-tallier is sent is uniform and independent of all values, and of all that it has otherwise. Two ways, so that both
-connections carry about as much.
+**Parts.** Talliers 0 and 1 each have a seed from the dealer. Each expands from it its parts of all free values and of
+some derived values: tallier 0 of the one-hots and of b q, tallier 1 of all others. The other tallier is sent its part
+of these: the value less the expanded part. The expanded part is used once and comes from a stream that the receiver
+does not have. So what a tallier is sent is uniform, and independent of all values and of all else that it has. The
+split between the two makes both connections carry about as much.
 
 The bits of a digit's one-hot say both "equal" (bit z) and "below" (parity of the bits above z), so one table does for
 both: a one-time truth table, as in Ishai, Kushilevitz, Meldgaard, Orlandi and Paskin-Cherniavsky, TCC 2013, section 3.
-
-One job of the winner release as a tallier sees it, and what an engine that computes it promises.
-
-**What is computed.** For each query q, with s_c the noisy sum of class c (the sum of all contributors'
-contributions, which only the three talliers together hold):
-
-    winner(q) = the lowest c with s_c = max s,    or -1 where a threshold T is given and max s < T.
-
-The rule for ties is part of the mechanism. The winner is a function of the noisy sums alone, so it is
-covered by what they cost, and so is abstaining: the comparison with T is one more function of the same
-noisy sums, of which only the value above is opened (post-processing, Dwork and Roth 2014, Prop. 2.1).
-
-**Against whom.** Three talliers of whom at most one is dishonest, who reads everything that reaches it
-but follows the protocol. It learns the winners, and otherwise nothing: what it sees is uniform and independent
-of every sum (workers.winner.tournament). Two who pool what they hold learn the noisy sums, whose price stands
-beside that of the winners (`histogram_epsilon`). One of the three deals the randomness of the two others and sees
-nothing that they open. Which one makes no difference to whom one has to trust: any two of the three together could
-open everything, with a dealer or without, and no one alone.
-
-An engine is deterministic: the same shares give the same winners, so a job that failed is tried again
-with the very same shares, and only with those. Each attempt draws new masks, so that many of them show no more than
-one. Attempts are counted all the same, and end (workers.tallier.winners), because of what follows.
-
-A dishonest tallier that does not follow the protocol can put in other shares at each attempt, and see from
-the winners how the noisy sums compare with what it added. By enough attempts it learns noisy sums, as two
-talliers do who pool what they hold: again no more than the price that stands beside, and one more reason to count.
 """
 
 from __future__ import annotations
@@ -84,7 +79,7 @@ _NUM_SUMMED: Final = 4
 
 @dataclass(frozen=True)
 class Width:
-    """How a comparison of l bits is cut.
+    """The digits and tables into which a comparison of l bits is cut.
 
     Attributes:
         bits: l.
@@ -100,33 +95,33 @@ class Width:
 
     @classmethod
     def of(cls, bits: int) -> Width:
-        """The one for l bits, 1 to 24."""
+        """Return the width for l bits, 1 to 24."""
         digits = -(-bits // DIGIT_BITS)
         index_bits = 2 * digits - 1
         return cls(bits, digits, index_bits, max(1, 2**index_bits // 64))
 
     @cached_property
     def one_hot_types(self) -> tuple[np.dtype[Any], ...]:
-        """How the one-hot of each digit is written: as few bytes as it has values, divided by 8."""
+        """The type in which the one-hot of each digit is written: as few bytes as it has values, divided by 8."""
         return tuple(_type_of(2 ** self.digit_bits(place)) for place in range(self.digits))
 
     @cached_property
     def table_type(self) -> np.dtype[Any]:
-        """How a word of a truth table is written."""
+        """The type in which a word of a truth table is written."""
         return _type_of(2**self.index_bits)
 
     def dealt_bytes(self, party: int, count: int) -> int:
-        """Bytes that a tallier is sent for so many comparisons."""
+        """Return the number of bytes that a tallier is sent for `count` comparisons."""
         if party == 1:
             return count * (sum(one.itemsize for one in self.one_hot_types) + 2)
         return count * (self.table_words * self.table_type.itemsize + 8 * _NUM_SUMMED)
 
     def digit_bits(self, place: int) -> int:
-        """Bits of a digit."""
+        """Return the number of bits of a digit."""
         return min(DIGIT_BITS, self.bits - DIGIT_BITS * place)
 
     def digit(self, words: Words, place: int) -> Words:
-        """A digit of the low l bits of each word, the lowest at place 0."""
+        """Return one digit of the low l bits of each word; place 0 is the lowest."""
         return (words >> np.uint64(DIGIT_BITS * place)) & np.uint64((1 << self.digit_bits(place)) - 1)
 
 
@@ -168,7 +163,7 @@ class Correlation:
 
 
 def draw_masks(width: Width, count: int, stream: ByteSource) -> Masks:
-    """A tallier's parts of the free values, which are the first in its stream."""
+    """Draw a tallier's parts of the free values, which come first in its stream."""
     r, small = stream.uint64(count), stream.uint64(count)
     mu = (small >> np.uint64(16)).astype(np.uint8) & np.uint8((1 << width.index_bits) - 1)
     rho = ((small >> np.uint64(32)) & _ONE).astype(np.uint8)
@@ -176,7 +171,7 @@ def draw_masks(width: Width, count: int, stream: ByteSource) -> Masks:
 
 
 def part_of(party: int, width: Width, count: int, stream: ByteSource, dealt: bytes) -> Correlation:
-    """A tallier's parts of the derived values, from its stream behind the masks and what the dealer has sent it.
+    """Return a tallier's parts of the derived values, from its stream after the masks and from the dealer's bytes.
 
     Args:
         party: 0 or 1.
@@ -200,7 +195,7 @@ def part_of(party: int, width: Width, count: int, stream: ByteSource, dealt: byt
 
 
 def deal(width: Width, count: int, stream_0: ByteSource, stream_1: ByteSource) -> tuple[bytes, bytes]:
-    """What talliers 0 and 1 are sent for the next comparisons of their streams.
+    """Return what the dealer sends talliers 0 and 1 for the next comparisons of their streams.
 
     Args:
         stream_0: the stream of tallier 0.
@@ -211,7 +206,7 @@ def deal(width: Width, count: int, stream_0: ByteSource, stream_1: ByteSource) -
     r, q, rho = first.r + second.r, first.q + second.q, (first.rho ^ second.rho).astype(np.uint64)
     high = r >> np.uint64(width.bits)
     b = rho ^ (high & _ONE)
-    # What the other one's parts leave of each value.
+    # Each value less the part that the other tallier expands.
     tables ^= _masked_tables(width)[:, first.mu ^ second.mu]
     for row, value in zip(words, (high, rho, b, b * r), strict=True):
         np.subtract(value, row, out=row)
@@ -224,7 +219,7 @@ def deal(width: Width, count: int, stream_0: ByteSource, stream_1: ByteSource) -
 
 
 def _type_of(bits: int) -> np.dtype[Any]:
-    """The narrowest word with so many bits, or of as many as fit."""
+    """Return the narrowest type that holds this many bits, at most 64."""
     return np.dtype(f"<u{min(8, max(1, bits // 8))}")
 
 
@@ -233,7 +228,7 @@ def _read(data: bytes, offset: int, kind: np.dtype[Any], count: int) -> Words:
 
 
 def _drawn_one_hots(width: Width, count: int, stream: ByteSource) -> tuple[Words, NDArray[np.uint16]]:
-    """Tallier 0's parts of the one-hots and of b q."""
+    """Draw tallier 0's parts of the one-hots and of b q."""
     one_hots = stream.uint64(width.digits * count).reshape(width.digits, count)
     for row, kind in zip(one_hots, width.one_hot_types, strict=True):
         row &= np.uint64(2 ** (8 * kind.itemsize) - 1)
@@ -241,17 +236,17 @@ def _drawn_one_hots(width: Width, count: int, stream: ByteSource) -> tuple[Words
 
 
 def _drawn_words(width: Width, count: int, stream: ByteSource) -> tuple[Words, Words]:
-    """Tallier 1's parts of the truth tables, and of r >> l, rho, b and b r."""
+    """Draw tallier 1's parts of the truth tables, and of r >> l, rho, b and b r."""
     tables = stream.uint64(width.table_words * count).reshape(width.table_words, count)
     return tables, stream.uint64(_NUM_SUMMED * count).reshape(_NUM_SUMMED, count)
 
 
 @cache
 def _masked_tables(width: Width) -> Words:
-    """The truth table of the borrow under every mask, shape (table_words, 2^index_bits).
+    """Return the truth table of the borrow under every mask, shape (table_words, 2^index_bits).
 
-    Bit x of the table for mu is the borrow that follows from the bits x xor mu: bit 0 says that the lowest digit of z
-    is below that of r, bits 2j - 1 and 2j that digit j is below, and equal.
+    Bit x of the table for mu is the borrow that follows from the bits x xor mu. Bit 0 says that the lowest digit of z
+    is below that of r. Bits 2j - 1 and 2j say that digit j is below, and that it is equal.
     """
     size = 2**width.index_bits
     x = np.arange(size)
@@ -278,7 +273,7 @@ _MAX_ENTRIES = 2**31
 
 @dataclass(frozen=True)
 class Address:
-    """Where a tallier listens for the two others during a job."""
+    """An address at which a tallier listens for the two others during a job."""
 
     host: str
     port: int
@@ -292,12 +287,12 @@ class Address:
 
 @dataclass(frozen=True)
 class WinnerJob:
-    """One job at one of its three talliers. Nothing in it is secret; the share comes beside it.
+    """One job at one of its three talliers. Nothing in it is secret: `WinnerOrder` adds the share.
 
     Attributes:
         job_id: the same at all three, of no other job; at most 200 characters.
-        agreement: SHA-256 in hexadecimal over everything else the talliers must agree on: the round, its
-            contributors and their sharings. Shares of different sets add up to noise, and are not added.
+        agreement: SHA-256 in hexadecimal over everything else the talliers must agree on: the round, its contributors
+            and their sharings. Shares of different sets add up to noise, and are not added.
         party: which tallier this is, 0 to 2.
         addresses: where the talliers listen, in tallier order (tallier 0 only connects).
         certificates: of the talliers, PEM, in tallier order: no other certificate is accepted.
@@ -307,13 +302,14 @@ class WinnerJob:
         lowest: the smallest a noisy sum can be, in grid units; at most 0. Fixes the field with `highest`.
         highest: the largest a noisy sum can be, in grid units.
         threshold: abstain where the best noisy sum is below it, in grid units; None never abstains.
-        contributors: agents whose shares were added, sorted. Compared in full, so that an error can say who differs.
+        contributors: agents whose shares were added, sorted. Compared in full, so that an error can name the
+            difference.
         checks_rows: whether the rows of each contributor are checked before anything is opened (labeler.tally).
-        verify_keys: Ed25519 keys of the talliers, in tallier order, with which each has signed `digest`; empty asks
-            for no signatures.
+        verify_keys: Ed25519 keys of the talliers, in tallier order, with which each has signed `digest`; empty asks for
+            no signatures.
         signature: this tallier's own over `digest`, in hexadecimal (`WinnerJob.statement`).
-        time_limit_s: the job is over after this long, whatever happens.
-        meeting_limit_s: it is over after this long unless all talliers have come to it.
+        time_limit_s: the job ends after this long, whatever happens.
+        meeting_limit_s: the job ends after this long unless all talliers have come to it.
 
     Raises:
         InvalidSetting: a number is outside its bounds, or the sums are too wide for a field.
@@ -370,7 +366,7 @@ class WinnerJob:
 
     @cached_property
     def field(self) -> PrimeField:
-        """Where the shares are added up; also what agents split in."""
+        """The field in which the shares are added; agents split in it too."""
         return field_for(self.lowest, self.highest)
 
     @property
@@ -380,12 +376,12 @@ class WinnerJob:
 
     @property
     def is_duel(self) -> bool:
-        """Whether the sign of one difference is the winner: two classes and no threshold."""
+        """True where the sign of one difference is the winner: two classes and no threshold."""
         return self.num_classes == 2 and self.threshold is None
 
     @property
     def clipped_threshold(self) -> int | None:
-        """The threshold, moved next to the range of the sums where it lies outside: the answers stay the same."""
+        """The threshold; one outside the range of the sums moves next to it, which leaves the answers the same."""
         return None if self.threshold is None else min(max(self.threshold, self.lowest), self.highest + 1)
 
     @cached_property
@@ -395,7 +391,7 @@ class WinnerJob:
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """All that must be equal at the three talliers; compared before anything else is sent."""
+        """Return all that must be equal at the three talliers; it is compared before anything else is sent."""
         return {
             "version": PROTOCOL_VERSION,
             "job_id": self.job_id,
@@ -419,11 +415,12 @@ class WinnerJob:
 
     @property
     def statement(self) -> bytes:
-        """What a tallier signs: that it was told to do exactly this job, over exactly these contributors."""
+        """Return what a tallier signs: that it was given exactly this job, over exactly these contributors."""
         return f"labeler-winner-job/1 {self.digest}".encode()
 
     def check_share(self, share: NDArray[np.uint64], rows: NDArray[np.uint64] | None = None) -> None:
-        """Refuse what is not this tallier's summed share, with the row sums of each contributor where they are checked.
+        """Refuse anything but this tallier's summed share, with the row sums of each contributor where they are
+        checked.
 
         Raises:
             InvalidSetting: another shape.
@@ -468,11 +465,11 @@ class WinnerOrder:
 
 
 Outcome = NDArray[np.int16] | LabelerError
-"""The winner of each query (or -1), shape (num_queries,), equal at all three talliers; or why there are none."""
+"""The winner of each query (or -1), shape (num_queries,), equal at all three talliers; or an error."""
 
 
 class WinnerEngine(Protocol):
-    """Computes the winners of jobs together with the engines of the two other talliers."""
+    """An engine that computes the winners of jobs together with the engines of the two other talliers."""
 
     def winners(
         self,
@@ -490,9 +487,11 @@ class WinnerEngine(Protocol):
             met: set once all three are there; which jobs are computed is decided then.
 
         Returns:
-            What came of each order. `Unavailable`: another tallier cannot be reached, died or was too slow, or the job
-            was stopped; it may be tried again with the same share. `WrongDigest`: another tallier was not given it, or
-            not yet. `ProtocolViolation`: the talliers were given different jobs, one sent what the protocol does not
-            allow, the rows of an agent do not sum to what they must, or a sum is out of its range.
+            The outcome of each order: its winners or an error.
+            `Unavailable`: another tallier cannot be reached, died or was too slow, or the job was stopped. It may be
+                tried again with the same share.
+            `WrongDigest`: another tallier was not given it, or not yet.
+            `ProtocolViolation`: the talliers were given different jobs, or one sent what the protocol does not allow.
+                Also the rows of an agent do not sum to what they must, or a sum is out of its range.
         """
         ...

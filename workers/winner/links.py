@@ -1,16 +1,16 @@
-"""A tallier's connections to the two others during one computation: whose they are, and which jobs all three do.
+"""A tallier's connections to the two others during one computation, and agreement on the jobs that all three do.
 
     hello (length, JSON)  ->  messages (job, chunk, size, bytes)
 
-A message belongs to a channel, that is one job, or one chunk of its queries, and messages of a channel are read in
-order. Who reads knows how long each is, and another length ends the computation; nothing that arrives is ever
-interpreted in another way than as numbers.
+A message belongs to a channel: one job, or one chunk of its queries. Messages of a channel are read in order. The
+reader knows how long each message is, and any other length ends the computation. Whatever arrives is interpreted as
+numbers and as nothing else.
 
-A number is tied to a certificate: who shows the certificate of tallier 2 is tallier 2, and no message says who
-sent it. TLS 1.3, both certificates pinned (workers.winner.certificates). Lower numbers connect, higher ones listen, on
-the configured address only. First each says which jobs it was given, with all that must be equal and its signature;
-only jobs that all three were given alike are done, and why another is not done is said of that one alone
-(`disagreement`).
+A tallier's number is tied to its certificate: the peer that shows the certificate of tallier 2 is tallier 2, and no
+message names its sender. TLS 1.3 is used with both certificates pinned (workers.winner.certificates). Lower numbers
+connect; higher ones listen, on the configured address only. First each tallier says which jobs it was given, with all
+that must be equal and its signature. Only jobs that all three were given alike are done; any other job gets its own
+reason (`disagreement`).
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from workers.winner.certificates import fingerprint, pinned_context, read_certif
 from workers.winner.engine import NUM_PARTIES, WinnerJob
 
 PROTOCOL_NAME: Final = "labeler-winner/2"
-"""What both ends of a connection have to speak (ALPN)."""
+"""The protocol name that both ends of a connection have to speak (ALPN)."""
 
 Channel = tuple[int, int]
 
 DONE: Final[Channel] = (2**32 - 1, 0)
-"""Of the last message of a party."""
+"""The channel of a party's last message."""
 
 OPENING: Final[Channel] = (2**32 - 2, 0)
-"""The channel of what is sent behind the hello."""
+"""The channel of the bytes sent after the hello."""
 
 Record = Callable[[int, bytes], None]
-"""Told every byte string that arrives, with the number of the party it came from: for tests of what is learnt."""
+"""A function that gets every byte string that arrives, with the number of its sender: for tests of what is learnt."""
 
 _HEADER = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 _MAX_HELLO_BYTES = 1 << 26
-"""A hello names every contributor of every round; who sends one has proved to be a pinned tallier."""
+"""A hello names every contributor of every round; its sender has proved to be a pinned tallier."""
 
 _READ_AHEAD_BYTES = 1 << 22
 
 _RETRY_S = (0.005, 0.01, 0.02, 0.05)
-"""Pauses before a tallier that does not listen yet is tried again; the last one again and again."""
+"""Pauses before another try at a tallier that does not listen yet; the last one repeats."""
 
 CLOSE_LIMIT_S: Final = 3.0
-"""How long a party that gives up waits for the others to hear of it."""
+"""Seconds that a party that gives up waits for the others to hear of it."""
 
 _MOST_WAITING_BYTES: Final = 1 << 26
-"""What may have arrived before it is read: the chunks that are under way (workers.winner.tournament)."""
+"""Bytes that may have arrived before they are read: the chunks that are under way (workers.winner.tournament)."""
 
 
 class _Peer:
-    """What has arrived from one tallier and was not read, and the way to it."""
+    """The connection to one tallier, with what has arrived and was not read."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, arrived: Callable[[bytes], None]
@@ -83,7 +83,7 @@ class _Peer:
             self.writer.write(data)
 
     async def read(self, size: int) -> bytes:
-        """The next bytes.
+        """Read the next bytes.
 
         Raises:
             EOFError: the connection ended before.
@@ -189,15 +189,15 @@ class Links:
         self._stop_listening()
 
     async def finish(self) -> None:
-        """Say that this party is done, wait until the others are or are gone, and close.
+        """Say that this party is done, wait until the others are done or gone, and close.
 
-        Who closed earlier could tear down a connection that still holds what a peer needs.
+        A party that closed earlier could tear down a connection that still holds what a peer needs.
         """
         self._is_closing = True
         for peer in self._peers:
             self.send(peer, DONE, b"")
         await asyncio.wait([link.ended for link in self._peers.values()])
-        # Nothing more is due in either direction, so nobody has to wait for a farewell, which takes a whole way back.
+        # Nothing more is due in either direction, so no wait for a farewell, which would take another one-way delay.
         for link in self._peers.values():
             link.writer.transport.abort()
         await self.abandon(CLOSE_LIMIT_S)
@@ -206,9 +206,8 @@ class Links:
         """Close in order, so that what was sent last (a hello that says what differs) still arrives.
 
         Args:
-            late_limit_s: a peer that has not come yet is given this long to, so that it learns what is wrong. None
-                of it where the job is tried again: a peer that comes late comes to the next attempt, and would be
-                turned away from that.
+            late_limit_s: the time that a peer gets to arrive late, so that it learns what is wrong. It is 0 where the
+                job is tried again: a late peer then comes to the next attempt, and would be turned away from that.
         """
         self._is_closing = True
         if late_limit_s:
@@ -227,7 +226,7 @@ class Links:
         await asyncio.gather(*self._dialling, *self._talking.values(), return_exceptions=True)
 
     def disagreement(self, job: WinnerJob) -> LabelerError | None:
-        """Return why a job cannot be done with what both others have said, which all three find alike; else None."""
+        """Return why both others' statements rule a job out; else None. All three talliers find the same."""
         for peer, told in sorted(self._told.items()):
             theirs = told.get(job.job_id)
             if theirs is None:
@@ -237,7 +236,7 @@ class Links:
         return None
 
     def waiting_for(self) -> str:
-        """Say who is missing, in words."""
+        """Name the talliers that are missing, in words."""
         missing = [str(peer) for peer in range(NUM_PARTIES) if peer != self.party and peer not in self._told]
         if not missing:
             return "the computation did not end in time"
@@ -309,7 +308,7 @@ class Links:
                     future.set_result(None)
 
     def _party_at(self, expected: int | None, writer: asyncio.StreamWriter) -> int | None:
-        """The peer at the other end, by its certificate; None where it is not to connect here."""
+        """Return the peer at the other end, by its certificate; None where it may not connect here."""
         encrypted = writer.get_extra_info("ssl_object")
         digest = hashlib.sha256(encrypted.getpeercert(binary_form=True) or b"").hexdigest()
         found = next((party for party, known in enumerate(self._job.fingerprints) if known == digest), None)
@@ -325,7 +324,7 @@ class Links:
         return found
 
     async def _read(self, peer: int, link: _Peer) -> None:
-        """Take messages in, until the peer is done; whatever the protocol does not allow ends the computation."""
+        """Read messages until the peer is done; anything that the protocol does not allow ends the computation."""
         (size,) = _LENGTH.unpack(await link.read(_LENGTH.size))
         if size > _MAX_HELLO_BYTES:
             raise ProtocolViolation(f"tallier {peer} opened with something that is no hello")
@@ -344,11 +343,11 @@ class Links:
             link.queues[job, chunk].put_nowait(payload)
 
     def _greeted(self, peer: int, hello: bytes) -> None:
-        """Keep which jobs a peer was given.
+        """Store the jobs that a peer says it was given.
 
         Raises:
             ProtocolViolation: it is no hello.
-            Forged: it has not signed a job that it says it does.
+            Forged: it has not signed a job that it names.
         """
         try:
             told = json.loads(hello)["jobs"]
@@ -364,7 +363,7 @@ class Links:
             self._ready.set_result(None)
 
     def _left(self, peer: int, link: _Peer, error: BaseException) -> None:
-        """A connection ended before its peer was done."""
+        """Handle a connection that ended before its peer was done."""
         if self._is_closing or link.ended.done():
             return
         if isinstance(error, ssl.SSLError) and not link.has_greeted:
@@ -387,7 +386,7 @@ def _another_version(peer: int) -> Unavailable:
 
 
 def _difference(peer: int, job: WinnerJob, theirs: dict[str, Any]) -> ProtocolViolation:
-    """That a tallier was given this job otherwise, and what differs."""
+    """Return the error that a tallier was given this job with other parameters; it names them."""
     names = sorted(name for name in job.parameters if theirs.get(name) != job.parameters[name])
     if "contributors" in names:
         return ProtocolViolation(_other_contributors(peer, job.contributors, theirs.get("contributors")))
@@ -398,7 +397,7 @@ def _difference(peer: int, job: WinnerJob, theirs: dict[str, Any]) -> ProtocolVi
 
 
 def _other_contributors(peer: int, own: tuple[str, ...], theirs: object) -> str:
-    """That a tallier adds up other agents, and which; the names come from another party, so they are quoted."""
+    """Describe the agents that another tallier adds up otherwise; another party sent the names, so they are quoted."""
     named = {agent for agent in theirs if isinstance(agent, str)} if isinstance(theirs, list) else set()
     parts = [
         f"only {whom} has {', '.join(repr(agent[:100]) for agent in sorted(agents)[:5])}"

@@ -1,22 +1,21 @@
 """Sessions in which three talliers compute winners, over links or in one process.
 
-One computation of a tallier with the two others: every job that all three were given, each with its own outcome.
+A session is one computation with the two other talliers. It covers every job that all three were given, each with its
+own outcome. It has four steps.
 
-    meet       both connections, and which jobs each was given: those given to all three alike go on, in the order of
-               their names (workers.winner.links); the dealer's seeds, and the key of talliers 0 and 1
-    rows       where jobs check rows: one exchange for all of them, and who goes on with which
-    compute    chunk after chunk of all jobs (workers.winner.tournament)
-    open       the winners of all jobs, but of those with a sum out of its range, by the dealer
+    meet       both connections open, and each tallier says its jobs; those given to all three alike go on, in the order
+               of their names (workers.winner.links); the dealer sends the seeds, and talliers 0 and 1 share a key.
+    rows       where jobs check rows: one exchange for all of them, which decides the jobs that go on.
+    compute    chunk after chunk of all jobs (workers.winner.tournament).
+    open       the dealer opens the winners of all jobs, except those with a sum out of its range.
 
-A job that fails one of these is left out of what follows, at all three, and costs the others nothing: waits are shared
-by all jobs. Whatever is wrong with a connection ends the computation, for all of its jobs; all can be tried again.
+A job that fails a step is left out of the next ones at all three talliers, and costs the others nothing: all jobs share
+the waits. A fault of a connection ends the computation for all of its jobs; all can be tried again. Nothing is kept:
+seeds, masks and parts are gone with the computation, and the next one draws new ones.
 
-Nothing is kept: seeds, masks and parts are gone with the computation, and the next one draws new ones.
-
-Three talliers in one process find winners as three that distrust each other would, over TLS with certificates.
-
-For `labeler run --winner secure` and for measuring. It protects nothing from whoever reads this process's memory,
-where all three shares lie; it shows that the computation between hospitals gives the very same labels.
+`ThreeTalliers` runs three talliers in one process, over TLS with certificates, for `labeler run --winner secure` and
+for measurements. It gives no protection from a reader of this process's memory, which holds all three shares. It shows
+that the computation between hospitals gives the very same labels.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ from workers.winner.tournament import (
 )
 
 _SESSION: Final[Channel] = (2**32 - 3, 0)
-"""The channel of what is about all jobs."""
+"""The channel of messages about all jobs."""
 
 _WHOLE_JOB: Final = 2**32 - 1
-"""The chunk of what is about all of a job."""
+"""The chunk number of messages about a whole job."""
 
 _STOP_POLL_S: Final = 0.02
 
@@ -69,7 +68,7 @@ _VOID: Final = b"\x00"
 
 
 class SecureEngine:
-    """Finds winners in the calling thread, by messages to the two others; see `WinnerEngine`.
+    """An engine that finds winners in the calling thread, by messages to the two others; see `WinnerEngine`.
 
     Args:
         record: told everything that arrives; tests only.
@@ -92,7 +91,7 @@ class SecureEngine:
             return [error for _ in orders]
         except MemoryError:
             problem = Unavailable("the memory of this tallier does not suffice; ask in smaller batches")
-        # Nothing of its words is passed on: they could quote a share.
+        # The error's words are not passed on: they could quote a share.
         except Exception as error:
             problem = Unavailable(f"the computation broke off ({type(error).__name__}); it can be tried again")
         return [problem for _ in orders]
@@ -101,7 +100,7 @@ class SecureEngine:
 async def _compute(
     orders: Sequence[WinnerOrder], stop: threading.Event | None, met: threading.Event | None, record: Record | None
 ) -> list[Outcome]:
-    """Compute, with an eye on the clock, on the connections and on who wants to stop."""
+    """Compute, while watching the clock, the connections and the stop event."""
     own = _secrets(orders[0].job.party)
     links = Links([order.job for order in orders], opening=own, record=record)
     work = asyncio.ensure_future(_Session(links, orders, own, met).run())
@@ -122,7 +121,7 @@ async def _compute(
             problem = Unavailable(
                 f"the winner job ran out of time ({links.waiting_for()}); try again with the same shares"
             )
-        # What is wrong with a connection the third tallier is to learn too, unless all of it is tried again.
+        # The third tallier must learn of a broken connection too, unless the whole computation is tried again.
         is_told = links.failed.done() and not isinstance(problem, Unavailable)
         await links.abandon(CLOSE_LIMIT_S, late_limit_s=CLOSE_LIMIT_S if is_told else 0.0)
         raise problem or Unavailable("the winner job ended without an answer")
@@ -133,7 +132,7 @@ async def _compute(
 
 
 def _secrets(party: int) -> dict[int, bytes]:
-    """What a tallier draws for a peer and sends it first: seeds of the dealer's, and a key that the dealer has not."""
+    """Draw what a tallier sends each peer first: the dealer's seeds, and the key that the dealer must not have."""
     return {peer: os_source().bytes(SEED_BYTES) for peer in ((0, 1) if party == DEALER else (1,) if party == 0 else ())}
 
 
@@ -157,7 +156,7 @@ class _Wire:
 
 
 class _Session:
-    """See the module. A lane is the place of a job among those that all three do."""
+    """One session; see the module. A lane is the place of a job among those that all three do."""
 
     def __init__(
         self, links: Links, orders: Sequence[WinnerOrder], own: dict[int, bytes], met: threading.Event | None
@@ -199,7 +198,9 @@ class _Session:
         await self._open(lanes, await self._chunks(lanes, seeds), key)
 
     async def _secrets(self) -> tuple[tuple[bytes, bytes], bytes]:
-        """Seeds of talliers 0 and 1, of which each knows its own alone, and the key that the dealer does not know."""
+        """Return the seeds of talliers 0 and 1, each of which knows only its own, and the key that the dealer does not
+        know.
+        """
         links = self._links
         if self._party == DEALER:
             return (self._own[0], self._own[1]), b""
@@ -223,7 +224,7 @@ class _Session:
             self._outcomes[order.job.job_id] = error
 
     async def _agree(self, lanes: list[WinnerOrder]) -> list[WinnerOrder]:
-        """The jobs with which all three go on."""
+        """Return the jobs with which all three go on."""
         own = bytes(order.job.job_id not in self._outcomes for order in lanes)
         told = await self._everybody(own, _SESSION)
         going = []
@@ -238,7 +239,7 @@ class _Session:
         return going
 
     async def _chunks(self, lanes: list[WinnerOrder], seeds: tuple[bytes, bytes]) -> list[list[Finished]]:
-        """All chunks of all jobs, begun in one order at all three; by lane."""
+        """Compute all chunks of all jobs, started in the same order at all three; returned by lane."""
         room = Room()
         work: list[Coroutine[Any, Any, Finished | None]] = []
         counts = []
@@ -269,7 +270,7 @@ class _Session:
             return await find_chunk(job, share, chunk, seeds[self._party], wire)
 
     async def _open(self, lanes: list[WinnerOrder], finished: list[list[Finished]], key: bytes) -> None:
-        """The winners of every job whose differences were in range; the dealer puts them together and tells."""
+        """Open the winners of every job whose differences were in range; the dealer combines and announces them."""
         found = await asyncio.gather(
             *(self._open_one(lane, order, finished[lane] if finished else [], key) for lane, order in enumerate(lanes))
         )
@@ -295,7 +296,7 @@ class _Session:
         return winners
 
     async def _everybody(self, own: bytes, channel: Channel) -> list[bytes]:
-        """Send the same bytes to both others; everybody's, in tallier order."""
+        """Send the same bytes to both others, and return everybody's in tallier order."""
         others = [peer for peer in range(NUM_PARTIES) if peer != self._party]
         for peer in others:
             self._links.send(peer, channel, own)
@@ -304,7 +305,7 @@ class _Session:
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, Finished | None]]) -> list[Finished | None]:
-    """Everything, begun in this order; where one fails, the others are stopped."""
+    """Run everything, started in this order; if one fails, stop the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -332,7 +333,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class ThreeTalliers:
-    """Finds winners by secure computation among three threads; see `labeler.release.WinnerEngine`."""
+    """An engine that runs the secure computation among three threads; see `labeler.release.WinnerEngine`."""
 
     def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
         """See `labeler.release.WinnerEngine.winners`."""
@@ -342,7 +343,7 @@ class ThreeTalliers:
             outcomes = [found[0] for found in pool.map(lambda order: SecureEngine().winners([order]), orders)]
         failures = [one for one in outcomes if isinstance(one, LabelerError)]
         if failures:
-            # Where one breaks off the others find it gone: what happened is what the one says.
+            # When one tallier breaks off, the others only find it gone: its own error says what happened.
             raise next((error for error in failures if not isinstance(error, Unavailable)), failures[0])
         first, *others = [one for one in outcomes if not isinstance(one, LabelerError)]
         if any(not np.array_equal(first, other) for other in others):
@@ -351,7 +352,7 @@ class ThreeTalliers:
 
 
 def three_jobs(folder: Path, *, num_queries: int, num_classes: int, terms: WinnerTerms) -> list[WinnerJob]:
-    """One job at its three talliers, with new certificates in this folder and free ports of this machine."""
+    """Return one job at its three talliers, with new certificates in this folder and free ports of this machine."""
     paths = [folder / f"tallier-{party}.pem" for party in range(NUM_PARTIES)]
     certificates = tuple(issue_certificate(path.stem, path=path, now=datetime.now(UTC)) for path in paths)
     addresses = tuple(Address(LOOPBACK, port) for port in free_ports(NUM_PARTIES))
@@ -375,7 +376,7 @@ def three_jobs(folder: Path, *, num_queries: int, num_classes: int, terms: Winne
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that are free; all are held at once, so that they differ."""
+    """Return free ports of loopback; all are held at once, so that they differ."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

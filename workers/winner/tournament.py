@@ -1,71 +1,71 @@
-"""The tournament: rows are checked, numbers are compared, and the winner of each question is found.
+"""A tournament among three talliers: it checks rows, compares numbers and finds the winner of each query.
 
-The winners of some queries among three talliers: a tournament over the classes, all queries at once.
+**The tournament** runs over the classes, for all queries at once.
 
-    shares in    tallier 2 splits its part in two and goes: s = x_0 + x_1 + x_2 = a + b modulo p
-    level        neighbours are compared, the larger and its number go on (workers.winner.tournament); who has no
-                 neighbour goes on as it is. A threshold is one more contestant, the last, whose number is -1: classes
-                 are in order and left stays on ties, so the lowest class with the largest sum wins, or nobody.
-                 Two classes without a threshold are one shared difference, compared with zero: their price counts on
-                 it that nothing but the difference is looked at, out of range either (labeler.accounting.winner).
-    out          talliers 0 and 1 send tallier 2 their parts of the winner's number, 16 bits, and of no value, behind
-                 masks that cancel if every difference was in range; it adds them, and tells both
+    shares in    tallier 2 splits its part in two and leaves: s = x_0 + x_1 + x_2 = a + b modulo p.
+    level        neighbours are compared, and the larger goes on with its number. One without a neighbour goes on.
+                 A threshold is one more contestant, the last, whose number is -1. Classes are in order and left wins
+                 ties, so the lowest class with the largest sum wins, or nobody.
+                 Two classes without a threshold are one shared difference, compared with zero. Their price relies on
+                 this: nothing but the difference is looked at, even out of range (labeler.accounting.winner).
+    out          talliers 0 and 1 send tallier 2 their parts of the winner's number (16 bits), never of a value. Masks
+                 hide the parts and cancel if every difference was in range. Tallier 2 adds the parts and tells both.
 
-**From p to 2^64.** Shares come in the field of the round. With W = highest - lowest, a sum less lowest lies in 0 .. W
-(a difference plus W in 0 .. 2 W), and a + b = s + p over the integers unless a <= s, because a, b < p and a + b = s
-modulo p. So a - p and b are parts of s modulo 2^64. Whether a > W tallier 0 sees by itself: a is uniform and says
-nothing of s, so where it is not, all is done again with new masks (probability below 2^-41 for an entry). A sum outside
-its range stays outside: whichever multiple of p is taken off, what comes out is not in 0 .. W, modulo 2^64 neither.
+**From p to 2^64.** Shares come in the field of the round. Let W = highest - lowest. A sum less lowest lies in 0 .. W (a
+difference plus W in 0 .. 2 W). Because a, b < p and a + b = s modulo p, over the integers a + b = s + p unless a <= s.
+So a - p and b are parts of s modulo 2^64. Tallier 0 sees by itself whether a > W: a is uniform and says nothing of s.
+Where a is not larger, all is done again with new masks (probability below 2^-41 for an entry). A sum outside its range
+stays outside: no multiple of p, taken off, brings it into 0 .. W, nor does reduction modulo 2^64.
 
-**Out, if in range.** Let h_0 and h_1 be keyed hashes of what must be equal at talliers 0 and 1 if every difference of
-the job was in range (`Comparison.residues`). The key is tallier 0's, for tallier 1 alone, new for each computation.
-Each sends tallier 2 its h, and its part of the number masked by a stream that only key, job and h give, once added
-and once taken off. Where h_0 = h_1 the masks cancel. What tallier 2 sees then is a hash that says nothing without the
-key, a uniform word and the number less that word: the winner, and nothing else. Where they differ, the two
-masks are independent, and it sees nothing at all; it tells both that the round is void. (HMAC-SHA256 and AES as
-pseudo-random functions, SHA-256 without collisions.)
+**Out, if in range.** If every difference of the job was in range, some values are equal at talliers 0 and 1
+(`Comparison.residues`). Let h_0 and h_1 be keyed hashes of them. Tallier 0 makes the key for tallier 1 alone, new for
+each computation. Each sends tallier 2 its h, and its part of the number under a mask. The mask is a stream that only
+key, job and h give; one tallier adds it and the other takes it off. Where h_0 = h_1 the masks cancel. Tallier 2 then
+sees a hash that says nothing without the key, a uniform word, and the number less that word: the winner, and nothing
+else. Where the hashes differ, the two masks are independent and tallier 2 sees nothing at all; it tells both that the
+round is void. (Assumed: HMAC-SHA256 and AES are pseudo-random functions, SHA-256 has no collisions.)
 
-The dealer's work does not wait for the others', and is bounded by `Room`: chunks of queries are begun in one order
-everywhere, as many as there is room for, so the first unfinished one is under way at all three, and every chunk ends.
+The dealer does not wait for the others' work; `Room` bounds how far it runs ahead. All three start chunks of queries in
+one order, as many as there is room for. So the first unfinished chunk is under way at all three, and every chunk ends.
 
-One comparison between two talliers, of shared sums left and right: the larger, and its number; no more is opened.
+**One comparison** of shared sums left and right between two talliers gives the larger and its number, and opens no
+more.
 
-Talliers 0 and 1 hold values and numbers in two parts, values modulo 2^64, numbers modulo 2^16; capital letters are
-public between the two; small ones have been dealt (workers.winner.engine). With d = left - right + 2^l, and e the
-number of right less that of left:
+Talliers 0 and 1 hold values and numbers in two parts, values modulo 2^64 and numbers modulo 2^16. Capital letters are
+public between the two; small ones have been dealt (workers.winner.engine). Let d = left - right + 2^l, and e the number
+of right less that of left.
 
     1. open    Z = d + r,  Y = e + q
     2. open    X = mu xor (for each digit of Z mod 2^l: is it below that of r, is it equal)      by their one-hots
     3. open    B = rho xor [Z mod 2^l < r mod 2^l]                                               by the truth table at X
-    no more    d has bit l unless right is larger: with K = 1 xor (bit l of Z) xor B and b = rho xor (bit l of r),
+    no more    d has bit l unless right is larger.  With K = 1 xor (bit l of Z) xor B and b = rho xor (bit l of r),
                c = K xor b is 1 where right is larger, else 0.  As c = K + (1 - 2K) b,
                    larger   = left  + c (right - left)      right - left = 2^l - Z + r
                    number   = its number + c e              e = Y - q
                are sums of public numbers times parts of b, b r and b q.
 
-Left stays on ties. Three waits, whatever is compared and however many at once.
+Left wins ties. A comparison takes three waits, whatever is compared and however many at once.
 
-**What each sees**, if it is dishonest but follows the protocol. Tallier 0: Z, Y, X and B. In each, tallier 1's part of
-the mask (r, q, mu, rho) is uniform, of a stream that tallier 0 does not have, and nothing else that tallier 0 sees
-depends on it: what tallier 0 was dealt is hidden by other words of that stream. So Z, Y, X and B are uniform and
-independent of all that it holds, of every sum, and of each other. Tallier 1: the same with the masks of tallier 0.
-Tallier 2: nothing. So whoever draws uniform words has drawn what a tallier sees, without a sum: a simulator, whose
-distance is 0, but for AES in counter mode being told from random bits. Put otherwise: for what a tallier saw, and any
-other sums, there are masks of the other tallier, as likely as those that were drawn, with which it would have seen
-the same; `tests/workers/winner/test_view.py` computes them, and looks.
+**The view of each**, if it is dishonest but follows the protocol. Tallier 0 sees Z, Y, X and B. In each, tallier 1's
+part of the mask (r, q, mu, rho) is uniform and comes from a stream that tallier 0 does not have. Nothing else that
+tallier 0 sees depends on this part: other words of that stream hide what tallier 0 was dealt. So Z, Y, X and B are
+uniform and independent of all that it holds, of every sum, and of each other. Tallier 1: the same with the masks of
+tallier 0. Tallier 2: nothing. So uniform words, drawn without any sum, have the distribution of what a tallier sees.
+This is a simulator with distance 0, except for telling AES in counter mode from random bits. Put otherwise, take what a
+tallier saw and any other sums. Some masks of the other tallier, as likely as those drawn, would have shown it the same.
+`tests/workers/winner/test_view.py` computes them and compares.
 
-**Sums outside their range.** Nobody can see whether an agent's noise was in range, nor whether a tallier put in what it
-had added up. Where d lies outside [0, 2^(l + 1)), c is 0 or 1 still, and what is opened in the end a class; but perhaps
-not the right one. H = (d >> l) tells: it must be 0 or 1, which is to say H - (1 - c) = 0, and
+**Sums outside their range.** Nobody can see whether an agent's noise was in range, nor whether a tallier put in the sum
+that it had computed. Where d lies outside [0, 2^(l + 1)), c is still 0 or 1, and a class is opened in the end, but
+perhaps the wrong one. H = (d >> l) tells: it must be 0 or 1, and equal to 1 - c. So H - (1 - c) = 0, where
 
     H - (1 - c) = (Z >> l) - (r >> l) - [Z mod 2^l < r mod 2^l] - 1 + c      modulo 2^(64 - l)
 
-is a sum of public numbers and parts again: what tallier 0 has of it must be what tallier 1 has of its negative.
-`Comparison.residues` are these; if they differ, no winner is opened (workers.winner.tournament).
+is again a sum of public numbers and parts: tallier 0's part of it must equal the negative of tallier 1's.
+`Comparison.residues` are these values; if they differ, no winner is opened.
 
-The row check among three talliers: commit, reveal, combine, compare; before anything is opened.
-
-What it proves stands in labeler.tally; here are its three exchanges over the connections of a job.
+**The row check** has three exchanges over the connections of a job, before anything is opened: commit, reveal, combine
+and compare. labeler.tally holds the proof.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ HASH_BYTES: Final = 32
 
 
 class Wire(Protocol):
-    """Messages of one chunk to and from the two others, each of a size that both ends know."""
+    """The messages of one chunk to and from the two others, each of a size that both ends know."""
 
     def send(self, peer: int, data: bytes) -> None:
         """Send, without waiting."""
@@ -138,7 +138,7 @@ class Finished:
 
 
 class Room:
-    """Lets chunks begin in order, as many as there is room for; see the module."""
+    """A gate that lets chunks start in order, as many as there is room for; see the module."""
 
     def __init__(self, size: int = ROOM_COMPARISONS) -> None:
         self._left = size
@@ -147,7 +147,7 @@ class Room:
 
     @asynccontextmanager
     async def of(self, weight: int) -> AsyncIterator[None]:
-        """Room for a chunk; the chunks come in the order of these calls."""
+        """Hold room for a chunk; chunks get it in the order of these calls."""
         weight = min(weight, self._size)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((weight, turn))
@@ -170,17 +170,17 @@ class Room:
 
 
 def queries_of_a_chunk(job: WinnerJob) -> int:
-    """How many queries of a job are found at once."""
+    """Return how many queries of a job are computed at once."""
     return max(1, CHUNK_COMPARISONS // max(1, contestants(job) // 2))
 
 
 def contestants(job: WinnerJob) -> int:
-    """Classes, and the threshold where there is one."""
+    """Return the number of contestants: the classes, and the threshold where there is one."""
     return job.num_classes + (job.threshold is not None)
 
 
 def levels(job: WinnerJob) -> list[int]:
-    """Comparisons of a query at each level."""
+    """Return the number of comparisons of a query at each level."""
     left, counts = contestants(job), []
     while left > 1:
         counts.append(left // 2)
@@ -189,12 +189,12 @@ def levels(job: WinnerJob) -> list[int]:
 
 
 def stream_of(seed: bytes, job: WinnerJob, chunk: int) -> AesCtrSource:
-    """The stream of a tallier for one chunk of one job."""
+    """Return the stream of a tallier for one chunk of one job."""
     return keyed_source(derive_key(seed, b"winner-chunk", job.digest.encode(), b"%d" % chunk), is_seeded=False)
 
 
 async def deal_chunk(job: WinnerJob, share: Words, chunk: int, seeds: tuple[bytes, bytes], wire: Wire) -> None:
-    """The dealer's part of a chunk: hand its share over, deal for every level, and wait until it was used.
+    """Do the dealer's part of a chunk: hand over its share, deal for every level, and wait until that was used.
 
     Args:
         share: the dealer's, of the queries of the chunk.
@@ -208,14 +208,14 @@ async def deal_chunk(job: WinnerJob, share: Words, chunk: int, seeds: tuple[byte
     for per_query in levels(job):
         for party, dealt in enumerate(deal(width, per_query * len(share), first, second)):
             wire.send(party, dealt)
-        # Its messages leave between two levels, and whatever else this process does has its turn.
+        # Between two levels its messages leave, and this process's other tasks get a turn.
         await asyncio.sleep(0)
     for party in (0, 1):
         await wire.receive(party, 0)
 
 
 async def find_chunk(job: WinnerJob, share: Words, chunk: int, seed: bytes, wire: Wire) -> Finished:
-    """The part of tallier 0 or 1 in a chunk.
+    """Do the part of tallier 0 or 1 in a chunk.
 
     Args:
         share: this tallier's, of the queries of the chunk.
@@ -257,7 +257,7 @@ async def find_chunk(job: WinnerJob, share: Words, chunk: int, seed: bytes, wire
 
 
 def masked_answer(job: WinnerJob, chunks: Sequence[Finished], key: bytes) -> bytes:
-    """What tallier 0 or 1 sends tallier 2 of a whole job: its hash, then its masked parts of the numbers."""
+    """Return what tallier 0 or 1 sends tallier 2 for a whole job: its hash, then its masked parts of the numbers."""
     mixed = hmac.new(key, b"labeler-winner-range/1 " + job.digest.encode(), "sha256")
     for chunk in chunks:
         for residues in chunk.residues:
@@ -271,12 +271,12 @@ def masked_answer(job: WinnerJob, chunks: Sequence[Finished], key: bytes) -> byt
 
 
 def answer_bytes(job: WinnerJob) -> int:
-    """Length of a masked answer."""
+    """Return the length of a masked answer."""
     return HASH_BYTES + 2 * job.num_queries
 
 
 def open_answers(one: bytes, other: bytes) -> NDArray[np.int16] | None:
-    """The classes, or -1, of the masked answers of talliers 0 and 1; None where a sum was out of range."""
+    """Open the masked answers of talliers 0 and 1: the classes, or -1; None where a sum was out of range."""
     if one[:HASH_BYTES] != other[:HASH_BYTES]:
         return None
     parts = [np.frombuffer(part, dtype="<u2", offset=HASH_BYTES).astype(np.uint16) for part in (one, other)]
@@ -284,7 +284,7 @@ def open_answers(one: bytes, other: bytes) -> NDArray[np.int16] | None:
 
 
 async def _two_parts(job: WinnerJob, share: Words, stream: AesCtrSource, wire: Wire) -> Words:
-    """This tallier's part, modulo 2^64, of each number that is compared, less the lowest that it can be."""
+    """Return this tallier's part, modulo 2^64, of each compared number, less the lowest that it can be."""
     share = _compared(job, share)
     field, shape = job.field, share.shape
     lowest, width = _range(job)
@@ -301,7 +301,7 @@ async def _two_parts(job: WinnerJob, share: Words, stream: AesCtrSource, wire: W
 
 
 def _contestants(job: WinnerJob, values: Words) -> tuple[Words, Numbers]:
-    """Values and numbers of all contestants; what is public is tallier 0's part, and tallier 1's is zero."""
+    """Return values and numbers of all contestants; tallier 0's part holds what is public, and tallier 1's is zero."""
     is_first = job.party == 0
     numbers = np.zeros(values.shape, dtype=np.uint16)
     if is_first:
@@ -315,21 +315,21 @@ def _contestants(job: WinnerJob, values: Words) -> tuple[Words, Numbers]:
 
 
 def _compared(job: WinnerJob, share: Words) -> Words:
-    """A tallier's share of what is compared: of the sums, or of the difference of two."""
+    """Return a tallier's share of what is compared: the sums, or the difference of two."""
     return job.field.subtract(share[:, :1], share[:, 1:]) if job.is_duel else share
 
 
 def _range(job: WinnerJob) -> tuple[int, int]:
-    """The lowest number that is compared, and how far above it the highest lies."""
+    """Return the lowest number that is compared, and how far above it the highest lies."""
     width = job.highest - job.lowest
     return (-width, 2 * width) if job.is_duel else (job.lowest, width)
 
 
 Exchange = Callable[[bytes], Awaitable[bytes]]
-"""Sends bytes to the other of the two talliers, and gives as many back from it."""
+"""Sends bytes to the other of the two talliers, and returns equally many from it."""
 
 Deal = Callable[[], Awaitable[Correlation]]
-"""Waits for what was dealt."""
+"""Waits for the dealt values."""
 
 Numbers = NDArray[np.uint16]
 
@@ -338,7 +338,7 @@ _ONE = np.uint64(1)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """One tallier's part of what came out, shape (n,).
+    """One tallier's part of the result of comparisons, shape (n,).
 
     Attributes:
         values: of the larger of each two, uint64.
@@ -362,13 +362,14 @@ class Pairs:
 
 
 async def compare(party: int, width: Width, pairs: Pairs, masks: Masks, deal: Deal, exchange: Exchange) -> Comparison:
-    """The larger of each two; see the module.
+    """Compute this tallier's part of the larger of each two; see the module.
 
     Args:
         party: 0 or 1.
         width: of the comparisons; a difference in range lies in [-2^l, 2^l).
         masks: this tallier's part, for this many comparisons, used for nothing else.
-        deal: the like; waited for once the first opening needs no more of this tallier.
+        deal: this tallier's part of the derived values; awaited when the first opening needs nothing more of this
+            tallier.
     """
     top = np.uint64(1 << width.bits)
     own_z = pairs.left - pairs.right + masks.r
@@ -395,12 +396,12 @@ async def compare(party: int, width: Width, pairs: Pairs, masks: Masks, deal: De
 
 
 def _sign(bits: Words) -> Words:
-    """1 where a bit is 0, and -1 modulo 2^64 where it is 1."""
+    """Return 1 where a bit is 0, and -1 modulo 2^64 where it is 1."""
     return np.ones_like(bits) - bits - bits
 
 
 def _looked_up(width: Width, z: Words, dealt: Correlation) -> NDArray[np.uint8]:
-    """This tallier's part of the bits that digits of Z are below, and equal to, those of r."""
+    """Return this tallier's part of two bits for each digit of Z: below that of r, and equal to it."""
     found = np.zeros(len(z), dtype=np.uint8)
     for place in range(width.digits):
         above = dealt.one_hots[place] >> width.digit(z, place)
@@ -414,7 +415,7 @@ def _looked_up(width: Width, z: Words, dealt: Correlation) -> NDArray[np.uint8]:
 
 
 def _entry(tables: Words, index: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Bit `index` of each table."""
+    """Return bit `index` of each table."""
     word = tables[0] if len(tables) == 1 else np.where(index < 64, tables[0], tables[1])
     found: NDArray[np.uint8] = ((word >> (index & np.uint8(63)).astype(np.uint64)) & _ONE).astype(np.uint8)
     return found
@@ -438,11 +439,11 @@ async def _open_bits(own: NDArray[np.uint8], exchange: Exchange) -> Words:
 
 
 Share = Callable[[bytes], Awaitable[list[bytes]]]
-"""Sends the same bytes to both others, and gives everybody's, as long, in tallier order."""
+"""Sends the same bytes to both others, and returns everybody's, equally long, in tallier order."""
 
 
 async def check_rows(share: Share, job: WinnerJob, rows: NDArray[np.uint64]) -> None:
-    """Compare what the rows of every contributor sum to at all talliers together.
+    """Compare, with the other talliers, what the rows of every contributor sum to.
 
     Args:
         share: with the two others, on the channel of the job.
@@ -450,8 +451,8 @@ async def check_rows(share: Share, job: WinnerJob, rows: NDArray[np.uint64]) -> 
         rows: this tallier's row sums, residues, shape (contributors, num_queries).
 
     Raises:
-        ProtocolViolation: a tallier revealed another nonce than it had committed to or sent something else, or rows
-            do not add up: then the error names the agents.
+        ProtocolViolation: a tallier revealed another nonce than it had committed to, sent something else, or rows do
+            not add up. In the last case the error names the agents.
     """
     field = job.field
     nonce = os_source().bytes(NONCE_BYTES)
