@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.evaluation import BANDS
 from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
 from workers.commands.console import (
     CaFile,
@@ -39,7 +38,10 @@ def evaluate(
         str | None,
         typer.Option(help=f"{', '.join(LAYOUTS)}: what is counted; else the finest that noise leaves useful."),
     ] = None,
-    bands: Annotated[int, typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence.")] = BANDS,
+    bands: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence; else as many as noise leaves useful."),
+    ] = None,
     records: Annotated[
         int | None, typer.Option(min=1, help="Private images in all, as far as you know: for what is counted.")
     ] = None,
