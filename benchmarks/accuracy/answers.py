@@ -7,9 +7,9 @@ Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histog
   the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent).
 * **planned**: the product's own choice: `labeler.expectation` from public facts (1,000 records of an agent assumed),
   student `planned`.
-* **class means**: not votes but class means on public axes (`training.learner = "means"`, here the study's,
-  `benchmarks.rivals`). The student `followed` reads their labels of the public images; axes are chosen for each server
-  on the other three.
+* **class means**: not votes but class means on public axes (`training.learner = "means"`, see
+  `benchmarks.accuracy.rivals`). The student `followed` reads their labels of the public images; axes are chosen for
+  each server on the other three.
 * **without noise**: sigma 1 vote, which moves nothing.
 
 `SPLITS` splits x `DRAWS` draws of noise each, all by the real round (benchmarks.accuracy.office_caltech). The mean over

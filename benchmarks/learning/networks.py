@@ -170,7 +170,7 @@ class DomainAdversarial(nn.Module):
         self.domain = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, inputs: Tensor, strength: float | None = None) -> Any:
-        """Return logits of the classes; with a strength, also logits of being public, behind the reversal of gradients."""
+        """Return logits of the classes; with a strength, also of being public, behind the reversal of gradients."""
         features = self.features(inputs)
         logits = self.classifier(features)
         return logits if strength is None else (logits, self.domain(reversed_gradient(features, strength)).squeeze(-1))
