@@ -77,7 +77,6 @@ from api.schema import (
     WithdrawnView,
 )
 from labeler.errors import InvalidSetting
-from labeler.evaluation import BANDS
 from labeler.expectation import RECORDS_EACH
 from labeler.methods.evaluate import Layout
 from labeler.settings import describe_validation
@@ -348,7 +347,7 @@ class Client:
         epsilon: float = 0.1,
         delta: float = 1e-5,
         layout: Layout | None = None,
-        bands: int = BANDS,
+        bands: int | None = None,
         records: int | None = None,
         idempotency_key: str | None = None,
         **task: Any,

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +50,11 @@ WIDE_ENOUGH: Final = 0.05
 """Standard deviation of the recall of a class, by noise alone, up to which a finer layout is chosen."""
 
 BANDS: Final = 5
+"""Of confidence, where noise allows for so many."""
+
+LEAST_SPREAD: Final = 0.04
+"""Standard deviation of a band's share, by noise alone, up to which there may be more bands."""
+
 _LIKELY: Final = 0.9
 _EVERYTHING: Final[Interval] = (0.0, 1.0)
 
@@ -192,27 +198,26 @@ class Evaluation:
             value = min(1.0, max(0.0, float(number(counts[None])[0])))
         return Estimate(value, *found)
 
-    def recalibrated(self) -> list[float]:
+    def recalibrated(self) -> list[list[float]]:
         """The confidence that each band deserves: the share that is right there; never less in a higher band.
 
+        One row of bands for whatever is predicted. Of two classes, with the finest layout, a row for each predicted
+        class: a rare one is predicted wrongly more often. Where one is hardly predicted, the row of both stands for it.
+
         Bands that noise drowns go with a neighbor, and bands in the wrong order with each other, until each group of
-        them stands out (pooling of adjacent violators). Where nothing stands out the overall accuracy stands for all.
-        A share is at most 1: what is stated is its mean given that, as if every share had been as likely.
+        them stands out (pooling of adjacent violators). A share is at most 1: what is stated is its mean given that, as
+        if every share had been as likely.
         """
-        groups: list[_Bands] = []
-
-        def join() -> None:
-            last = groups.pop()
-            groups[-1] = groups[-1].joined(last)
-
-        for one in range(self.asked.bands):
-            right, wrong = self.right[one], self.wrong[:, one]
-            groups.append(_Bands(float(right.sum()), float(wrong.sum()), right.size, wrong.size, self.sigma))
-            while len(groups) > 1 and (groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved):
-                join()
-        while len(groups) > 1 and (groups[-1].is_weak or groups[-2].deserved > groups[-1].deserved):
-            join()
-        return [group.deserved for group in groups for _ in range(group.count)]
+        bands = range(self.asked.bands)
+        whole = _pooled([_Bands.of(self.right[one], self.wrong[:, one], self.sigma) for one in bands])
+        if self.asked.layout != "confusion" or len(self.classes) != 2:
+            return [whole]
+        rows = []
+        for said in range(2):
+            counts = self.counts[said]
+            own = [_Bands.of(counts[one, said], counts[one, 1 - said], self.sigma) for one in bands]
+            rows.append(whole if _together(own).is_weak else _pooled(own))
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """The content of evaluation.json."""
@@ -234,9 +239,10 @@ class Evaluation:
             "recall": [{"class": name} | one.to_json() for name, one in zip(self.classes, recall, strict=False)],
             "confusion": self._confusion(),
             "bands": [
-                {"from": limits[number], "to": limits[number + 1], "stated": deserved} | one.to_json()
-                for number, (one, deserved) in enumerate(zip(self.bands(), self.recalibrated(), strict=True))
+                {"from": limits[number], "to": limits[number + 1]} | one.to_json()
+                for number, one in enumerate(self.bands())
             ],
+            "stated": [[round(one, 6) for one in row] for row in self.recalibrated()],
             "counts": np.round(self.counts, 3).tolist(),
             "speaks_for": SPEAKS_FOR,
         }
@@ -270,6 +276,10 @@ class _Bands:
     sigma: float
     count: int = 1
 
+    @classmethod
+    def of(cls, right: Any, wrong: Any, sigma: float) -> _Bands:
+        return cls(float(np.sum(right)), float(np.sum(wrong)), int(np.size(right)), int(np.size(wrong)), sigma)
+
     def joined(self, other: _Bands) -> _Bands:
         return _Bands(
             self.right + other.right,
@@ -301,6 +311,27 @@ class _Bands:
         density = math.exp(-0.5 * above**2) / math.sqrt(2 * math.pi)
         mean = found - spread * density / tail if tail > 1e-12 else 1 - spread / above
         return min(1.0, max(0.0, mean))
+
+
+def _together(bands: Sequence[_Bands]) -> _Bands:
+    return reduce(_Bands.joined, bands)
+
+
+def _pooled(bands: Sequence[_Bands]) -> list[float]:
+    """What each band deserves, ascending."""
+    groups: list[_Bands] = []
+
+    def join() -> None:
+        last = groups.pop()
+        groups[-1] = groups[-1].joined(last)
+
+    for one in bands:
+        groups.append(one)
+        while len(groups) > 1 and (groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved):
+            join()
+    while len(groups) > 1 and (groups[-1].is_weak or groups[-2].deserved > groups[-1].deserved):
+        join()
+    return [group.deserved for group in groups for _ in range(group.count)]
 
 
 def share(right: float, wrong: float, right_cells: int, wrong_cells: int, sigma: float) -> Estimate:
@@ -356,6 +387,11 @@ def choose_layout(num_classes: int, *, sigma: float, records: int, bands: int = 
     return "bands"
 
 
+def choose_bands(*, sigma: float, records: int) -> int:
+    """How many bands, of equally many records: the share right in each is known to LEAST_SPREAD, and BANDS at most."""
+    return max(1, min(BANDS, int(LEAST_SPREAD * records / (sigma * math.sqrt(0.5)))))
+
+
 def share_spread(layout: Layout, cells: int, num_classes: int, *, sigma: float, records: float) -> float:
     """Standard deviation that noise gives a share near 0.9 of so many records.
 
@@ -384,10 +420,10 @@ def say(evaluation: dict[str, Any]) -> list[str]:
         if evaluation[name] is not None:
             lines.append(f"{words:9s} {told(evaluation[name])}")
     lines += [f"Recall    {one['class']}: {told(one)}" for one in evaluation["recall"]]
-    lines += [
-        f"Stated    {one['from']:.0%} to {one['to']:.0%}: right {told(one)}; stated from now on {one['stated']:.0%}"
-        for one in evaluation["bands"]
-    ]
+    of_class = [""] if len(evaluation["stated"]) == 1 else [f" for {name}" for name in evaluation["classes"]]
+    for number, one in enumerate(evaluation["bands"]):
+        now = ", ".join(f"{row[number]:.0%}{name}" for row, name in zip(evaluation["stated"], of_class, strict=True))
+        lines.append(f"Stated    {one['from']:.0%} to {one['to']:.0%}: right {told(one)}; stated from now on {now}")
     drowned = sum(one["drowned"] for one in evaluation["confusion"])
     if drowned:
         lines.append(f"Noise     drowns {drowned} of {len(evaluation['confusion'])} cells of the confusion matrix")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,7 @@ from api.coordinator.uploads import Upload, upload_of_features
 from api.coordinator.views import job_view, read_view
 from api.problems import KeptRefusal, problem_of
 from api.schema import FINISHED, JobRequest, JobView, Selection
+from feature_store.results.job_process import given_features
 from feature_store.rows import refuse_other_probe
 from labeler.batching import batch_queries_of, check_round_fits, round_sizes
 from labeler.errors import (
@@ -47,6 +49,7 @@ from labeler.ledger.jobs import Idempotency, JobRecord, RoundCharge, RoundRecord
 from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.tasks import TaskRecord
+from labeler.methods.evaluate import Scored
 from labeler.task import Level, Task
 
 log = logging.getLogger("labeler.coordinator")
@@ -164,6 +167,8 @@ def _order(
     num_queries = _num_queries(request, upload, task)
     _check_backbone(request, upload, record, config)
     _check_dimension(upload, record, stores.parties)
+    if task.traits.evaluates:
+        _check_model(upload, task)
     _check_probe(request, upload, record, stores.parties)
     if num_queries > task.max_queries:
         raise InvalidSetting(
@@ -246,6 +251,22 @@ def _check_backbone(request: JobRequest, upload: Upload, record: TaskRecord, con
             f"the service has no backbone of fingerprint {wanted} to embed images with; send feature vectors, or "
             "ask the operator to add it to [backbones]"
         )
+
+
+def _check_model(upload: Upload, task: Task) -> None:
+    """Refuse what carries no model to evaluate. Whether the model fits, each agent sees before its charge.
+
+    Raises:
+        BadData: the vectors carry none.
+        InvalidSetting: images were sent, or the histogram does not fit.
+    """
+    if upload.source != "features":
+        raise InvalidSetting(
+            "the question of an evaluation is a released model, and images were sent; `labeler evaluate` sends a model"
+        )
+    asked = Scored.of_rows(given_features(upload.path))
+    if math.prod(asked.shape(task.num_classes)) > task.max_queries * task.num_classes:
+        raise InvalidSetting("the evaluation has more cells than its task has counts; make the task for its question")
 
 
 def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) -> None:

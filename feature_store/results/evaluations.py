@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feature_store.results.models import Measured, StoredModel, model_file, model_of_bytes
 from labeler.errors import BadData
-from labeler.evaluation import BANDS, SPEAKS_FOR, Evaluation, choose_layout
+from labeler.evaluation import SPEAKS_FOR, Evaluation, choose_bands, choose_layout
 from labeler.methods.evaluate import Layout, Scored, edges_of
 from labeler.privacy_card import joined_cards
 from labeler.task import Task
@@ -37,7 +37,7 @@ def question_of(
     sigma: float,
     records: int,
     layout: Layout | None = None,
-    bands: int = BANDS,
+    bands: int | None = None,
     edges: tuple[float, ...] | None = None,
     stated: NDArray[np.floating] | None = None,
 ) -> Scored:
@@ -48,9 +48,11 @@ def question_of(
         records: of all agents together, as far as anybody may know.
         edges: between bands; else `bands` of them hold equally many of the `stated` confidences of public images.
     """
-    found = edges_of(() if stated is None else stated, num_classes, bands) if edges is None else edges
+    if edges is None:
+        wanted = choose_bands(sigma=sigma, records=records) if bands is None else bands
+        edges = edges_of(() if stated is None else stated, num_classes, wanted)
     return Scored(
-        model, found, layout or choose_layout(num_classes, sigma=sigma, records=records, bands=len(found) + 1)
+        model, edges, layout or choose_layout(num_classes, sigma=sigma, records=records, bands=len(edges) + 1)
     )
 
 
@@ -110,7 +112,7 @@ def evaluation_document(
 def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
     """The file of the model that was evaluated, stating in each band what was right there. Post-processing."""
     stored = model_of_bytes(model, name="the question")
-    measured = Measured(tuple(evaluation["edges"]), tuple(one["stated"] for one in evaluation["bands"]))
+    measured = Measured(tuple(evaluation["edges"]), tuple(map(tuple, evaluation["stated"])))
     return model_file(
         stored.arrays,
         kind=stored.kind,

@@ -71,7 +71,7 @@ def model_file(
     about: dict[str, Any] = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
     about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
     if measured is not None:
-        about["measured"] = {"edges": list(measured.edges), "stated": list(measured.stated)}
+        about["measured"] = {"edges": list(measured.edges), "stated": [list(row) for row in measured.stated]}
     return arrays_to_bytes(arrays, {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)})
 
 
@@ -81,17 +81,18 @@ class Measured:
 
     Attributes:
         edges: between bands of what the model states of its predicted class, ascending.
-        stated: what is stated instead in each band.
+        stated: what is stated instead in each band: one row for whatever class is predicted, or a row for each.
 
     Raises:
         ValueError: they do not belong together.
     """
 
     edges: tuple[float, ...]
-    stated: tuple[float, ...]
+    stated: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        if len(self.stated) != len(self.edges) + 1 or not all(0 <= one <= 1 for one in (*self.edges, *self.stated)):
+        numbers = [*self.edges, *(one for row in self.stated for one in row)]
+        if {len(row) for row in self.stated} != {len(self.edges) + 1} or not all(0 <= one <= 1 for one in numbers):
             raise ValueError("each band of confidence has one share that is right")
 
     def __call__(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,7 +104,8 @@ class Measured:
         rows = np.arange(len(probabilities))
         top, least = probabilities.argmax(axis=1), 1 / probabilities.shape[1]
         bands = (probabilities[rows, top][:, None] >= np.array(self.edges)[None, :]).sum(axis=1)
-        deserved = np.maximum(np.array(self.stated)[bands], least)
+        stated = np.array(self.stated)
+        deserved = np.maximum(stated[top if len(stated) > 1 else 0, bands], least)
         others = probabilities.copy()
         others[rows, top] = 0.0
         sums = others.sum(axis=1, keepdims=True)
@@ -266,11 +268,13 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
 def _measured(about: Mapping[str, Any] | None) -> Measured | None:
     if about is None:
         return None
-    return Measured(tuple(map(float, about["edges"])), tuple(map(float, about["stated"])))
+    return Measured(tuple(map(float, about["edges"])), tuple(tuple(map(float, row)) for row in about["stated"]))
 
 
 def _check(model: StoredModel) -> None:
     """Raise KeyError, TypeError or ValueError where arrays do not make a model."""
+    if model.measured is not None and len(model.measured.stated) not in (1, len(model.classes)):
+        raise ValueError
     if model.kind == LINEAR:
         if model.arrays["weights"].shape[1:] != (len(model.classes),):
             raise ValueError

@@ -1,10 +1,9 @@
-"""What was done to private data, as frozen values an accountant can add up.
+"""Operations on private data, as frozen values that an accountant can add up.
 
-An event's docstring is its definition: the accountant can be written from it alone. Events compose
-by adding mu^2 (Gaussian differential privacy; Dong, Roth, Su 2022, Corollary 3.3), also when later
-queries depend on earlier answers, and also when the next mu is chosen after seeing them as long as
-the sum stays under a bound fixed beforehand (Smith, Thakurta 2022). Sums are exact: fractions and
-integers only. An event that nobody here knows is refused, never approximated.
+An event's docstring is its definition: the accountant can be written from it alone. Events compose by adding mu^2
+(Gaussian differential privacy; Dong, Roth, Su 2022, Corollary 3.3), also if later queries depend on earlier answers.
+The next mu may even be chosen after seeing them, while the sum stays under a bound fixed beforehand (Smith, Thakurta
+2022). Sums are exact: fractions and integers only. An unknown event is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ NANO = 10**9
 """Ledger units per unit of mu^2."""
 
 SMOOTHING_VARIANCE = 3
-"""Variance, grid units squared, that the proof in `labeler.accounting.integer` spends on passing to integer noise."""
+"""Variance, grid units squared, that the proof in `labeler.accounting.integer` spends on the step to integer noise."""
 
 MOST_MU_SQUARED = 10**200
-"""Of one event; and at least one part of this. Beyond is no mechanism, and no float holds what follows from it."""
+"""Largest mu^2 of one event; the smallest is its inverse. Beyond, no mechanism is real and floats overflow."""
 
 _MOST_COUNT = 10**100
 
 SPILL = 1e-28
-"""The most delta, for every unit of mu^2, that a charge may hold outside its Gaussian (`labeler.accounting.losses`)."""
+"""Largest delta per unit of mu^2 that a charge may hold outside its Gaussian (`labeler.accounting.losses`)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class GaussianSum:
     Attributes:
         squared_sensitivity: squared L2 norm of the largest change of all the sums together, votes^2.
         sigma_votes: standard deviation of the noise on one coordinate, votes.
-        level: whose presence the sensitivity is about. Levels never mix in one composition.
+        level: the unit whose presence the sensitivity is about. Levels never mix in one composition.
     """
 
     squared_sensitivity: Fraction | int
@@ -63,33 +62,32 @@ class GaussianSum:
 class IntegerSum:
     """Vectors of counts on a grid, released with a sum of discrete Gaussian shares on every coordinate.
 
-    A count c is the integer S*c; each contributor adds an independent draw of the discrete Gaussian
-    N_Z(0, s^2), P[x] proportional to exp(-x^2 / (2 s^2)); the adversary knows all shares but h.
-    Contributors, their number and the grid do not depend on private data. With v = h s^2 the
-    composition is, up to the errors bounded in `labeler.accounting.integer`, mu-GDP with
-    mu^2 = squared_sensitivity * S^2 / (v - SMOOTHING_VARIANCE).
+    A count c is the integer S*c. Each contributor adds an independent draw of the discrete Gaussian N_Z(0, s^2),
+    with P[x] proportional to exp(-x^2 / (2 s^2)). The adversary knows all shares but h. Contributors, their number
+    and the grid do not depend on private data. With v = h s^2 the composition is, up to the errors bounded in
+    `labeler.accounting.integer`, mu-GDP with mu^2 = squared_sensitivity * S^2 / (v - SMOOTHING_VARIANCE).
 
     Attributes:
         squared_sensitivity: squared L2 norm of the largest change of all the sums together, votes^2.
         largest_change: the most votes by which one coordinate can change.
         grid_scale: S, grid units per vote.
-        share_sigma_grid: s, the parameter of one noise share, grid units: the number the sampler is given.
-        noise_contributors: h, how many shares the adversary certainly does not know.
+        share_sigma_grid: s, the parameter of one noise share, grid units: the sampler's argument.
+        noise_contributors: h, the number of shares that the adversary certainly does not know.
         coordinates: how many numbers are released: queries times classes.
-        level: whose presence the sensitivity is about.
+        level: the unit whose presence the sensitivity is about.
     """
 
     opens_sums: ClassVar[bool] = True
-    """Whether the sums themselves are released, rather than something read from them."""
+    """True if the sums themselves are released, rather than something read from them."""
 
     only_plain: ClassVar[bool] = False
-    """Whether only the plain bound on the sampler's error holds (`labeler.accounting.integer`, step 3)."""
+    """True if only the plain bound on the sampler's error holds (`labeler.accounting.integer`, step 3)."""
 
     spills: ClassVar[bool] = False
-    """Whether up to `SPILL` mu^2 of delta lies outside the Gaussian (`labeler.accounting.losses`)."""
+    """True if up to `SPILL` mu^2 of delta lies outside the Gaussian (`labeler.accounting.losses`)."""
 
     is_sampled: ClassVar[bool] = False
-    """Whether each sum is over a secret sample, so that mu^2 is that of a pair (`labeler.accounting.sampled`)."""
+    """True if each sum is over a secret sample, so that mu^2 is that of a pair (`labeler.accounting.sampled`)."""
 
     squared_sensitivity: Fraction | int
     largest_change: int
@@ -116,12 +114,12 @@ class IntegerSum:
 
     @property
     def variance_grid(self) -> Fraction:
-        """v = h s^2, exactly, for the binary number s that the sampler is given."""
+        """Return v = h s^2, exactly, for the binary number s that the sampler uses."""
         return self.noise_contributors * Fraction(self.share_sigma_grid) ** 2
 
     @property
     def _of_all_sums(self) -> Fraction:
-        """mu^2 of the sums, whatever is opened of them."""
+        """Return mu^2 of the sums, whatever part of them is opened."""
         return Fraction(self.squared_sensitivity) * self.grid_scale**2 / (self.variance_grid - SMOOTHING_VARIANCE)
 
     @property
@@ -130,12 +128,12 @@ class IntegerSum:
 
     @property
     def charge_nano(self) -> int:
-        """What a ledger is charged: mu^2 in nano-units, rounded up."""
+        """Return the charge in a ledger: mu^2 in nano-units, rounded up."""
         return nano_units(self.mu_squared)
 
     @property
     def round_nano(self) -> int:
-        """What a ledger is charged for each round of the composition: all of it, but for votes for life."""
+        """Return the charge in a ledger for each round of the composition: all of it, except for votes for life."""
         return self.charge_nano
 
 
@@ -143,7 +141,7 @@ Event = GaussianSum | IntegerSum
 
 
 def nano_units(mu_squared: Fraction | int) -> int:
-    """mu^2 in whole nano-units, rounded up, by exact arithmetic.
+    """Return mu^2 in whole nano-units, rounded up, by exact arithmetic.
 
     Raises:
         InvalidSetting: mu_squared is not an exact positive number.

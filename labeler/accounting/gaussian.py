@@ -1,46 +1,43 @@
 """The exact privacy of Gaussian noise: delta as a function of epsilon and mu, and its two inverses.
 
-A mechanism is mu-GDP when telling two neighbouring inputs apart is no easier than telling N(0, 1)
+A mechanism is mu-GDP if telling two neighboring inputs apart is no easier than telling N(0, 1)
 from N(mu, 1). That is worth (epsilon, delta) exactly when
 
     delta >= Phi(-epsilon/mu + mu/2) - exp(epsilon) * Phi(-epsilon/mu - mu/2)
 
 (Balle, Wang 2018, Theorem 8; Dong, Roth, Su 2022, Corollary 2.13). As written the formula overflows
-for large epsilon and cancels to nothing for small mu. With x = epsilon/mu - mu/2, y = x + mu, phi the
-normal density and R(t) = Phi(-t)/phi(t) Mills' ratio, exp(epsilon) = phi(x)/phi(y), hence
+for large epsilon and cancels to nothing for small mu. Let x = epsilon/mu - mu/2, y = x + mu, phi the
+normal density and R(t) = Phi(-t)/phi(t) Mills' ratio. Then exp(epsilon) = phi(x)/phi(y). Hence
 
     delta = phi(x) * (R(x) - R(y)) = phi(x) * integral of (1 - t R(t)) dt from x to y,
 
-because R'(t) = t R(t) - 1. `labeler.accounting.gaussian` has the difference without cancellation. Many deltas at once
-take scipy's functions, and for mu below 1/2 a Gauss-Legendre rule for the integral. Measured against 50 digits: the
-relative error of delta is below 1e-11 for mu in [1e-6, 1e4] wherever delta is above 1e-300. Callers that promise an
+because R'(t) = t R(t) - 1. `labeler.accounting.gaussian` computes the difference without cancellation. Many deltas at
+once use scipy's functions, and for mu below 1/2 a Gauss-Legendre rule for the integral. Measured against 50 digits, the
+relative error of delta is below 1e-11 for mu in [1e-6, 1e4] as long as delta is above 1e-300. Callers that promise an
 upper bound add a margin of 1e-6.
 
-The zero of a function between two points of opposite sign, by Brent's method, without a library to load.
-
-`scipy.optimize.brentq` takes the same steps and returns the same number, bit for bit (a test compares them); loading
-it takes a quarter of a second of a core, which every `labeler plan` and every start of an agent would wait for. No
-guarantee rests on how exact a zero is: whoever looks for one then steps to the safe side of it
-(`labeler.accounting.gaussian`).
+**Zeros.** `crossing` finds the zero of a function between two points of opposite sign by Brent's method.
+`scipy.optimize.brentq` takes the same steps and returns the same number, bit for bit (a test compares them). But
+loading it takes a quarter of a second of a core, which would delay every `labeler plan` and every start of an agent. No
+guarantee depends on the precision of a zero: the callers here then step to the safe side of it.
 
 References:
     Brent 1973, Algorithms for Minimization without Derivatives, chapter 4.
 
-The normal law's upper tail over its density, R(t) = Phi(-t) / phi(t), and by how much it falls, with `math` alone.
+**Mills' ratio** R(t) = Phi(-t) / phi(t), the normal law's upper tail over its density, and its decrease, with `math`
+alone. Every price needs these. Loading `scipy.special` for them takes longer than everything else that `labeler plan`
+does. R'(t) = t R(t) - 1 < 0.
 
-Every price needs these, and every command that says a price would wait for whichever library had them: loading
-`scipy.special` takes longer than all else that `labeler plan` does. R is Mills' ratio; R'(t) = t R(t) - 1 < 0.
+**Below 4** the C library's erfc is exact to an ulp or two: R(t) = sqrt(pi/2) exp(t^2/2) erfc(t/sqrt(2)). The loss is
+the rounding of exponent and argument, t^2/2 and t^2 ulps of the result: below 1e-14. And -R' = 1 - t R(t) loses another
+factor of t^2: below 1e-13.
 
-**Below 4** the C library's erfc is exact to an ulp or two: R(t) = sqrt(pi/2) exp(t^2/2) erfc(t/sqrt(2)). What is lost
-is the rounding of exponent and argument, t^2/2 and t^2 ulps of the result: below 1e-14; and -R' = 1 - t R(t) loses a
-factor of t^2 more: below 1e-13.
-
-**From 4 on** Laplace's continued fraction R(t) = 1/(t + K_1), K_n = n/(t + K_{n+1}), in which nothing cancels. Its ends
-K_N = 0 and K_N = N/t enclose R, because each step turns the order of two values round (all terms are positive); with
-N = `TERMS` they enclose it, and K_1, to 1e-14 of themselves at t = 4 and closer beyond (a test computes both ends).
+**From 4 on** Laplace's continued fraction R(t) = 1/(t + K_1), K_n = n/(t + K_{n+1}) is used, in which nothing cancels.
+Its ends K_N = 0 and K_N = N/t enclose R, because each step reverses the order of two values (all terms are positive).
+With N = `TERMS` they enclose R, and K_1, to a relative 1e-14 at t = 4 and closer beyond (a test computes both ends).
 Derivatives come from the same terms: R' = -K_1 R, and if R^(n) = -K_n R^(n-1), then R^(n+1) = t R^(n) + n R^(n-1) =
 R^(n) (t - n/K_n) = -K_{n+1} R^(n). So Taylor's series R(t) - R(t + d) = d |R'| - d^2/2! |R''| + ... alternates, its
-terms fall by d K_n/n <= d/t <= 1/8, and what is left out after n of them is less than 8^-n of the first.
+terms fall by d K_n/n <= d/t <= 1/8, and the remainder after n of them is less than 8^-n of the first.
 
 References:
     Laplace 1805, Traite de mecanique celeste, volume 4. Gautschi 1967, Computational aspects of three-term recurrence
@@ -63,11 +60,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAST, MOST = 1e-100, 1e100
-"""The range of mu, beside 0, and the largest epsilon: their squares and quotients stay ordinary numbers. No task comes
+"""Range of mu, besides 0, and the largest epsilon: their squares and quotients stay ordinary numbers. No task comes
 near either end."""
 
 LEAST_DELTA_OF_MU = 1e-200
-"""The smallest delta for which a mu is looked for: of a smaller one it may be no ordinary number."""
+"""Smallest delta for which a mu is searched: for a smaller one it may be no ordinary number."""
 
 _SMALL_MU = 0.5
 _SMALLEST = 5e-324
@@ -75,7 +72,7 @@ _REFINE = 2e-15
 
 
 def delta_of_epsilon(epsilon: float, mu: float) -> float:
-    """The least delta for which mu-GDP implies (epsilon, delta).
+    """Return the least delta for which mu-GDP implies (epsilon, delta).
 
     Args:
         epsilon: from 0 to MOST.
@@ -90,7 +87,7 @@ def delta_of_epsilon(epsilon: float, mu: float) -> float:
 
 
 def deltas_of_epsilons(epsilons: NDArray[np.float64], mu: float) -> NDArray[np.float64]:
-    """`delta_of_epsilon` of many at once, to a relative error below 1e-10 where delta is above 1e-200.
+    """Return `delta_of_epsilon` of many at once, to a relative error below 1e-10 if delta is above 1e-200.
 
     Args:
         epsilons: at least 0, finite.
@@ -180,7 +177,7 @@ def _rule() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _place(epsilon: float, mu: float) -> float:
-    """epsilon / mu - mu / 2, rounded once at the end: terms of size mu cancel, and a tail moves by x times the rest."""
+    """Return epsilon / mu - mu / 2, rounded once, since terms of size mu cancel and a tail multiplies errors by x."""
     return float(Fraction(epsilon) / Fraction(mu) - Fraction(mu) / 2)
 
 
@@ -188,7 +185,7 @@ def _delta(x: float, mu: float) -> float:
     """phi(x) * (R(x) - R(x + mu)) for x >= -mu/2."""
     density = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     if mu >= _SMALL_MU and x < 0:
-        # R(x) overflows far to the left of zero, where Phi(-x) is what it stands for.
+        # R(x) overflows far to the left of zero; use Phi(-x), which it represents.
         return upper(x) - density * mills(x + mu)
     return density * fallen(x, mu)
 
@@ -212,18 +209,18 @@ MOST_STEPS = 500
 
 
 def crossing(function: Callable[[float], float], low: float, high: float, *, tolerance: float = 1e-15) -> float:
-    """Where a continuous function crosses zero between two points.
+    """Return a zero of a continuous function between two points.
 
-    A step is the secant through the last two points, or the inverse quadratic through three, as long as it at least
-    halves the step before the last; the bisection of the bracket otherwise.
+    A step is the secant through the last two points, or the inverse quadratic through three, if it at least halves
+    the step before the last. Otherwise it bisects the bracket.
 
     Args:
         function: of one number.
-        low, high: at which the function has opposite signs.
+        low, high: points at which the function has opposite signs.
         tolerance: of the result, absolute plus relative to it.
 
     Raises:
-        ArithmeticError: the signs are equal, or there is no end after 500 steps; what calls this makes neither happen.
+        ArithmeticError: the signs are equal, or 500 steps do not suffice; no caller here lets either happen.
     """
     before, now = low, high
     at_before, at_now = function(before), function(now)
@@ -248,7 +245,7 @@ def crossing(function: Callable[[float], float], low: float, high: float, *, tol
             return now
         tried = math.inf
         if abs(step_before) > delta and abs(at_now) < abs(at_before):
-            # Where values differ too little to divide by, no line is drawn through them.
+            # If values differ too little to divide by, skip the interpolation.
             with contextlib.suppress(ZeroDivisionError):
                 tried = _interpolated(before, now, opposite, at_before, at_now, at_opposite)
         if 2 * abs(tried) < min(abs(step_before), 3 * abs(half) - delta):
@@ -274,7 +271,7 @@ def _interpolated(
 
 
 TERMS: Final = 32
-"""Of the continued fraction, at 4 and above."""
+"""Number of terms of the continued fraction, at 4 and above."""
 
 _FAR: Final = 4.0
 _LONG: Final = 0.5
@@ -288,17 +285,17 @@ _RULE: Final = (
     (0.7966664774136267, 0.2223810344533745),
     (0.9602898564975363, 0.1012285362903763),
 )
-"""Gauss and Legendre's rule of 8 points on [-1, 1]: nodes of one sign, weights. On an interval of 1/2 its error is
+"""Gauss-Legendre rule of 8 points on [-1, 1]: nodes of one sign, weights. On an interval of 1/2 its error is
 below 1e-16 of -R', which has no singularity anywhere."""
 
 
 def upper(t: float) -> float:
-    """Phi(-t): the mass above t, without cancellation on either side."""
+    """Return Phi(-t): the mass above t, without cancellation on either side."""
     return 0.5 * math.erfc(t / _ROOT_OF_TWO)
 
 
 def mills(t: float) -> float:
-    """R(t), to a relative error below 1e-14.
+    """Return R(t), to a relative error below 1e-14.
 
     Args:
         t: at least -1/4; finite or not.
@@ -307,7 +304,7 @@ def mills(t: float) -> float:
 
 
 def fallen(t: float, by: float) -> float:
-    """R(t) - R(t + by), to a relative error below 1e-12 where t is at most 40.
+    """Return R(t) - R(t + by), to a relative error below 1e-12 if t is at most 40.
 
     Args:
         t: at least -1/4; 0 where `by` is 1/2 or more.
@@ -335,7 +332,7 @@ def _near(t: float) -> float:
 
 
 def _terms(t: float, most: int) -> list[float]:
-    """K_1 to K_most; the last of them from `TERMS` further ones, so that each is as exact as the first."""
+    """Return K_1 to K_most; the last of them from `TERMS` further ones, so that all are equally exact."""
     term = 0.0
     for n in range(most + TERMS, most, -1):
         term = n / (t + term)

@@ -1,27 +1,28 @@
 """Pairs (mu^2, delta) and certified sums of privacy losses.
 
-A pair (mu^2, delta_0): what a mechanism is charged as that no Gaussian above it prices well.
+A pair (mu^2, delta_0) is the charge of a mechanism that no Gaussian above it prices well.
 
-**Definition.** A mechanism costs the pair if for every epsilon >= 0, and both orders of neighbours, it is
+**Definition.** A mechanism costs the pair if for every epsilon >= 0, and both orders of neighbors, it is
 (epsilon, delta_mu(epsilon) + delta_0)-DP, delta_mu that of N(0, 1) against N(mu, 1).
 
 **Pairs add up.** Write H_y(Q, P) for the hockey-stick divergence, the integral of (dQ - y dP)^+. As both orders cost
-the pair, H_y(Q, P) <= G_y + delta_0 for every y >= 0, G of the Gaussians: below 1, H_y(Q, P) = 1 - y + y H_{1/y}(P, Q).
-Let a second mechanism, chosen after the first one's outcome, cost (nu^2, delta_1). Both together have at most
+the pair, H_y(Q, P) <= G_y + delta_0 for every y >= 0, where G is that of the Gaussians. For y below 1 this follows from
+H_y(Q, P) = 1 - y + y H_{1/y}(P, Q). Let a second mechanism, chosen after the first one's outcome, cost (nu^2, delta_1).
+Write G' for nu^2 and G'' for mu^2 + nu^2. Both together have at most
 
-    E_Q [ H'_{y P/Q} ]  <=  E_Q [ G'_{y P/Q} ] + delta_1  <=  G''_y + delta_0 + delta_1,        G'' of mu^2 + nu^2:
+    E_Q [ H'_{y P/Q} ]  <=  E_Q [ G'_{y P/Q} ] + delta_1  <=  G''_y + delta_0 + delta_1.
 
-G'_{yr} is convex and falls from 1 to 0 in r, so it is a mixture of functions (1 - r z)^+ of weight 1 in all, the
-expectation of each is H_z(Q, P), and mixing G_z instead gives the Gaussian pair of both (Zhu, Dong, Wang 2022, theorem
-10, says so of dominating pairs without a rest).
+G'_{yr} is convex and falls from 1 to 0 in r, so it is a mixture of functions (1 - r z)^+ of weight 1 in all. The
+expectation of each is H_z(Q, P). Mixing G_z instead gives the Gaussian pair of both. (Zhu, Dong, Wang 2022, theorem 10,
+prove this for dominating pairs without a remainder.)
 
-**What ledgers keep** is mu^2 alone: delta_0 is at most `SPILL` mu^2, so a ledger of mu^2 bounds it, too, and every
+**What ledgers keep** is mu^2 alone: delta_0 is at most `SPILL` mu^2, so a ledger of mu^2 bounds it, too. Every
 epsilon that is stated for a sum of charges leaves room for it (`labeler.budget`, `labeler.accounting.integer`).
 
 References:
     Zhu, Dong, Wang 2022, Optimal accounting of differential privacy via characteristic function. AISTATS.
 
-Privacy losses of one sampled sum, and of many: their hockey-stick divergences from above, down to 1e-40.
+**Privacy losses** of one sampled sum, and of many: upper bounds on their hockey-stick divergences, down to 1e-40.
 
 P = N(0, 1) and Q = (1-q) N(0, 1) + q N(mu, 1) are one round without and with a contributor who takes part with
 probability q. With x drawn from Q the loss is l(x) = log(1 - q + q exp(mu x - mu^2/2)), which increases; with x from P,
@@ -29,26 +30,26 @@ for the other order, it is -l(x). For T rounds the divergence at e^epsilon is E[
 
 **Atoms instead of a law.** Let w be numbers >= 0 at the losses k h (k whole), and one at infinity, and
 H_y(w) = sum_k w_k (1 - y e^(-kh))^+ + w_inf. If H_y(w) is at least the divergence of one round for every y >= 0, then
-the T-fold convolution of w is above that of T rounds: conditional on the first, the rest is convex and decreasing in
-e^-loss, so a mixture of functions (1 - y e^-loss)^+ (as in `labeler.accounting.losses`; w need not sum to one). H grows
-with every w_k, so **whatever is computed too large is safe**, and every error below is answered by enlarging.
+the T-fold convolution of w is above that of T rounds. Conditional on the first, the rest is convex and decreasing
+in e^-loss, so a mixture of functions (1 - y e^-loss)^+ (as above; w need not sum to one). H grows with every w_k, so
+**a result that is too large is safe**, and every error below is answered by enlarging.
 
 **One round.** Mass m at a loss l between grid points a < b becomes m (1 - e^(a-l)) / (1 - e^(a-b)) at b, and the rest
-at a: masses under Q and under P stay as they are, and the chord of a convex function is above it ("connect the dots",
+at a. Masses under Q and under P stay as they are, and the chord of a convex function is above it ("connect the dots",
 Doroshenko et al. 2022). Far from 0, points are 1/128 to 1/64 of the loss apart. Integrals over cells are Gauss-Legendre
-sums over pieces of at most 1/4 in x; the integrands, Q - e^a P and the like, are sums of normal densities, and 8 nodes
-err by less than 1e-13 of the piece's mass for |x| <= 14 + mu. The loss at a node is known to some 1e-16 times what went
-into it; that, over h, is what a split can be wrong by, and is added to the atoms around. All atoms are enlarged by a
-relative 1e-12 a round. What lies beyond x = -14 or 14 + mu, below 1e-43, counts as infinite.
+sums over pieces of at most 1/4 in x. The integrands, Q - e^a P and the like, are sums of normal densities, and 8 nodes
+err by less than 1e-13 of the piece's mass for |x| <= 14 + mu. The loss at a node is known to some 1e-16 times its
+terms. That, over h, bounds the error of a split, and is added to the atoms around. All atoms are enlarged by a relative
+1e-12 a round. The mass beyond x = -14 or 14 + mu, below 1e-43, counts as infinite.
 
-**T rounds** are a power of the Fourier transform of w_k e^(theta k h) / M, M the sum, so that relative accuracy is had
-where the tilted law lies: T-fold weights are the result times M^T e^(-theta k h). On a ring of N cells what is further
-away comes back and adds up: too large again. Errors: a transform's is at most eta = 16 u log2 N in the norm of L2
-relative to its input (Higham 2002, theorem 24.2, says below 7 u log2 N for radix 2), a power adds 3 u T, and values of
-the spectrum are at most 1, so every weight of the result is within 2 (T + 1) (eta + 3 u) ||w||_2 of the exact one;
-twice that is added. This is repeated for tilts a few standard deviations apart, up to where the Chernoff bound
-M^T e^(-theta l) falls below what is asked for; each gives an upper bound of every weight, and the smallest counts.
-What lies further right, at most that bound, is infinite.
+**T rounds** are a power of the Fourier transform of w_k e^(theta k h) / M, M the sum, for relative accuracy where the
+tilted law lies. T-fold weights are the result times M^T e^(-theta k h). On a ring of N cells, weights from further
+away wrap around and add up: too large again. Errors: a transform's is at most eta = 16 u log2 N in the norm of L2
+relative to its input (Higham 2002, theorem 24.2, gives less than 7 u log2 N for radix 2). A power adds 3 u T, and
+values of the spectrum are at most 1. So every weight of the result is within 2 (T + 1) (eta + 3 u) ||w||_2 of the exact
+one; twice that is added. This is repeated for tilts a few standard deviations apart, up to where the Chernoff bound
+M^T e^(-theta l) falls below what is asked for. Each gives an upper bound of every weight, and the smallest counts.
+The mass further right, at most that bound, counts as infinite.
 
 References:
     Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the dots. PoPETs.
@@ -73,7 +74,7 @@ from labeler.errors import InvalidSetting
 Floats = NDArray[np.float64]
 
 OF_FORMULA = 1e-9
-"""Relative: a hundred times the error of `labeler.accounting.gaussian`."""
+"""Relative margin: a hundred times the error of `labeler.accounting.gaussian`."""
 
 _CUTS = 8
 _CLOSE = 1e-7
@@ -81,11 +82,11 @@ _CLOSE = 1e-7
 
 @dataclass(frozen=True)
 class Pair:
-    """What a mechanism is charged as: for every epsilon >= 0 it is (epsilon, delta_mu(epsilon) + delta_0)-DP.
+    """A charge (mu^2, delta_0): for every epsilon >= 0 the mechanism is (epsilon, delta_mu(epsilon) + delta_0)-DP.
 
     Attributes:
         mu_squared: of the Gaussian part, rounded up to whole nano-units.
-        delta_0: the rest; where a ledger is charged, at most `SPILL` times mu_squared. Both add up under adaptive
+        delta_0: the rest; in a ledger's charge at most `SPILL` times mu_squared. Both add up under adaptive
             composition, with any Gaussian charge too.
     """
 
@@ -94,21 +95,21 @@ class Pair:
 
 
 def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float, high: float) -> float | None:
-    """A mu in [low, high], the least but for rounding, with profile <= delta_mu + delta_0 at every epsilon >= 0.
+    """Return a mu in [low, high], least up to rounding, with profile <= delta_mu + delta_0 at every epsilon >= 0.
 
-    Between points the profile is at most its chord and delta_mu at least its value at the right, so chords are cut into
-    eight and each piece's left end is compared with its right. Beyond the last point the profile must be within
+    Between points the profile is at most its chord and delta_mu at least its value at the right. So chords are cut
+    into eight, and each piece's left end is compared with its right. Beyond the last point the profile must be within
     delta_0.
 
     Args:
         epsilons: [points], ascending, from 0.
         deltas: [points], an upper bound on the profile, convex in e^epsilon and not increasing; the last one holds for
             everything above.
-        delta_0: what may be left over.
-        low, high: between them mu is looked for; that `high` suffices is checked.
+        delta_0: the mass that may remain.
+        low, high: bounds of the search for mu; it is checked that `high` suffices.
 
     Returns:
-        mu; None where `high` does not suffice.
+        mu; None if `high` does not suffice.
     """
     if not (deltas[-1] <= delta_0 and np.isfinite(deltas).all()):
         return None
@@ -118,7 +119,7 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
     right, left = every[1:][left > 0], left[left > 0] * (1 + OF_FORMULA)
 
     def reached(mu: float, at: list[int] | slice) -> Floats:
-        """From 1 on delta_mu suffices at these points."""
+        """Return values that are at least 1 if delta_mu suffices at these points."""
         return np.asarray(deltas_of_epsilons(right[at], mu) / left[at])
 
     if not np.all(reached(high, slice(None)) >= 1):
@@ -140,7 +141,7 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
             return found
         worst = int(np.argmin(every))
         if worst in watched:
-            return halved(slice(None))  # a sum may be rounded otherwise beside other points: this would go on for ever
+            return halved(slice(None))  # a sum may round differently next to other points: never loop on it
         watched.append(worst)
 
 
@@ -152,10 +153,10 @@ def in_nano_units(mu_squared: Fraction) -> Fraction:
 Order = Literal["remove", "add"]
 
 MOST_ROUNDS = 1_000_000
-"""The transforms' errors are looked at up to here."""
+"""The errors of the transforms are bounded up to this number."""
 
 MOST_MU = 4.0
-"""One round in which the contributor is known to take part: beyond, sampling hides little."""
+"""Largest shift of one round in which the contributor certainly takes part: beyond, sampling hides little."""
 
 _SIGNS: Final[dict[Order, int]] = {"remove": 1, "add": -1}
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -193,14 +194,14 @@ class Losses:
 
 
 def composed(mu: float, probability: float, rounds: int, order: Order, least: float) -> Losses:
-    """The profile of so many rounds, up to the epsilon at which it is below `least`.
+    """Return the profile of `rounds` rounds, up to the epsilon at which it is below `least`.
 
     Args:
         mu: how far the contributor moves the sum, in standard deviations of its noise; in (0, MOST_MU].
         probability: q, in (0, 1).
         rounds: T, at most MOST_ROUNDS.
         order: "remove" for Q against P, "add" for P against Q.
-        least: the delta that may be left beyond the last point; above 0.
+        least: the delta that may remain beyond the last point; above 0.
 
     Raises:
         InvalidSetting: an argument is outside its range.
@@ -220,16 +221,16 @@ def composed(mu: float, probability: float, rounds: int, order: Order, least: fl
     stride = math.ceil(len(weights) / _POINTS)
     deltas = _deltas(weights, width, stride)
     beyond = math.exp(min(0.0, min(one.chernoff(rounds, tilt, width * (first + cells - 1)) for tilt in tilts)))
-    # Where an exponent left the range of numbers nothing is known, and 1 holds.
+    # Where an exponent overflowed nothing is known, and 1 holds.
     found = np.nan_to_num(np.minimum((deltas + beyond + rounds * one.infinite) * (1 + _SUMMED), 1.0), nan=1.0)
     return Losses(stride * width * np.arange(len(found)), np.maximum.accumulate(found[::-1])[::-1])
 
 
 def _deltas(weights: Floats, width: float, stride: int) -> Floats:
-    """sum over j > k of w_j (1 - e^((k-j)h)) for every stride-th k, by sums of positive terms.
+    """Return the sum over j > k of w_j (1 - e^((k-j)h)) for every stride-th k, by sums of positive terms.
 
-    It is (1 - e^-h) times the sum over j > k of e^((k+1-j)h) t_j, t_j the sum of w from j on: blocks of a stride, and
-    each block's end brought forward.
+    It is (1 - e^-h) times the sum over j > k of e^((k+1-j)h) t_j, with t_j the sum of w from j on. It is computed by
+    blocks of a stride, each of which adds the next block's result, discounted.
     """
     blocks = -(-len(weights) // stride)
     tails = np.zeros(1 + blocks * stride)
@@ -253,7 +254,7 @@ class _Round:
 
     @classmethod
     def of(cls, mu: float, probability: float, order: Order, width: float) -> _Round:
-        """Atoms above the pair; see this module."""
+        """Return atoms above the pair; see this module."""
         low, high = -_REACH, _REACH + mu
         ends = sorted(_SIGNS[order] * float(one) for one in _loss(np.array([low, high]), mu, probability))
         lines = _lines(math.floor(ends[0] / width) - 1, math.ceil(ends[1] / width) + 1)
@@ -285,19 +286,19 @@ class _Round:
         return cls(width, lines[is_there], weights[is_there] * (1 + _ROUNDING), _BEYOND)
 
     def moments(self, tilt: float) -> tuple[float, float]:
-        """Mean and variance of the loss, tilted by e^(tilt loss)."""
+        """Return mean and variance of the loss, tilted by e^(tilt loss)."""
         losses = self.width * self.cells
         tilted = self._tilted(tilt)[0]
         mean = float(tilted @ losses)
         return mean, float(tilted @ (losses - mean) ** 2)
 
     def chernoff(self, rounds: int, tilt: float, loss: float) -> float:
-        """log of a bound on the weight of so many rounds at and above a loss: M^T e^(-tilt loss)."""
+        """Return log of a bound on the weight of `rounds` rounds at and above a loss: M^T e^(-tilt loss)."""
         _, log_total, error = self._tilted(tilt)
         return rounds * (log_total + error) - tilt * loss + _SCALED * (rounds * abs(log_total) + abs(tilt * loss) + 1)
 
     def power(self, rounds: int, tilt: float, first: int, cells: int) -> Floats:
-        """The weights of so many rounds at the losses first, first + 1, ..., each no less than the exact one."""
+        """Return the weights of `rounds` rounds at the losses first, first + 1, ..., none below the exact one."""
         tilted = self._tilted(tilt)[0]
         ring = np.bincount(self.cells % cells, tilted, minlength=cells)
         spectrum = np.fft.rfft(ring)
@@ -312,13 +313,13 @@ class _Round:
         found = np.roll(np.fft.irfft(power, cells), -first % cells)
         norm = float(np.sqrt(ring @ ring))
         error = 4 * (rounds + 1) * (_TRANSFORM * math.log2(cells) + 3 * _UNIT) * norm
-        # A line in the exponent: both of its ends with their margins.
+        # The exponent is linear: check both of its ends with their margins.
         low, high = (self.chernoff(rounds, tilt, self.width * at) for at in (first, first + cells - 1))
         scale = np.exp(np.minimum(np.linspace(low, high, cells), 600.0))
         return np.asarray((np.maximum(found, 0.0) + error) * scale * (1 + 1e-12))
 
     def _tilted(self, tilt: float) -> tuple[Floats, float, float]:
-        """Weights times e^(tilt loss) over their sum M, log M, and the relative error of one round of both."""
+        """Return weights times e^(tilt loss) over their sum M, log M, and the relative error of one round of both."""
         masses, exponents = np.log(self.weights), tilt * self.width * self.cells
         logs = masses + exponents
         most = float(logs.max())
@@ -329,7 +330,7 @@ class _Round:
 
 
 def _lines(lowest: int, highest: int) -> NDArray[np.int64]:
-    """Every grid point near 0; further out, `_RELATIVE` to each doubling."""
+    """Return every grid point near 0; further out, `_RELATIVE` to each doubling."""
     reach = max(abs(lowest), abs(highest), _RELATIVE) + 1
     positive = [np.arange(0, _RELATIVE)]
     step = 1
@@ -347,15 +348,15 @@ def _loss(x: Floats, mu: float, probability: float) -> Floats:
 
 
 def _deviation(mu: float, probability: float) -> float:
-    """About the standard deviation of one round's loss: q sqrt(e^(mu^2) - 1) where that is small."""
+    """Return roughly the standard deviation of one round's loss: q sqrt(e^(mu^2) - 1) if that is small."""
     return min(probability * math.sqrt(math.expm1(min(mu * mu, 1.0))), mu)
 
 
 def _tilts(one: _Round, rounds: int, least: float) -> tuple[list[float], float]:
-    """Tilts, and a loss that they reach: above it there is less than about `least` / 100.
+    """Return tilts, and a loss that they reach: above it there is less than about `least` / 100.
 
-    By Chernoff at most that mass lies above (T log M - log(least / 100)) / theta, for any theta > 0: the smallest is
-    where the tilted mean is. Below it, tilts are halved apart until means are close in terms of deviations.
+    By Chernoff at most that mass lies above (T log M - log(least / 100)) / theta, for any theta > 0. The smallest such
+    loss equals the tilted mean. Below it, tilts are halved apart until means are close in terms of deviations.
     """
     goal = math.log(least) - math.log(100)
     last = 1 / math.sqrt(rounds * one.moments(0.0)[1])

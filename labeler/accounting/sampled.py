@@ -1,37 +1,37 @@
-"""Sums in which everybody takes part at random and nobody sees who, certified: what sampled training costs a ledger.
+"""Certified prices of sums in which records or agents take part at random and in secret, as in sampled training.
 
 In each of T rounds every record (instance level) or every agent (agent level) takes part with probability q,
-independently of everything else (Poisson sampling); what it adds is a clipped integer vector then and zero otherwise.
-Who took part stays hidden inside the shares: an agent that is not sampled sends a vector and its noise share all the
-same. Only the noisy sum of a round is opened. This is noisy SGD, and at agent level DP-FedAvg.
+independently of everything else (Poisson sampling). Then it adds a clipped integer vector, otherwise zero. The sample
+stays hidden inside the shares: an agent that is not sampled sends a vector and its noise share all the same. Only the
+noisy sum of a round is opened. This is noisy SGD, and at agent level DP-FedAvg.
 
-**Neighbours** add or remove one record, or one agent's vectors (its noise stays). Replacing one is adding and removing:
+**Neighbors** add or remove one record, or one agent's vectors (its noise stays). Replacing one is adding and removing:
 no pair is proved of it here, and none is returned. Samples of a fixed size, shuffled batches and samples that are made
 known are other mechanisms.
 
 **From vectors to numbers.** Fix the coins and vectors of all others, whose law is the same on both inputs; knowing them
-only helps. Given all rounds before, the contributor's own coin is fresh, so a round opens A on one input and (1-q)A +
-qB on the other, A the sum's law without the contributor and B with it, for a vector that may depend on everything
-opened so far. With normal noise of variance v in every coordinate, A and B are the same normal law around points at
-some distance d <= D. Turning the coordinates, only the one along the difference tells anything: N(0, 1) and (1-q) N(0,
-1) + q N(d/sqrt(v), 1); and scaling by d/D and adding noise makes this of the same pair for D. So T rounds are dominated
-by T independent draws of
+only helps the adversary. Given all rounds before, the contributor's own coin is fresh. Let A be the sum's law without
+the contributor and B with it, for a vector that may depend on everything opened so far. Then a round opens A on one
+input and (1-q)A + qB on the other. With normal noise of variance v in every coordinate, A and B are the same normal law
+around points at some distance d <= D. After a rotation, only the coordinate along the difference tells anything: N(0,
+1) and (1-q) N(0, 1) + q N(d/sqrt(v), 1). Scaling by d/D and adding noise makes this of the same pair for D. So T rounds
+are dominated by T independent draws of
 
-    P = N(0, 1),    Q = (1-q) N(0, 1) + q N(mu, 1),    mu = D / sqrt(v),
+    P = N(0, 1),    Q = (1-q) N(0, 1) + q N(mu, 1),    mu = D / sqrt(v).
 
-all against P where the record was added, all against Q where it was removed (Zhu, Dong, Wang 2022, theorems 10, 11).
+All are against P if the record was added, all against Q if it was removed (Zhu, Dong, Wang 2022, theorems 10, 11).
 
 **Integers.** By steps 1 and 2 of `labeler.accounting.integer` integer sums with h shares are, within e^(+-c) pointwise,
-made by one randomised map of the same sums with noise N(0, v - 3) in every coordinate, v = h s^2. That map commutes
-with integer shifts in any direction, and vectors on a grid differ by integers; it does not know A from B, so mixtures
-are made by it, too, and mu = D S / sqrt(v - 3). c and the sampler's error are those of all rounds together: an event's
+made by one randomized map of the same sums with noise N(0, v - 3) in every coordinate, v = h s^2. That map commutes
+with integer shifts in any direction, and vectors on a grid differ by integers. It does not distinguish A from B, so it
+makes mixtures, too, and mu = D S / sqrt(v - 3). c and the sampler's error are those of all rounds together: an event's
 `coordinates` count every number opened.
 
 **The pair.** `labeler.accounting.losses` bounds the profile of T rounds for both orders; `sampled_pair` finds the least
 mu'^2 whose Gaussian is above both but for mass delta_0 (`labeler.accounting.losses`). By the central limit theorem
-mu'^2 is near T q^2 (e^(mu^2) - 1) while mu is below 1/2 or so. Where few samples tell much, mu above 1 and T q below
-some tens, the profile has a long tail, no Gaussian fits, and mu'^2 depends on delta_0: at (q, mu, T) = (0.01, 1, 1000)
-it is 1.8 times that limit for 1e-12 and 3.6 times at a ledger's 1e-28. Less than mu' = 1e-3 is charged as that.
+mu'^2 is near T q^2 (e^(mu^2) - 1) while mu is below 1/2 or so. If a few samples tell much, mu above 1 and T q below
+some tens, the profile has a long tail, no Gaussian fits, and mu'^2 depends on delta_0. At (q, mu, T) = (0.01, 1, 1000)
+it is 1.8 times that limit for 1e-12 and 3.6 times at a ledger's 1e-28. A mu' below 1e-3 is charged as 1e-3.
 `sampled_epsilon` states the profile itself.
 
 References:
@@ -39,10 +39,9 @@ References:
     McMahan, Ramage, Talwar, Zhang 2018, Learning differentially private recurrent language models. ICLR.
     Dong, Roth, Su 2022, Gaussian differential privacy, section 5 (the limit).
 
-Sampled sums in which a contributor's vector is replaced by another: a removal and an addition, as one pair.
-
-With an agent as the unit that is sampled, one of its records changes its vector u to another, u'. `sampled_pair` proves
-(mu^2, delta_0) for T rounds with u and without it, whatever u is, and so for those without it and with u'.
+**Replacement.** In some sampled sums a contributor's vector is replaced by another: a removal and an addition, as one
+pair. With an agent as the unit that is sampled, one of its records changes its vector u to another, u'. `sampled_pair`
+proves (mu^2, delta_0) for T rounds with u and without it, for any u, and so for those without it and with u'.
 
 **Claim.** T rounds with u and with u' are (4 mu^2, delta_1), delta_1 = Phi(Phi^-1(delta_0) + mu) + delta_0.
 
@@ -51,16 +50,16 @@ That H_y <= G_y + delta_0 for every y >= 0 (`labeler.accounting.losses`) says of
 
     E_M0 f  <=  inf_y (y E_M f + G_y) + delta_0  =  h(E_M f) + delta_0,
 
-as the infimum is the Gaussian's own trade-off. Likewise E_M' f <= h(E_M0 f) + delta_0, so with a = E_M f
+as the infimum is the Gaussian's own trade-off. Likewise E_M' f <= h(E_M0 f) + delta_0. So with a = E_M f
 
     E_M' f  <=  h(h(a) + delta_0) + delta_0  <=  h(h(a)) + h(delta_0) + delta_0,
 
 since a concave function from zero is subadditive; and h(h(a)) = Phi(Phi^-1(a) + 2 mu). QED. u and u' change places for
 the other order.
 
-h(delta_0) is far above delta_0, so delta_0 is chosen as small as profiles are computed, and where delta_1 is above what
-a ledger may leave over (`SPILL` of 4 mu^2), or sampling saves nothing, T (2 mu_1)^2 is charged, mu_1 that of one round:
-with all coins fixed, two vectors of one ball are at most twice its radius apart.
+h(delta_0) is far above delta_0, so delta_0 is chosen as small as profiles are computed. If delta_1 is above what a
+ledger may leave over (`SPILL` of 4 mu^2), or sampling saves nothing, T (2 mu_1)^2 is charged, mu_1 that of one round.
+That holds because with all coins fixed, two vectors of one ball are at most twice its radius apart.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ from labeler.accounting.losses import MOST_MU, MOST_ROUNDS, Losses, Order, Pair,
 from labeler.errors import InvalidSetting
 
 LEAST_DELTA = 1e-30
-"""The least delta that an epsilon is stated for."""
+"""Smallest delta for which an epsilon is stated."""
 
 _ORDERS: tuple[Order, Order] = ("remove", "add")
 _MOST_EPSILON = 600.0
@@ -91,11 +90,11 @@ _ROUND_UP = Fraction(1, 10**6)
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerSampled(IntegerSum):
-    """T openings of noisy integer sums, each over a fresh Poisson sample that nobody sees; see this module.
+    """T openings of noisy integer sums, each over a fresh, secret Poisson sample; see this module.
 
     `squared_sensitivity`, `largest_change` and the noise are those of one round, for a record or agent that was
     sampled; its `level` says which of the two is sampled. `coordinates` count the numbers of all rounds. Its mu^2 is
-    that of `sampled_pair`; the mass outside the Gaussian is at most `SPILL` of it, for which accounts at a delta of
+    that of `sampled_pair`. The mass outside the Gaussian is at most `SPILL` of it, for which accounts at a delta of
     `labeler.budget.LEAST_DELTA_OF_WINNERS` or more have room.
 
     Attributes:
@@ -120,28 +119,28 @@ class IntegerSampled(IntegerSum):
 
     @property
     def mu(self) -> float:
-        """By how many standard deviations of one round's noise a sampled contributor moves the sum; rounded up."""
+        """Return a sampled contributor's shift of the sum, in standard deviations of a round's noise; rounded up."""
         return math.nextafter(math.sqrt(super().mu_squared), math.inf)
 
     @property
     def mu_squared(self) -> Fraction:
-        """Of the Gaussian part, in whole nano-units; never more than if everybody took part in every round."""
+        """Return that of the Gaussian part, in whole nano-units; never more than without sampling."""
         return sampled_pair(self.mu, self.sampling_rate, self.rounds).mu_squared
 
 
 @lru_cache(maxsize=4096)
 def sampled_pair(mu: float, sampling_rate: Fraction, rounds: int, *, delta_0: float | None = None) -> Pair:
-    """What T rounds of sampled sums are charged as: a tenth of a second or two, once for each setting.
+    """Return the charge of T rounds of sampled sums; takes a tenth of a second or two, once for each setting.
 
     Args:
         mu: 1 / noise multiplier; for integer noise D S / sqrt(v - 3), rounded up (`IntegerSampled.mu`).
         sampling_rate: q, in (0, 1].
         rounds: T, at most `MOST_ROUNDS`, fixed beforehand.
-        delta_0: the mass that may be left over, at least 1e-35; by default what a ledger allows, `SPILL` mu'^2. A
+        delta_0: the mass that may remain, at least 1e-35; by default what a ledger allows, `SPILL` mu'^2. A
             ledger is charged the default only.
 
     Returns:
-        The pair; that of T sums in which everybody takes part, (T mu^2, 0), where sampling saves nothing.
+        The pair; that of T sums in which everybody takes part, (T mu^2, 0), if sampling saves nothing.
 
     Raises:
         InvalidSetting: an argument is outside its range, or nothing is proved for it.
@@ -162,7 +161,7 @@ def sampled_pair(mu: float, sampling_rate: Fraction, rounds: int, *, delta_0: fl
 
 
 def sampled_epsilon(mu: float, sampling_rate: Fraction, rounds: int, delta: float) -> float:
-    """The least epsilon that the profile of T rounds proves for delta; never below the exact one.
+    """Return the least epsilon that the profile of T rounds proves for delta; never below the exact one.
 
     For a statement about these rounds alone: a sum of charges has the epsilon of its mu^2.
 
@@ -184,7 +183,7 @@ def sampled_epsilon(mu: float, sampling_rate: Fraction, rounds: int, delta: floa
 
 
 def _epsilon(losses: Losses, delta: float) -> float:
-    """Where the chord reaches delta; its last point lies below."""
+    """Return the epsilon at which the chord reaches delta; its last point lies below."""
     above = int(np.count_nonzero(losses.deltas > delta))
     if above == 0:
         return 0.0
@@ -196,7 +195,7 @@ def _epsilon(losses: Losses, delta: float) -> float:
 
 @lru_cache(maxsize=16)
 def _profiles(mu: float, sampling_rate: Fraction, rounds: int, least: float) -> tuple[Losses, Losses] | None:
-    """Both orders; None where everybody's price holds instead. The divergence grows with q, which is rounded up."""
+    """Return both orders; None if the price without sampling holds. q is rounded up, as the divergence grows with q."""
     probability = max(math.nextafter(float(sampling_rate), 1.0), _LEAST_RATE)
     if probability > 1 - 1e-3 or mu > MOST_MU:
         return None
@@ -216,25 +215,26 @@ def _check(mu: float, sampling_rate: Fraction, rounds: int) -> None:
 
 
 LEAST_REST = 1e-35
-"""delta_0: the smallest that `labeler.accounting.sampled` proves anything for."""
+"""Smallest delta_0 for which `labeler.accounting.sampled` proves anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerReplaced(IntegerSampled):
-    """T openings of noisy integer sums over secret samples, in which a contributor's vectors are others on neighbouring
-    data; `squared_sensitivity` is that of a vector against none, and what a vector has to do with another is not asked.
+    """T openings of noisy integer sums over secret samples, in which neighboring data change a contributor's vectors.
+
+    `squared_sensitivity` is that of a vector against none; the relation of two vectors does not matter.
     `largest_change` is that of one vector against another.
     """
 
     @property
     def mu_squared(self) -> Fraction:
-        """Of the Gaussian part, in whole nano-units; see this module."""
+        """Return that of the Gaussian part, in whole nano-units; see this module."""
         from scipy.special import ndtr, ndtri
 
         whole = 4 * self.rounds * Fraction(self.mu) ** 2
         pair = sampled_pair(self.mu, self.sampling_rate, self.rounds, delta_0=LEAST_REST)
         twice = 4 * pair.mu_squared
-        # Twice the rest is a margin for two special functions, which are exact to 1e-12 of themselves or so.
+        # Twice the rest is a margin for two special functions with a relative error of about 1e-12.
         rest = 2 * float(ndtr(ndtri(LEAST_REST) + math.sqrt(pair.mu_squared))) + LEAST_REST
         if pair.delta_0 == 0 or twice >= whole or rest > SPILL * twice:
             return in_nano_units(whole)

@@ -25,18 +25,18 @@ range for an interval of x. The intersection of intervals is an interval. On it 
 a swap the same holds until a's and b's parts of the tournament meet, and for the step at which they meet. After that
 the largest so far falls and then grows with x. It can be too small only in the middle: void then splits the values at
 which c wins. But each part of them is longer than the range, more than 45 standard deviations (the range holds 12.5
-standard deviations of every noise share on both sides; with one agent nobody else adds noise). So all but a mass of
+standard deviations of every noise share on both sides; with one agent only that agent adds noise). So all but a mass of
 2 Phi(-17) < `_FAR` lies in a window that holds no more than c, void and c, or one part and void at its end. The former
-are three stretches of the line, which take the places of b, c and a: void counts no more there than a class would
+are three stretches of the line, which take the places of b, c and a. Void counts no more there than a class would
 (W_j >= W_0 below), and c as two classes counts no less than as one (the sum below is convex and homogeneous). Sums are
 shared modulo p: a sum near the talliers' random mask may be read as less by p. Modulo 2^64 this is either a jump out of
 every range, on one side of which a's own first comparison is void, or a step of +189, which keeps the order
 (`labeler.sharing`). A duel is compared as one shared difference, so that the same holds for it.
 
-So no outcome tells more than a cut of the line into void, b, a, void for one bit and into void, b, c, a, void for a
-swap; stretches may be empty.
-Other reasons to open nothing follow from public facts or from a dishonest agent's own rows: unequal contributors, a
-tallier that declines, a row with a wrong sum (an honest row has the right one), a missing tallier.
+So for one bit no outcome tells more than a cut of the line into void, b, a, void. For a swap no outcome tells more than
+a cut into void, b, c, a, void. Stretches may be empty.
+Other reasons to open nothing follow from public facts or from a dishonest agent's own rows. They are unequal
+contributors, a tallier that declines, a row with a wrong sum (an honest row has the right one), a missing tallier.
 
 **Integers.** The noise of h honest shares is, up to errors that `labeler.accounting.integer` bounds, a discrete
 Gaussian of variance v, and X_a given the sum one of variance v/2 around any center. Step 2 there writes it as x drawn
@@ -48,8 +48,8 @@ of cuts of a normal variable that the neighbor shifts. In units of its standard 
 
     mu = S / sqrt(2 v - 3) and 2 S / sqrt(2 v - 3)    of two classes.
 
-**Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for cuts t in order,
-and
+**Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for cuts t in order.
+Define
 
     W_0(y) = max(0, 1 - y),
 
@@ -58,31 +58,31 @@ and
 
 The hockey-stick divergence at e^epsilon of any adaptive choice of j queries is at most W_j(e^epsilon). The last query's
 best event is chosen knowing the answers before it, and so backwards. After void the round has ended, and an event holds
-it or not. (An event that leaves void out gains most: void on the neighbor's side makes the class beside it likelier.
+it or not. (An event that leaves void out gains most: void on the neighbor's side makes the class next to it likelier.
 For two queries at once, mu = 1 and y = 60 it reaches 0.00356, where two outcomes reach 0.00257.) The bound does not
 need that all voids look alike. A mixture is no better than the best of what it mixes, since the divergence is convex.
 
-Swapping P and Q maps t to mu - t and void to void, so one W serves both directions, and
+Swapping P and Q maps t to mu - t and void to void. So one W serves both directions, and
 W_j(1/y) = 1 - 1/y + W_j(y)/y: only y >= 1 is kept. W_j is convex, decreasing and at most 1, so chords between points of
 a grid are above it, and the value at a point above it holds beyond the grid's end.
 
-**Between cuts.** phi(p, q) = p W(y q/p) and max(0, p - y q) are convex and homogeneous, so the supremand F is a convex
+**Between cuts.** phi(p, q) = p W(y q/p) and max(0, p - y q) are convex and homogeneous. So the supremand F is a convex
 function of the points (Phi(t), Phi(t - mu)) on the curve, one for each cut. Divide the curve at t_1 < ... < t_n. Its
-piece between neighbors A and B lies in the triangle of A, B and the crossing T of its tangents there, whose slopes are
-the likelihood ratios; beyond the ends, tangents have slope 0 and infinity. Points that share a piece are ordered along
-it: in the coordinates (u, w) along A's and B's tangents, from A = (0, 0) over T = (1, 0) to B = (1, 1), they satisfy
-w_1 <= u_1 <= u_2, w_1 <= w_2 <= u_2 and so on, an order polytope, whose corners are monotone 0-1 vectors (Stanley
-1986): ordered chains of A, T and B. A lies between the crossings on both sides of it, on its own tangent, so all points
-of a chain that are at A move together to one of them or the other without losing their order. A convex function is
-largest in a corner: the supremum over all cuts is at most the largest F over the ordered chains of the finitely many T,
-and no gap remains between grid points. Tangents cost an error of second order in the distance of cuts. F adds up over
-stretches, so the largest chain is found from left to right (`_largest`).
+piece between neighbors A and B lies in the triangle of A, B and the crossing T of its tangents there. The tangents'
+slopes are the likelihood ratios; beyond the ends, tangents have slope 0 and infinity. Points that share a piece are
+ordered along it. Take the coordinates (u, w) along A's and B's tangents, from A = (0, 0) over T = (1, 0) to B = (1, 1).
+The points satisfy w_1 <= u_1 <= u_2, w_1 <= w_2 <= u_2 and so on, an order polytope. Its corners are monotone 0-1
+vectors (Stanley 1986): ordered chains of A, T and B. A lies between the crossings on both sides of it, on its own
+tangent. So all points of a chain that are at A move together to one of them or the other without losing their order. A
+convex function is largest in a corner. So the supremum over all cuts is at most the largest F over the ordered chains
+of the finitely many T, and no gap remains between grid points. Tangents cost an error of second order in the distance
+of cuts. F adds up over stretches, so the largest chain is found from left to right (`_largest`).
 
 **A pair that adds up.** A Gaussian that is above W everywhere saves nothing: "every answer the likelier one" decays as
 the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
 every epsilon >= 0: a `labeler.accounting.losses.Pair`, both numbers of which add up. More than `BLOCK` queries are
-priced as so many blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends
-on delta_0, so delta_0 is chosen where nobody has to add it up: at most `SPILL` = 1e-28 for every unit of mu'^2.
+priced as several blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends
+on delta_0, so delta_0 is chosen small enough that nobody has to add it up: at most `SPILL` = 1e-28 per unit of mu'^2.
 
 More than 400 lines, a third of them proof: the bound and what computes it are read together.
 
@@ -122,7 +122,7 @@ SWAP: Final[Change] = "swap"
 """One vote moves from one class to another, arrives or leaves: records of top-k votes and of ensembles."""
 
 BLOCK: Final = {ONE_BIT: 512, SWAP: 256}
-"""So many queries are looked at together, a second's work; more are priced as the sum of blocks."""
+"""Queries that are priced together, a second's work; more are priced as the sum of blocks."""
 
 # Distance of grid points and cuts, in units of mu and of one: each error is of second order.
 _STEP = 0.13
@@ -141,7 +141,7 @@ _NOTHING = 1e-40  # where it ends for the first few queries: their Gaussian has 
 
 @dataclass(frozen=True)
 class Profile:
-    """An upper bound on the hockey-stick divergence of so many winners, at points and by chords between them.
+    """An upper bound on the hockey-stick divergence of a number of winners, at points and by chords between them.
 
     Attributes:
         epsilons: [points], from 0, evenly spaced.
@@ -154,7 +154,7 @@ class Profile:
     mu: float
 
     def delta(self, epsilon: float) -> float:
-        """A delta such that the release is (epsilon, delta)-DP, for epsilon >= 0.
+        """Return a delta such that the release is (epsilon, delta)-DP, for epsilon >= 0.
 
         Raises:
             InvalidSetting: epsilon is negative or no number.
@@ -166,7 +166,7 @@ class Profile:
         return min(chord, delta_of_epsilon(epsilon, self.mu) * (1 + OF_FORMULA)) if epsilon < math.inf else chord
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon the profile proves for delta.
+        """Return the least epsilon the profile proves for delta.
 
         Raises:
             InvalidSetting: delta is not strictly between 0 and 1.
@@ -187,12 +187,12 @@ class Profile:
 class IntegerWinner(IntegerSum):
     """The largest of each row of noisy integer sums, and nothing else of them.
 
-    A sum's attributes are those of the sums that winners are read from. Its mu^2 is that of `winner_pair`; the mass
-    outside the Gaussian is at most `SPILL` of it, for which every statement about charges leaves room.
+    The attributes of `IntegerSum` are those of the sums that winners are read from. Its mu^2 is that of `winner_pair`;
+    the mass outside the Gaussian is at most `SPILL` of it, for which every statement about charges leaves room.
 
     Attributes:
-        change: how neighbouring inputs differ in one query.
-        queries: how many winners.
+        change: how neighboring inputs differ in one query.
+        queries: number of winners.
         is_duel: there are two classes and no abstaining threshold, so that the winner is the sign of their difference.
     """
 
@@ -205,7 +205,7 @@ class IntegerWinner(IntegerSum):
 
     @property
     def mu(self) -> float:
-        """By how many standard deviations the neighbour moves what the outcome of one query is read from.
+        """Return the neighbor's shift, in standard deviations, of the variable that decides the outcome of one query.
 
         Raises:
             InvalidSetting: the noise is too small for any proof.
@@ -222,17 +222,17 @@ class IntegerWinner(IntegerSum):
 
     @property
     def mu_squared(self) -> Fraction:
-        """Of the Gaussian part, in whole nano-units; never more than that of the sums."""
+        """Return that of the Gaussian part, in whole nano-units; never more than that of the sums."""
         pair = winner_pair(ONE_BIT if self.is_duel else self.change, self.mu, self.queries)
         return min(pair.mu_squared, super().mu_squared)
 
 
 @lru_cache(maxsize=4096)
 def winner_pair(change: Change, mu: float, queries: int) -> Pair:
-    """What so many winners are charged as; below the sums' own mu^2, or equal to it where nothing can be saved.
+    """Return the charge of `queries` winners: below the sums' own mu^2, or equal to it if nothing can be saved.
 
     Args:
-        change: how neighbouring inputs differ in one query.
+        change: how neighboring inputs differ in one query.
         mu: the shift of one query (`IntegerWinner.mu`).
         queries: chosen one after another, or at once.
 
@@ -243,13 +243,13 @@ def winner_pair(change: Change, mu: float, queries: int) -> Pair:
     size = BLOCK[change]
     whole, rest = divmod(queries, size)
     if rest and whole >= _MANY_BLOCKS:
-        whole, rest = whole + 1, 0  # a little more, for not looking at every number of queries there is
+        whole, rest = whole + 1, 0  # a little more, to avoid computing every possible number of queries
     parts = [_gaussian_part(change, mu, many, times) for times, many in ((whole, size), (1, rest)) if times and many]
     return Pair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
 
 
 def winner_profile(change: Change, mu: float, queries: int) -> Profile:
-    """W_Q of this module's docstring, from above, on a grid.
+    """Return W_Q of this module's docstring, from above, on a grid.
 
     Args:
         change, mu: as in `winner_pair`.
@@ -266,7 +266,7 @@ def winner_profile(change: Change, mu: float, queries: int) -> Profile:
 
 
 def _end(mu: float, mass: float) -> float:
-    """The epsilon beyond which a Gaussian has no more than that mass."""
+    """Return the epsilon beyond which a Gaussian has no more than that mass."""
     return mu * mu / 2 + mu * math.sqrt(-2 * math.log(mass))
 
 
@@ -280,10 +280,10 @@ def _check(change: Change, mu: float, queries: int) -> None:
 
 
 def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
-    """The least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, in nano-units, for so many equal blocks.
+    """Return the least mu'^2 with W <= delta_mu' + delta_0 at every epsilon >= 0, in nano-units, for equal blocks.
 
-    delta_0 is `SPILL` times a third of mu^2 Q, and mu'^2 no less than that third (it is about two thirds for one bit,
-    four fifths for a swap), so that delta_0 <= SPILL mu'^2.
+    delta_0 is `SPILL` times a third of mu^2 Q, and mu'^2 no less than that third, so that delta_0 <= SPILL mu'^2.
+    (mu'^2 is about two thirds for one bit, four fifths for a swap.)
     """
     whole = Fraction(mu) ** 2 * queries
     if whole <= _MOST_MU_SQUARED:
@@ -297,7 +297,7 @@ def _gaussian_part(change: Change, mu: float, queries: int, times: int) -> Pair:
 
 
 def _thresholds(mu: float) -> Floats:
-    """Symmetric around mu/2, where an outcome tells most; wider apart further out."""
+    """Return thresholds symmetric around mu/2, where an outcome tells most; wider apart further out."""
     at = [0.0]
     while at[-1] < _REACH:
         at.append(at[-1] + _WIDTH * (1 + _GROWTH * at[-1]))
@@ -306,10 +306,10 @@ def _thresholds(mu: float) -> Floats:
 
 
 def _cuts(mu: float) -> Floats:
-    """[cuts, 4]: everywhere the supremum has to cut, as Phi(t) and Phi(t - mu) with their complements, in order.
+    """Return [cuts, 4]: all cuts of the supremum, as Phi(t) and Phi(t - mu) with their complements, in order.
 
-    The crossings of tangents, between the two ends of the line. Complements are sums of what lies on their side, so
-    that no tail is lost.
+    The cuts are the crossings of tangents, between the two ends of the line. Complements are sums from their own side,
+    so that no tail is lost.
     """
     from scipy.special import ndtr
 
@@ -317,7 +317,7 @@ def _cuts(mu: float) -> Floats:
     on_curve = np.column_stack([ndtr(t), ndtr(-t), ndtr(t - mu), ndtr(mu - t)])
     slope = np.concatenate([[0.0], np.exp(mu * t - mu * mu / 2)])
     a, b = np.concatenate([[[0.0, 1.0, 0.0, 1.0]], on_curve[:-1]]), on_curve
-    # What lies between neighbours, from the side on which nothing cancels.
+    # The mass between neighbors, from the side on which nothing cancels.
     p, q = np.where(b[:, 0::2] < 0.5, b[:, 0::2] - a[:, 0::2], a[:, 1::2] - b[:, 1::2]).T
     run = np.clip((slope[1:] * p - q) / (slope[1:] - slope[:-1]), 0.0, p)  # along A's tangent to T
     rise = np.minimum(run * slope[:-1], q)
@@ -328,7 +328,7 @@ def _cuts(mu: float) -> Floats:
 
 
 def _stretches(cuts: Floats) -> list[tuple[Floats, Floats]]:
-    """For every cut the probabilities (P, Q) of what lies between it and each cut after it, both [cuts after it]."""
+    """Return for every cut the probabilities (P, Q) of the stretch up to each cut after it, both [cuts after it]."""
     found = []
     for i in range(len(cuts)):
         after = cuts[i + 1 :]
@@ -339,16 +339,16 @@ def _stretches(cuts: Floats) -> list[tuple[Floats, Floats]]:
 
 
 def _void(cuts: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """max(0, P - y Q) of all that lies before each cut, and of all that lies after it, both [cuts, points]."""
+    """Return max(0, P - y Q) of all that lies before each cut, and of all that lies after it, both [cuts, points]."""
     before, after = (np.maximum(0.0, p[:, None] - y * q[:, None]) for p, q in (cuts[:, 0::2].T, cuts[:, 1::2].T))
     return before, after
 
 
 def _largest(change: Change, stretches: Iterable[Floats], before: Floats, after: Floats) -> Floats:
-    """The supremum F: void before the first cut, then one outcome after the other, and void after the last cut.
+    """Return the supremum F: void before the first cut, then one outcome after the other, and void after the last cut.
 
     Args:
-        stretches: for every cut phi of what lies between it and each cut after it, [cuts after it, points].
+        stretches: for every cut phi of the stretch up to each cut after it, [cuts after it, points].
         before, after: of void, before and after each cut, [cuts, points].
     """
     # best[n][c]: the most that is reached up to cut c with n outcomes, some of which may be empty.
@@ -361,10 +361,10 @@ def _largest(change: Change, stretches: Iterable[Floats], before: Floats, after:
 
 
 class _Ladder:
-    """W_1, W_2, ... on the grid exp(step * i), i = 0, 1, ..., computed as far as somebody has asked; shared by threads.
+    """W_1, W_2, ... on the grid exp(step * i), i = 0, 1, ..., computed as far as requested; shared by threads.
 
-    On a geometric grid y Q/P is the same shift for every y: each stretch is a weighted sum of two shifted copies of W
-    (a chord), and all stretches from one cut a sparse matrix times the matrix of all shifts.
+    On a geometric grid y Q/P is the same shift for every y. Each stretch is a weighted sum of two shifted copies of W
+    (a chord). All stretches from one cut are a sparse matrix times the matrix of all shifts.
     """
 
     def __init__(self, change: Change, mu: float) -> None:
@@ -382,10 +382,10 @@ class _Ladder:
         self._lock = threading.Lock()
 
     def deltas(self, queries: int) -> Floats:
-        """W after so many queries, not increasing."""
+        """Return W after this number of queries, not increasing."""
         with self._lock:
             while len(self._known) <= queries:
-                # Further out there is next to nothing yet, and W decreases: what stands at the last point is above.
+                # Further out there is next to nothing yet, and W decreases: the value at the last point is above it.
                 points = math.ceil(_end(self._mu * math.sqrt(len(self._known)), _NOTHING) / self._step) + 1
                 self._known.append(self._next(self._known[-1], min(points, len(self.epsilons))))
             return self._known[queries]
@@ -394,7 +394,7 @@ class _Ladder:
         below = 1 - self._shrunk + self._shrunk * deltas[self._mirror]
         lattice = np.concatenate([below, deltas, np.full(len(below) + 1, deltas[-1])])
         shifted = np.empty((self._weighing[0].shape[1], points))
-        shifted[-1] = 1.0  # above W, wherever a shift leads
+        shifted[-1] = 1.0  # above W, for every shift
         shifted[:-1] = np.lib.stride_tricks.sliding_window_view(lattice, points)[: len(shifted) - 1]
         before, after = self._void
         reached = (weights @ shifted for weights in self._weighing)
@@ -410,7 +410,7 @@ def _ladder(change: Change, mu: float) -> _Ladder:
 
 
 def _weighing(stretches: list[tuple[Floats, Floats]], step: float, most: int) -> tuple[list[Any], int]:
-    """Per cut the matrix [stretches from it, shifts and ones] that makes phi of shifted copies of W; and the reach."""
+    """Per cut, return the matrix [stretches, shifts and ones] that makes phi of shifted copies of W, and reach."""
     from scipy.sparse import csr_array
 
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -423,7 +423,7 @@ def _weighing(stretches: list[tuple[Floats, Floats]], step: float, most: int) ->
         is_far = shift < -reach
         low = np.clip(np.floor(np.where(is_far, 0.0, shift)), -reach, reach)
         share = np.expm1(np.clip(shift - low, 0.0, 1.0) * step) / math.expm1(step)
-        share = np.where(shift > reach, 0.0, share)  # W decreases: what stands at the last shift is above
+        share = np.where(shift > reach, 0.0, share)  # W decreases: the value at the last shift is above it
         columns = np.concatenate([np.where(is_far, ones, low + reach), np.where(is_far, ones, low + 1 + reach)])
         weights = np.concatenate([p * (1 - share), p * share])
         rows = np.tile(np.arange(len(p)), 2)

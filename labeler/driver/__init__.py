@@ -1,1 +1,1 @@
-"""The coordinator's driver, which carries out the effects of `labeler.rounds` many at a time, and its mail."""
+"""The coordinator's driver, which carries out many effects of `labeler.rounds` at a time, and its mail."""

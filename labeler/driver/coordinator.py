@@ -1,16 +1,16 @@
-"""The coordinator's driver: carries out what `labeler.rounds.coordinator` wants, for all jobs of a turn together.
+"""The coordinator's driver: carries out the effects of `labeler.rounds.coordinator`, for all jobs of a turn together.
 
-    acquire   messages, writes of others, wakes and looks that are due; and the jobs they are about, out of the journal
-    step      the machines of these jobs, on a plan of which nothing counts yet
-    store     one write transaction for everything that the plan stores
-    send      one pipeline of signed messages; whoever waits is told; what is durable goes on in the next turn
+    acquire   collect messages, other writes, wakes and due looks, and read the jobs they concern from the journal
+    step      run the machines of these jobs on a plan, of which nothing counts yet
+    store     run one write transaction for everything that the plan stores
+    send      sign and send messages in one pipeline; notify waiting callers; durable jobs continue in the next turn
 
-Whoever delivers messages waits for the commit that holds their effect, and messages that arrive meanwhile are taken by
-the next turn: the more comes, the more of it shares a commit. Nothing in memory is the truth: each turn reads its jobs
-anew, so a driver that begins with nothing, or one whose job was changed by others, does the same as any other.
+A caller that delivers messages waits for the commit that holds their effect. Messages that arrive meanwhile go into the
+next turn, so under load more of them share a commit. Nothing in memory is the truth: each turn reads its jobs again. So
+a driver that starts with nothing, or whose job was changed by others, does the same as any other.
 
-Where the transaction of a turn fails, nothing of it is kept, and it is done again piece by piece (each errand, each
-message, each look), so that what the journal refuses harms itself alone.
+If the transaction of a turn fails, nothing of it is kept. The turn is repeated piece by piece (each errand, each
+message, each look), so that what the journal refuses affects only itself.
 
 It runs without threads: a test calls `turn`.
 """
@@ -58,7 +58,7 @@ from labeler.system.clock import Clock
 log = logging.getLogger("labeler.conductor")
 
 REFRESH_S = 1.0
-"""How often the journal is asked which jobs are unfinished, for wakes that were lost."""
+"""Interval at which the journal is asked which jobs are unfinished, in case a wake was lost."""
 
 _COUNTED_S = 0.5
 
@@ -70,10 +70,10 @@ class CoordinatorDriver:
 
     Args:
         questions: makes the questions of jobs.
-        settlement: says what is charged to whom.
-        encode_release: a release as it is stored.
+        settlement: decides the charges.
+        encode_release: returns a release in its stored form.
         steady: seconds that never run backwards.
-        requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
+        requester_of: returns the name of a token's holder, by the token's id; a proposal tells it to the sites.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
     """
 
@@ -108,7 +108,7 @@ class CoordinatorDriver:
         self._storer = Storer(ledger, jobs, aggregates, settlement, encode_release)
         self._sender = sender
         self.observe: Callable[[JobRun, JobRun], None] | None = None
-        """Told of each job's step, as it was before and is now, once it is durable."""
+        """Called after each durable step of a job, with the job before and after."""
         self.relays = Relays()
         self._inbox = Inbox()
         self._loader = Loader(
@@ -119,7 +119,7 @@ class CoordinatorDriver:
         self._line = queues.WinnerQueue()
         self._turns = FairQueue()
         self._stored: list[str] = []
-        """Jobs whose last step is durable and that go on at once."""
+        """Jobs whose last step is durable and that continue at once."""
         self._last: dict[tuple[str, str], int] = {}
         self._relayed: dict[tuple[str, str], int] = {}
         self._parties: dict[str, Party] = {}
@@ -128,22 +128,22 @@ class CoordinatorDriver:
         self._refreshed_s: float | None = None
         self._counted: tuple[float, dict[str, int]] = (-_COUNTED_S, {})
 
-    # What others say; any thread. See `Inbox`.
+    # Input from any thread; see `Inbox`.
 
     def deliver(self, delivery: Delivery) -> None:
-        """Take messages at the next turn; `delivery.done` is told what became of them."""
+        """Process messages at the next turn; `delivery.done` gets the outcome."""
         self._inbox.deliver(delivery)
 
     def hand_in(self, errand: Errand) -> None:
-        """Write something in the next turn's transaction; `errand.done` is told what became of it."""
+        """Write something in the next turn's transaction; `errand.done` gets the outcome."""
         self._inbox.hand_in(errand)
 
     def tell(self, job_id: str, event: Event) -> None:
-        """What a party of this very process says of a job: there is no message to check, and nobody waits."""
+        """Take an event from a party of this same process: there is no message to check, and nobody waits."""
         self._inbox.tell(job_id, event)
 
     def wake(self, job_id: str) -> None:
-        """Something about a job was changed in the journal, or around it: look at it at the next turn."""
+        """Look at a job at the next turn, because something about it was changed in the journal or around it."""
         self._inbox.wake(job_id)
 
     def ring(self) -> None:
@@ -151,7 +151,7 @@ class CoordinatorDriver:
         self._inbox.ring()
 
     def close(self) -> None:
-        """Take nothing more; whoever waits is told to send again."""
+        """Accept nothing more; waiting callers are told to send again."""
         self._inbox.close()
 
     def wait(self) -> None:
@@ -159,14 +159,14 @@ class CoordinatorDriver:
         self._inbox.wait(lambda: 0.0 if self._stored else self._next_s() - self._steady())
 
     def trouble(self, job_id: str) -> Exception | None:
-        """Why an unfinished job could not go on when it was tried last; None where it could, or is none."""
+        """Return why an unfinished job could not continue at its last attempt; None without trouble or job."""
         live = self._live.get(job_id)
         return None if live is None else live.trouble
 
     # A turn.
 
     def turn(self) -> bool:
-        """Do everything that is to be done now.
+        """Do everything that is due now.
 
         Returns:
             Whether there is more to do at once.
@@ -182,14 +182,14 @@ class CoordinatorDriver:
             self._work(deliveries, events, errands, now)
         except Exception as error:
             for errand in errands:
-                errand.settle(unavailable(error))  # who was told already stays told
+                errand.settle(unavailable(error))  # an errand that is settled already keeps its outcome
             raise
         return bool(self._stored)
 
     def _work(
         self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], errands: Sequence[Errand], now: Now
     ) -> None:
-        """Acquire, step, store and send; where it cannot be stored, piece by piece."""
+        """Acquire, step, store and send; if storing fails, piece by piece."""
         try:
             plan = self._stepped(deliveries, events, now)
         except LabelerError as error:
@@ -232,7 +232,7 @@ class CoordinatorDriver:
         error: Exception,
         plan: Plan,
     ) -> None:
-        """The journal does not take one single piece; nothing of it is kept."""
+        """Handle a single piece that the journal refuses; nothing of it is kept."""
         for job_id, job in plan.jobs.items():
             if job.run.state in UNFINISHED:  # one that was read for the first time waits as others do
                 self._live.setdefault(job_id, Live(job.run, due_s=plan.now.steady_s))
@@ -244,7 +244,7 @@ class CoordinatorDriver:
             delivery.done(error if isinstance(error, LabelerError) else unavailable(error))
             for incoming in delivery.messages:
                 if isinstance(error, Replayed):
-                    # It had been kept, and what followed the commit failed: the journal knows more than this memory.
+                    # It had been stored, and what followed the commit failed: the journal knows more than this memory.
                     self._last.pop((incoming.message.header.sender, incoming.verify_key), None)
                     self.wake(self._loader.known_job(incoming))
                 else:
@@ -256,10 +256,10 @@ class CoordinatorDriver:
                 self._fail(job_id, error, plan.now)
 
     def _fail(self, job_id: str, error: Exception, now: Now, *, number: int | None = None) -> None:
-        """After a step of a job was not kept: end it where it cannot go on, else it waits.
+        """Handle a job whose step was not kept: end it if it cannot continue, else let it wait.
 
         Args:
-            number: of the round whose messages could not be written, where that is why.
+            number: of the round whose messages could not be written, if that is the reason.
         """
         if isinstance(error, LabelerError) and not isinstance(error, TryAgain):
             log.warning("job fails", extra={"job_id": job_id, "problem": error.problem_type})
@@ -275,7 +275,7 @@ class CoordinatorDriver:
         now: Now,
         error: LabelerError,
     ) -> None:
-        """Do nothing, as the journal cannot be read now; looks that were due are lost, so all jobs have one."""
+        """Do nothing, because the journal cannot be read now; due looks are lost, so every job gets a new one."""
         log.warning("journal cannot be read now", extra={"problem": error.problem_type})
         self._inbox.wake_again([*self._live, *woken])
         self._refreshed_s = now.steady_s
@@ -287,7 +287,7 @@ class CoordinatorDriver:
     # Acquire.
 
     def _due(self, told: list[JobEvent], woken: dict[str, None], now: Now) -> list[JobEvent]:
-        """What is to be looked at now, beside messages."""
+        """Return what else, besides messages, is to be looked at now."""
         if self._refreshed_s is None or now.steady_s - self._refreshed_s >= self._every_s:
             unfinished = dict.fromkeys(self._loader.unfinished())
             self._refreshed_s = now.steady_s
@@ -305,14 +305,14 @@ class CoordinatorDriver:
         events += told
         for job_id, live in self._live.items():
             if live.due_s <= now.steady_s:
-                live.due_s = math.inf  # until its step says when again
+                live.due_s = math.inf  # until its step sets the next time
                 woken.setdefault(job_id)
-        # A pause that a failure has earned is not shortened.
+        # A pause after a failure is not shortened.
         paused = [one for one in woken if one in self._live and now.steady_s < self._live[one].not_before_s]
         return events + [(job_id, Tick(self._mail(now))) for job_id in woken if job_id not in paused]
 
     def _mail(self, now: Now) -> dict[str, int]:
-        """How much mail waits with whom, as counted within the last half second."""
+        """Return the number of waiting messages by party, counted within the last half second."""
         if now.steady_s - self._counted[0] >= _COUNTED_S:
             try:
                 counted = dict(self._mailbox.all_pending(list(self._parties)))
@@ -322,7 +322,7 @@ class CoordinatorDriver:
         return self._counted[1]
 
     def _next_s(self) -> float:
-        """When something is to be done by itself."""
+        """Return the time of the next look that needs no event."""
         refresh_s = self._steady() if self._refreshed_s is None else self._refreshed_s + self._every_s
         place_s = self._turns.next_place_s()
         return min([refresh_s, *(live.due_s for live in self._live.values()), *([] if place_s is None else [place_s])])
@@ -333,7 +333,7 @@ class CoordinatorDriver:
     # Step.
 
     def _stepped(self, deliveries: Sequence[Delivery], events: Sequence[JobEvent], now: Now) -> Plan:
-        """A plan of what all of this comes to.
+        """Return a plan with the results of all of this.
 
         Raises:
             LabelerError: the journal cannot be read.
@@ -343,14 +343,14 @@ class CoordinatorDriver:
         plan = Plan(now, {}, self._line, self._turns)
         self._read(wanted, plan)
         ended = {one for one in plan.jobs if one in self._live and plan.jobs[one].run.state not in UNFINISHED}
-        for job_id in ended:  # by somebody else: whoever took part is told
+        for job_id in ended:  # by somebody else: tell the participants
             self._stepper.step_safely(job_id, Ended(plan.jobs[job_id].run.state), plan)
         for delivery in deliveries:
             plan.answers.append((delivery, self._take(delivery, about, plan)))
         open_jobs = [one for one in events if one[0] in plan.jobs and plan.jobs[one[0]].run.state in UNFINISHED]
         for job_id, event in _in_turns(open_jobs, lambda one: plan.jobs[one[0]].record.created_by):
             self._stepper.step_safely(job_id, event, plan)
-        while True:  # jobs whose turn it is, and rounds whose turn to have their winners found has come
+        while True:  # jobs that get their turn, and rounds that get their turn to have winners found
             plan.turns, admitted = plan.turns.take(now.steady_s)
             follow, plan.follow = plan.follow, []
             if not admitted and not follow:
@@ -369,7 +369,7 @@ class CoordinatorDriver:
         plan.jobs |= self._loader.load(missing, self._parties)
 
     def _take(self, delivery: Delivery, about: dict[int, str], plan: Plan) -> int | LabelerError:
-        """How many messages are taken, or why the first that is not is refused."""
+        """Return how many messages were accepted, or why the first rejected one was refused."""
         for incoming in delivery.messages:
             try:
                 self._take_one(incoming, about[id(incoming)], plan)
@@ -391,7 +391,7 @@ class CoordinatorDriver:
         party = self._parties.get(header.sender)
         if party is None or party.verify_key != incoming.verify_key:
             raise Unavailable(f"the keys of {header.sender!r} were changed at this moment; send again")
-        # Tried on a draft, so that nothing is kept of a message that is not taken.
+        # Tried on a draft, so that nothing of a refused message is kept.
         draft = plan.draft(job_id)
         refusal = self._stepper.step(job_id, incoming.event, draft, incoming)
         if refusal is not None:
@@ -410,7 +410,7 @@ class CoordinatorDriver:
             plan.heads[header.sender] = incoming.head
 
     def _last_of(self, sender: str, key: str, *, is_relayed: bool) -> int:
-        """The highest number of a sender that was taken: under a key, or for a tallier."""
+        """Return the highest number accepted from a sender: under a key, or for a tallier."""
         if is_relayed:
             return self._relayed.get((sender, key), 0)
         if (sender, key) not in self._last:
@@ -442,7 +442,7 @@ class CoordinatorDriver:
     # Send.
 
     def _keep(self, plan: Plan) -> None:
-        """What is durable is true in memory too; then everything leaves, and who waits is told."""
+        """Copy the durable state to memory; then send everything and notify waiting callers."""
         self._line, self._turns = plan.line, plan.turns
         self._last |= plan.taken
         for errand in plan.errands:
@@ -477,7 +477,7 @@ class CoordinatorDriver:
 
 
 def _in_turns(events: Sequence[JobEvent], requester_of: Callable[[JobEvent], str]) -> list[JobEvent]:
-    """The events with requesters taking turns, each requester's in order."""
+    """Return the events with requesters taking turns, each requester's in order."""
     lanes: dict[str, list[JobEvent]] = {}
     for one in events:
         lanes.setdefault(requester_of(one), []).append(one)
@@ -486,5 +486,5 @@ def _in_turns(events: Sequence[JobEvent], requester_of: Callable[[JobEvent], str
 
 
 def unavailable(error: Exception) -> LabelerError:
-    """What whoever sent something is told where it could not be taken now."""
+    """Return the error for senders whose input could not be processed now."""
     return error if isinstance(error, TryAgain) else Unavailable("the journal cannot take it now; send again")

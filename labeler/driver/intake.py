@@ -1,10 +1,10 @@
-"""What comes to the coordinator's driver: messages of parties, what others want written, and wakes.
+"""Input of the coordinator's driver: messages of parties, writes for others, and wakes.
 
-Who may send what is checked here, and the body decoded; nothing is looked up but the party. Whether a message belongs
-to a round that is open, and whether its number is new, is decided when the driver takes it.
+This module checks which party may send what, and decodes the body; it looks up nothing but the party. The driver later
+decides whether a message belongs to an open round, and whether its number is new.
 
-What others want written (a job that was submitted) shares the commit of a turn: a commit costs the same however much it
-holds. Each errand is undone by itself where it is refused, and takes nothing else of the turn with it.
+Writes for others (a submitted job) share the commit of a turn: a commit costs the same however much it holds. A refused
+errand is undone alone, and nothing else of the turn with it.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Incoming:
 
     Attributes:
         verify_key: that its signature was checked with.
-        event: what it is to the machine.
-        job_id: the job it is about, where the body names it; else empty, and the round of its header says it.
-        head: of the sender's own journal, where it came with an answer: kept with each message of that answer, so that
-            no share of it is passed on before.
+        event: its meaning for the machine.
+        job_id: the job it is about, if the body names it; else empty, and the round in its header identifies the job.
+        head: of the sender's own journal, if it came with an answer; stored with each message of that answer, so that
+            no share of it is passed on earlier.
     """
 
     message: Message
@@ -77,12 +77,12 @@ class Incoming:
 
 @dataclass
 class Delivery:
-    """Messages of one transmission, and whoever waits for what becomes of them.
+    """Messages of one transmission, and the caller that waits for their outcome.
 
     Attributes:
-        messages: to be taken in order, up to the first that is refused.
-        error: why what came behind them is not taken; None where nothing did.
-        done: called once, when the effect of those that were taken is durable: with how many, or with the error.
+        messages: processed in order, up to the first that is refused.
+        error: why the messages after them are not processed; None if there are none.
+        done: called once, when the effect of the accepted ones is durable: with their number, or with the error.
     """
 
     messages: tuple[Incoming, ...]
@@ -91,10 +91,10 @@ class Delivery:
 
 
 def check_role(message: Message, party: PartyRecord) -> None:
-    """Refuse what a party of this role does not send, or not to this recipient.
+    """Refuse a message that a party of this role may not send, or not to this recipient.
 
     Raises:
-        ProtocolViolation: see above.
+        ProtocolViolation: the role does not allow it.
     """
     header = message.header
     if party.role not in _ROLES_OF.get(header.kind, ()):
@@ -106,7 +106,7 @@ def check_role(message: Message, party: PartyRecord) -> None:
 
 
 def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
-    """A checked message and its event.
+    """Return a checked message with its event.
 
     Args:
         message: its signature was checked with the party's key.
@@ -114,7 +114,7 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
         keys: of the coordinator, which opens what is sealed to it.
 
     Raises:
-        ProtocolViolation: this party may not send this, or the body is none of its kind.
+        ProtocolViolation: this party may not send this, or the body is invalid for its kind.
         Forged: the body does not open.
     """
     check_role(message, party)
@@ -147,7 +147,7 @@ def incoming(message: Message, party: PartyRecord, keys: PartyKeys) -> Incoming:
 
 
 def with_heads(messages: Sequence[Incoming]) -> tuple[Incoming, ...]:
-    """Messages of one transmission, each with the furthest head that its sender's answers in it carry."""
+    """Return messages of one transmission, each with the furthest head in its sender's answers."""
     heads: dict[str, Head] = {}
     for one in messages:
         sender = one.message.header.sender
@@ -157,16 +157,16 @@ def with_heads(messages: Sequence[Incoming]) -> tuple[Incoming, ...]:
 
 
 def read_answer(kind: Kind, body: bytes) -> Willing | Declined:
-    """The body of a "willing" or "declined".
+    """Return the body of a "willing" or "declined".
 
     Raises:
-        ProtocolViolation: it is none.
+        ProtocolViolation: it is neither.
     """
     return Willing.decode(body) if kind == "willing" else Declined.decode(body)
 
 
 def said_of(said: Willing | Declined) -> ProposalReply:
-    """What an answer to a proposal amounts to."""
+    """Return the reply to store for an answer to a proposal."""
     if isinstance(said, Willing):
         return ProposalReply("willing", until_s=said.until)
     refusal = said.refusal
@@ -175,11 +175,11 @@ def said_of(said: Willing | Declined) -> ProposalReply:
 
 @dataclass(eq=False)
 class Errand:
-    """Something to be written, and whoever waits for it.
+    """A write that runs in the driver's transaction, and the caller that waits for it.
 
     Attributes:
-        write: writes it within the transaction of a turn. It may run again, where the turn is done again piece by
-            piece; what it did before was undone then. A `LabelerError` of it is a refusal.
+        write: writes within the transaction of a turn. It may run again if the turn is repeated piece by piece; its
+            earlier effects were undone then. If it raises `LabelerError`, the write is refused.
         done: called once: with None when it is durable, else with why nothing of it was kept.
     """
 
@@ -188,14 +188,14 @@ class Errand:
     is_settled: bool = False
 
     def settle(self, error: BaseException | None) -> None:
-        """Tell who waits; the first time counts."""
+        """Notify the waiting caller; only the first call counts."""
         if not self.is_settled:
             self.is_settled = True
             self.done(error)
 
 
 def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], Result]) -> Result:
-    """Have a step written by the driver, and wait in this thread until it is durable.
+    """Let the driver run a step that writes, and wait in this thread until it is durable.
 
     Args:
         step: see `Errand.write`.
@@ -227,10 +227,10 @@ def run_errand(hand_in: Callable[[Errand], None], step: Callable[[Connection], R
 
 
 class Inbox:
-    """What others say to the driver between two turns; any thread may say it.
+    """Input for the driver between two turns; any thread may add to it.
 
-    Who waits for what becomes of a delivery or an errand is told also when the driver ends. Nobody waits for a wake: a
-    job that was changed is found by looking, too, only later.
+    Callers that wait for a delivery or an errand are also notified when the driver ends. Nobody waits for a wake: a
+    lost wake only delays a changed job until the next regular look.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class Inbox:
         self._closed = False
 
     def deliver(self, delivery: Delivery) -> None:
-        """Have messages taken at the next turn; `delivery.done` is told what became of them."""
+        """Queue messages for the next turn; `delivery.done` gets the outcome."""
         with self._bell:
             if not self._closed:
                 self.deliveries.append(delivery)
@@ -252,7 +252,7 @@ class Inbox:
         delivery.done(_stopping())
 
     def hand_in(self, errand: Errand) -> None:
-        """Have something written in the next turn's transaction; `errand.done` is told what became of it."""
+        """Queue a write for the next turn's transaction; `errand.done` gets the outcome."""
         with self._bell:
             if not self._closed:
                 self.errands.append(errand)
@@ -261,19 +261,19 @@ class Inbox:
         errand.settle(_stopping())
 
     def tell(self, job_id: str, event: Event) -> None:
-        """Have an event of a job taken at the next turn, from a party of this process."""
+        """Queue a job's event, from a party of this process, for the next turn."""
         with self._bell:
             self.told.append((job_id, event))
             self._bell.notify()
 
     def wake(self, job_id: str) -> None:
-        """Something about a job was changed in the journal, or around it: read it again at the next turn."""
+        """Read a job again at the next turn, because something about it was changed in the journal or around it."""
         with self._bell:
             self.woken[job_id] = None
             self._bell.notify()
 
     def wake_again(self, job_ids: Iterable[str]) -> None:
-        """Jobs that a turn could not look at; they come before those that were woken since."""
+        """Queue jobs that a turn could not look at, before those that were woken since."""
         with self._bell:
             self.woken = dict.fromkeys(job_ids) | self.woken
 
@@ -284,7 +284,7 @@ class Inbox:
             self._bell.notify()
 
     def take(self) -> tuple[list[Delivery], list[Errand], list[tuple[str, Event]], dict[str, None]]:
-        """Everything that was said since the last turn."""
+        """Return all input since the last turn."""
         with self._bell:
             deliveries, self.deliveries = self.deliveries, []
             errands, self.errands = self.errands, []
@@ -293,7 +293,7 @@ class Inbox:
         return deliveries, errands, told, woken
 
     def close(self) -> None:
-        """Take nothing more; whoever waits is told to send again."""
+        """Accept nothing more; waiting callers are told to send again."""
         with self._bell:
             self._closed = True
         deliveries, errands, _, _ = self.take()
@@ -306,7 +306,7 @@ class Inbox:
         """Wait until there is something to do, or `ring`.
 
         Args:
-            pause_s: for how long at most; asked once nothing is there.
+            pause_s: returns the longest wait; called once the queue is empty.
         """
         with self._bell:
             waiting = (self.deliveries, self.errands, self.told, self.woken)

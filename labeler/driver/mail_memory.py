@@ -1,7 +1,7 @@
 """The mailbox inside one process: for `labeler run`, for tests and for simulations.
 
-The twin of `labeler.driver.mail_redis`: the same positions, bounds and waiting, without a server. Any number
-of threads and event loops may use one at once. Everything is gone when the process ends, which a mailbox may do.
+The in-process twin of `labeler.driver.mail_redis`: the same positions, limits and waiting, without a server. Any number
+of threads and event loops may use one at once. Everything is lost when the process ends, as the protocol allows.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from labeler.untrusted import canonical_json, check_party_id, check_text
 
 _START: Final = (0, 0)
 _SWEEP_EVERY: Final = 4096
-"""Sends between two looks for what has expired: the cost of forgetting is spread, and what is kept stays bounded."""
+"""Sends between two sweeps for expired entries: this spreads the cost and bounds what is kept."""
 
 MOST_SEEN: Final = 4096
-"""Messages that are known when they come again: of the last day, and no more, so that memory does not grow."""
+"""Most message ids remembered to detect repeats: those of the last day, and no more, so that memory does not grow."""
 
 MOST_TOLD: Final = 512
-"""Jobs whose events are kept; who watches another looks at it in the journal."""
+"""Jobs whose events are kept; watchers of another job look it up in the journal."""
 
 
 _Key = tuple[str, str]
@@ -61,8 +61,8 @@ class MemoryMailbox:
     """The `labeler.driver.mail.Mailbox` of one process; see the module.
 
     Args:
-        now: seconds since 1970, from which positions and expiries follow. A simulation gives its own; then calls that
-            wait still wait by the real clock, so it does not let them wait.
+        now: seconds since 1970, from which positions and expiries follow. A simulation passes its own clock, but
+            waiting calls still use the real one, so a simulation must not wait.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -79,7 +79,7 @@ class MemoryMailbox:
         """See the protocol: memory always answers and throws nothing away."""
 
     def empty(self) -> None:
-        """Forget everything, as a Redis does that is emptied or started anew. Whoever waits goes on waiting."""
+        """Forget everything, like a Redis that is emptied or restarted. Waiting readers go on waiting."""
         with self._changed:
             self._streams.clear()
             self._told.clear()
@@ -89,7 +89,7 @@ class MemoryMailbox:
     # Mail
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
-        """See the protocol: one step for everybody else, so that who waits is handed all of its messages."""
+        """See the protocol. One step for all other threads, so that a waiting reader gets all of its messages."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
         with self._changed:
@@ -97,7 +97,7 @@ class MemoryMailbox:
                 self._put(letter)
             for job_id in tell:
                 self._publish(job_id, ENDED if job_id in ended else CHANGED)
-            # Each once, however much came for it.
+            # Each reader once, however many messages it got.
             self._wake(dict.fromkeys(("mail", letter.recipient) for letter in letters))
             self._wake([("progress", job_id) for job_id in tell])
 
@@ -159,10 +159,10 @@ class MemoryMailbox:
     def __repr__(self) -> str:
         return "MemoryMailbox(<redacted>)"
 
-    # With `_changed` held
+    # Call these with `_changed` held
 
     def _next(self, last: _Position) -> _Position:
-        """The position after `last`: of now, or one more where the clock stands or went back."""
+        """Return the position after `last`: of now, or one more if the clock stands still or went back."""
         now_ms = int(self._now() * 1000)
         return (now_ms, 0) if now_ms > last[0] else (last[0], last[1] + 1)
 
@@ -239,7 +239,7 @@ class MemoryMailbox:
     ) -> list[tuple[str, bytes]]:
         check_wait(wait_s)
         position = parse_position(after)
-        if not wait_s:  # nor is there an event loop to wait in, where nobody ever waits
+        if not wait_s:  # without a wait there may be no event loop
             with self._changed:
                 return self._found(key, position, count, max_bytes, drop=drop)
         loop = asyncio.get_running_loop()

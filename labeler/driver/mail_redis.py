@@ -1,14 +1,14 @@
-"""The mailbox among processes: streams of Redis. The only door to it.
+"""The mailbox between processes, as Redis streams. No other module accesses Redis.
 
     key                            type     what                                         kept
     mail:RECIPIENT                 stream   messages on their way to one party           the last 10,000; 7 days unused
     mail-seen:LENGTH:RECIPIENT:ID  string   this message was put into the mail           1 day
     progress:JOB                   stream   events of a job, for people who watch        the last 1,000; 1 day unused
-    alive:ROLE                     string   some process of a role was there lately      seconds
+    alive:ROLE                     string   a process of a role was running lately       seconds
 
-What a mailbox promises is in `labeler.driver.mail`; positions are ids of streams. Redis 6.2 is enough. It
-must be reachable by nobody but the coordinator and its embedders: whoever can read it sees sealed shares and who
-answers, and whoever can write to it can hold up the service.
+`labeler.driver.mail` specifies a mailbox; positions are ids of streams. Redis 6.2 is enough. Only the coordinator and
+its embedders may reach it: anybody who can read it sees sealed shares and which agents answer, and anybody who can
+write to it can delay the service.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ PROGRESS_KEY = "progress:{job_id}"
 ALIVE_KEY = "alive:{role}"
 
 MAX_WAITING = 9_000
-"""Most parties and people that wait at once, one connection each; a redis-server takes 10,000 unless told otherwise."""
+"""Most parties and people that wait at once, one connection each; a redis-server accepts 10,000 by default."""
 
 _OLDEST_REDIS = (6, 2)
 _REPLY_GRACE_S = 5.0
 _ERROR_CODE = re.compile(r"\b[A-Z]{3,20}\b")
 
-# Each script is one step for every other client: no crash can leave a mark without its message.
+# Each script is atomic for other clients: no crash can leave a mark without its message.
 _SEND = """
 if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
 redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'data', ARGV[1])
@@ -132,7 +132,7 @@ class RedisMailbox:
         self._mail = self._waiting.register_script(_MAIL)
 
     def check(self) -> None:
-        """Make sure that Redis answers, is recent enough and throws nothing away by itself.
+        """Make sure that Redis answers, is recent enough and never drops entries on its own.
 
         Raises:
             Unavailable: it does not answer.
@@ -157,7 +157,7 @@ class RedisMailbox:
     # Mail
 
     def send_all(self, letters: Sequence[Letter], *, tell: Collection[str] = (), ended: Collection[str] = ()) -> None:
-        """See the protocol: one transaction, so that who waits is handed all of its messages, not the first alone."""
+        """See the protocol. One transaction, so that a waiting reader gets all of its messages, not only the first."""
         for letter in letters:
             check_mail(letter.recipient, letter.data, letter.message_id)
         if not letters and not tell:
@@ -166,7 +166,7 @@ class RedisMailbox:
             try:
                 self._pipe(letters, tell, ended)
             except NoScriptError:
-                # A server that was started anew knows no script; what was sent before it said so is not sent twice.
+                # A restarted server has lost its scripts; messages sent before its error are not sent twice.
                 self._redis.script_load(_SEND)
                 self._pipe(letters, tell, ended)
 
@@ -174,10 +174,10 @@ class RedisMailbox:
         with self._redis.pipeline(transaction=True) as steps:
             for letter in letters:
                 who = letter.recipient
-                # The length keeps party "a:b" with message "c" apart from party "a" with message "b:c".
+                # The length distinguishes party "a:b" with message "c" from party "a" with message "b:c".
                 seen = MAIL_SEEN_KEY.format(length=len(who), recipient=who, message_id=letter.message_id)
                 args: list[bytes | int] = [letter.data, MAX_MAIL, MAIL_SEEN_S, MAIL_UNUSED_S]
-                # Not by way of the script's object, which asks the server each time whether it knows the script.
+                # Not through the script object, which asks the server each time whether it knows the script.
                 steps.evalsha(self._send.sha, 2, MAIL_KEY.format(recipient=who), seen, *args)
             for job_id in tell:
                 _publish(steps, job_id, ENDED if job_id in ended else CHANGED)
@@ -208,19 +208,19 @@ class RedisMailbox:
     # Signs of life
 
     def show_life(self, role: str, *, for_s: float) -> None:
-        """Say that a process of a role is there; counts for so many seconds."""
+        """Report that a process of a role is running; valid for this many seconds."""
         with _reaching():
             self._redis.set(ALIVE_KEY.format(role=check_text(role, "role", most=100)), b"1", px=round(for_s * 1000))
 
     def is_alive(self, role: str) -> bool:
-        """Whether any process of a role was there lately."""
+        """Return whether any process of a role was running lately."""
         with _reaching():
             return bool(self._redis.exists(ALIVE_KEY.format(role=check_text(role, "role", most=100))))
 
     # Progress
 
     def publish(self, job_id: str, event: Mapping[str, Any]) -> None:
-        """Tell whoever watches a job; nothing private may be in it."""
+        """Send an event to the watchers of a job; it must hold nothing private."""
         with _reaching(), self._redis.pipeline(transaction=True) as steps:
             _publish(steps, job_id, event)
             steps.execute()
@@ -228,7 +228,7 @@ class RedisMailbox:
     async def watch(
         self, job_id: str, after: str, wait_s: float, max_events: int = 100
     ) -> list[tuple[str, dict[str, Any]]]:
-        """The events of a job after a position, oldest first; waits for them, 0 to 30 seconds."""
+        """Return the events of a job after a position, oldest first; wait for them, 0 to 30 seconds."""
         key = PROGRESS_KEY.format(job_id=check_text(job_id, "job_id", most=200))
         entries = await self._read(key, after, wait_s, max_events, max_bytes=MAX_MAIL_BYTES, drop=False)
         return [(position, json.loads(fields[b"event"])) for position, fields in entries if b"event" in fields]
@@ -236,11 +236,11 @@ class RedisMailbox:
     # Ends
 
     def close(self) -> None:
-        """Close what the calls that return at once have opened."""
+        """Close what the non-waiting calls have opened."""
         self._redis.close()
 
     async def aclose(self) -> None:
-        """Close everything; to be awaited in the event loop in which mail was received."""
+        """Close everything; await it in the event loop in which mail was received."""
         await self._waiting.aclose()
         self.close()
 
@@ -257,7 +257,7 @@ class RedisMailbox:
                 start, found = await self._mail_after(key, position, count, max_bytes, is_first=True, drop=drop)
                 if found or wait_s <= 0:
                     return found
-                # One comes alone out of the wait, and then whatever came with it. 0 would wait for ever.
+                # One entry ends the wait; then read whatever came with it. 0 would wait without end.
                 reply = await self._waiting.xread({key: start}, count=1, block=max(1, round(wait_s * 1000)))
                 found = [(_text(entry), fields) for _, entries in reply or [] for entry, fields in entries]
                 if found and count > 1:
@@ -269,14 +269,14 @@ class RedisMailbox:
     async def _mail_after(
         self, key: str, after: tuple[int, int], count: int, max_bytes: int, *, is_first: bool, drop: bool
     ) -> tuple[str, list[tuple[str, dict[bytes, bytes]]]]:
-        """What is there after a position, in one step; and the position, or the start where the stream ends before it.
+        """Return the position and the entries after it, in one step; the start if the stream ends before the position.
 
         Args:
             key: of the stream.
             after: the position.
             count, max_bytes: of entries, at most.
-            is_first: one entry is given however large it is.
-            drop: what lies up to the position is done with.
+            is_first: return one entry however large it is.
+            drop: delete entries up to the position.
         """
         start, following = format_position(after), f"{after[0]}-{after[1] + 1}" if drop else ""
         found_from, reply = await self._mail(keys=[key], args=[start, count, max_bytes, int(is_first), following])
@@ -294,7 +294,7 @@ def _reaching() -> Iterator[None]:
         ) from None
     except RedisError as error:
         # Only the code (OOM, MISCONF) or its class (OutOfMemoryError): what follows may quote keys.
-        # Of several commands sent together the library says first which one it was.
+        # For pipelined commands the library names the failed one first.
         said = str(error).rpartition("caused error: ")[2]
         code = _ERROR_CODE.search(said) if type(error) is ResponseError else None
         name = code[0] if code else type(error).__name__

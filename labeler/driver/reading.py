@@ -1,7 +1,7 @@
-"""Acquire: jobs with work as the journal has them, read anew for each turn, and the plan of what a turn makes of them.
+"""Acquire: read jobs with work from the journal for each turn, and hold the plan of the turn's results.
 
-The journal is the only truth. Of a job that is not finished memory holds what no journal needs: since when it waits,
-whose word it has already used, and its pause after a failure. A driver that begins with nothing asks again.
+The journal is the only truth. For an unfinished job, memory holds only what no journal needs: since when it waits,
+which messages it has already used, and its pause after a failure. A driver that starts with nothing asks again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _MOST_TASKS = 1024
 
 
 class PartyBook(Protocol):
-    """Who takes part: `labeler.ledger.parties.PartyStore`, or whoever has the parties in its own process."""
+    """The participants: `labeler.ledger.parties.PartyStore`, or a replacement with parties in its own process."""
 
     @property
     def version(self) -> int:
-        """Another one whenever a party has changed."""
+        """Return a value that differs whenever a party has changed."""
 
     def all(self) -> Sequence[PartyRecord]:
-        """Every party."""
+        """Return every party."""
 
     def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
-        """Keep how far the journals are that agents' answers came from."""
+        """Store the journal heads that came with agents' answers."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Loaded:
 
     Attributes:
         record, rounds: its rows.
-        run: it as its machine takes it, with what only memory holds of it.
+        run: the job as its machine takes it, with the part that only memory holds.
     """
 
     record: JobRecord
@@ -64,14 +64,14 @@ class Loaded:
 
 @dataclass
 class Live:
-    """What memory holds of a job that is not finished.
+    """The state of an unfinished job that only memory holds.
 
     Attributes:
         run: as its machine left it.
-        due_s: when it is looked at by itself.
-        pause_s: how long it waits after its last failure; 0 where it goes on.
-        not_before_s: until when a wake does not shorten that.
-        trouble: its last failure; None where it goes on.
+        due_s: when it is looked at without an event.
+        pause_s: wait after its last failure; 0 if there is none.
+        not_before_s: until when a wake does not shorten that wait.
+        trouble: its last failure; None if it continues.
     """
 
     run: JobRun
@@ -81,7 +81,7 @@ class Live:
     trouble: Exception | None = None
 
     def pause(self, error: Exception, steady_s: float) -> None:
-        """A job that could not go on waits, ever longer, and a wake does not shorten that."""
+        """Let a job wait after a failure, longer each time; a wake does not shorten the wait."""
         if isinstance(error, LabelerError):
             log.warning("job waits", extra={"job_id": self.run.job_id, "problem": error.problem_type})
         else:
@@ -92,10 +92,10 @@ class Live:
 
 
 class Loader:
-    """Reads jobs: all of a turn in one read; remembers tasks, and what was opened, which never change.
+    """A reader of jobs: all of a turn in one read. It caches tasks and releases, which never change.
 
     Args:
-        requester_of: the name of whoever holds a token, by its id; never of a job that nobody submitted.
+        requester_of: returns the name of a token's holder, by the token's id; not called for a job without submitter.
         is_simulated: noise from a known seed is expected.
     """
 
@@ -119,20 +119,20 @@ class Loader:
         self._is_simulated = is_simulated
         self._known: dict[str, TaskRecord] = {}
         self.live: dict[str, Live] = {}
-        """Jobs that are not finished, as far as they were read before."""
+        """Unfinished jobs that were read before."""
         self.of_round: dict[str, str] = {}
-        """The job of each of their rounds' digests."""
+        """Round digest -> job, for these jobs."""
 
     def unfinished(self) -> list[str]:
-        """Ids of every job that is not finished, oldest first."""
+        """Return the ids of every unfinished job, oldest first."""
         return self._jobs.unfinished_ids()
 
     def known_job(self, incoming: Incoming) -> str:
-        """The job that a message is about, as far as memory knows."""
+        """Return the job that a message is about, as far as memory knows."""
         return incoming.job_id or self.of_round.get(incoming.message.header.round_digest, "")
 
     def job_of(self, incoming: Incoming) -> str:
-        """The job that a message is about; empty where no job has such a round."""
+        """Return the job that a message is about; empty if no job has such a round."""
         known = self.known_job(incoming)
         if not known:
             with suppress(NotFound):
@@ -140,7 +140,7 @@ class Loader:
         return known
 
     def load(self, job_ids: Collection[str], parties: Mapping[str, Party]) -> dict[str, Loaded]:
-        """Jobs as they are kept, with what memory holds of them; those that are not there are left out."""
+        """Return stored jobs, with the part that memory holds; missing ones are left out."""
         if not job_ids:
             return {}
         with self._database.read() as connection:
@@ -176,12 +176,12 @@ class Loader:
         return found
 
     def keep(self, run: JobRun) -> None:
-        """Remember a job as its last step left it."""
+        """Cache a job as its last step left it."""
         self.live.setdefault(run.job_id, Live(run)).run = run
         self.of_round |= {one.round_digest: run.job_id for one in run.rounds if one.round_digest}
 
     def forget(self, run: JobRun) -> list[str]:
-        """Remember nothing more of a job; the digests of its rounds."""
+        """Drop a job from memory; return the digests of its rounds."""
         self.live.pop(run.job_id, None)
         digests = [one.round_digest for one in run.rounds if one.round_digest]
         for digest in digests:
@@ -191,7 +191,7 @@ class Loader:
     def _opened(
         self, record: JobRecord, rounds: Iterable[RoundRecord], connection: Connection
     ) -> Mapping[int, Release | None]:
-        """What the steps of a training have opened, by round; of other tasks nothing is needed again."""
+        """Return what the steps of a training have opened, by round; other tasks never need it again."""
         if not self._known[record.task_digest].task.traits.is_sampled:
             return {}
         live = self.live.get(record.job_id)
@@ -214,7 +214,7 @@ class Loader:
 
 @dataclass
 class Plan:
-    """What one turn, or one piece of it, has come to; kept only once it is durable.
+    """The results of one turn, or of one piece of it; kept only once they are durable.
 
     Attributes:
         now: when the turn began.
@@ -222,14 +222,14 @@ class Plan:
         runs: jobs as they are after their steps.
         stores, sends, relays: what is to be durable, and what leaves after that.
         taken, relayed: the highest number of each sender's messages to the coordinator, and to each tallier.
-        heads: how far the journals are that agents' answers came from.
-        looks: until when nothing is to be done for a job by itself.
+        heads: journal heads that came with agents' answers.
+        looks: when each job is next looked at without an event.
         retries: jobs whose step met a defect or has to wait; nothing of that step is here.
         broken: jobs whose messages could not be written: why, and of which round.
-        line, turns: whose turn it is to have winners found, and to be begun.
+        line, turns: the queues for finding winners, and for starting jobs.
         follow: rounds whose turn has come in this turn.
-        answers: what is told to whom, once it is durable.
-        errands, refused: what others have written, and why some of it was not.
+        answers: outcomes to report once everything is durable.
+        errands, refused: writes for others, and why some of them were refused.
     """
 
     now: Now
@@ -253,19 +253,19 @@ class Plan:
 
     @property
     def is_stored(self) -> bool:
-        """Whether anything is to be made durable."""
+        """Return whether anything is to be made durable."""
         return bool(self.stores or self.taken or self.errands or self.heads)
 
     def run_of(self, job_id: str) -> JobRun:
-        """A job as this turn has made it so far."""
+        """Return a job in its state so far in this turn."""
         return self.runs[job_id] if job_id in self.runs else self.jobs[job_id].run
 
     def draft(self, job_id: str) -> Plan:
-        """A plan for one step of one job, of which nothing is kept where it is not joined."""
+        """Return a plan for one step of one job; unless it is joined, nothing of it is kept."""
         return Plan(self.now, self.jobs, self.line, self.turns, runs={job_id: self.run_of(job_id)})
 
     def join(self, draft: Plan) -> None:
-        """What a step has come to becomes part of its turn."""
+        """Add the results of a step to its turn."""
         self.runs |= draft.runs
         for job_id, stores in draft.stores.items():
             self.stores.setdefault(job_id, []).extend(stores)
@@ -298,7 +298,7 @@ def _round_run(
 
 
 def _remembering(fresh: JobRun, known: JobRun) -> JobRun:
-    """A job as the journal has it now, with what only memory holds of it."""
+    """Return a job as the journal has it now, with the part that only memory holds."""
     before = {one.number: one for one in known.rounds}
     rounds = tuple(
         replace(
@@ -325,7 +325,7 @@ def _remembering(fresh: JobRun, known: JobRun) -> JobRun:
 
 
 def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
-    """The parties whose keys are in force, as the machine needs them."""
+    """Return the parties with active keys, as the machine needs them."""
     return {one.party_id: _party(one) for one in records if one.state == "active"}
 
 

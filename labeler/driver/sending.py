@@ -1,8 +1,8 @@
-"""Send: what leaves after a turn's commit, written, signed, and sent in one pipeline; places where a test may kill.
+"""Send: messages that leave after a turn's commit, written, signed, and sent in one pipeline; kill points for tests.
 
-A message that is lost is asked for again; a job whose messages cannot be written harms itself alone. What a round asks
-is made before it is charged for and kept until its agents have answered, so that a batch that fits into no message
-costs nothing and is not encoded twice.
+A lost message is asked for again; a job whose messages cannot be written affects only itself. The messages that ask a
+round are made before it is charged for and kept until its agents have answered. So a batch that is too large for a
+message costs nothing, and none is encoded twice.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from labeler.tally import QueryBatch
 log = logging.getLogger("labeler.conductor")
 
 SUM_GRACE_S = 3600.0
-"""How long talliers keep the shares of a round beyond its job's deadline, so that what was paid for can be opened."""
+"""How long talliers keep the shares of a round after its job's deadline, so that paid rounds can still be opened."""
 
 _KEPT_BYTES = 64 * 1024 * 1024
-"""Of asks that may be sent again; what does not fit is made again."""
+"""Cache size for asks that may be sent again; others are made again."""
 
 BYTES_PER_ENTRY = 8
 SHARE_OVERHEAD_BYTES = 8 * 1024
-"""What the seal and the head of a share add to its numbers, at most."""
+"""Most bytes that the seal and the head of a share add to its numbers."""
 
 MAX_SHARES_WAITING = 4
 
@@ -64,10 +64,10 @@ _SETTLED = Settled().encode()
 
 
 class Questions(Protocol):
-    """Where the questions of a job are."""
+    """Access to the questions of jobs."""
 
     def read(self, job_id: str) -> NDArray[np.int16]:
-        """The questions of a job that has them, shape (queries, dimension).
+        """Return the questions of a job that has them, shape (queries, dimension).
 
         Raises:
             BadData: they cannot be read.
@@ -75,42 +75,42 @@ class Questions(Protocol):
 
 
 class Writer(Protocol):
-    """How what the machine sends gets to its recipients: written and signed (`Sender`), or handed over."""
+    """Delivery of the machine's messages to their recipients: written and signed (`Sender`), or passed directly."""
 
     def make(self, job: JobRun, number: int) -> None:
-        """Make what a round sends before it is charged for: what cannot be asked costs nothing.
+        """Make the messages of a round before it is charged for: an impossible ask costs nothing.
 
         Raises:
             LabelerError: it cannot be asked.
         """
 
     def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
-        """The messages of one effect; what its turn stored is durable by now.
+        """Return the messages of one effect; the stores of its turn are durable by now.
 
         Args:
             job: as it is after the step.
-            head: of the ledger, with the charge in it where sums are asked for.
+            head: of the ledger, including the charge if sums are asked for.
         """
 
     def forget(self, round_digests: list[str]) -> None:
-        """These rounds ask nobody any more."""
+        """Forget rounds that ask nobody any more."""
 
 
 class PostOffice:
-    """Signs what the coordinator says."""
+    """Signs the coordinator's messages."""
 
     def __init__(self, *, keys: PartyKeys, sequences: Sequences) -> None:
         self._keys = keys
         self._sequences = sequences
 
     def letter(self, kind: Kind, recipient: str, body: bytes, *, task_digest: str, round_digest: str = "") -> Letter:
-        """One message, ready for its recipient's mail."""
+        """Return one message, ready for its recipient's mail."""
         return letter_of(self.sign(kind, recipient, body, task_digest=task_digest, round_digest=round_digest))
 
     def sign(
         self, kind: Kind, recipient: str, body: bytes, *, task_digest: str = "", round_digest: str = ""
     ) -> Message:
-        """A message of the coordinator, with the next sequence number for its recipient."""
+        """Return a message of the coordinator, with the next sequence number for its recipient."""
         return self._keys.message(
             kind,
             sender=COORDINATOR,
@@ -123,16 +123,16 @@ class PostOffice:
 
 
 def letter_of(message: Message) -> Letter:
-    """A signed message as the mailbox takes it."""
+    """Return a signed message in the mailbox's form."""
     return Letter(message.header.recipient, frame([message]), message.message_id)
 
 
 class Relays:
-    """How much one agent may put into a tallier's mail: shares of the size of their round, and a few of each.
+    """A limit on one agent's entries in a tallier's mail: shares of their round's size, and a few of each.
 
-    A share is sealed, so the coordinator cannot look into it; its size and number it can bound. An honest agent sends
-    the same share again when it is asked again, so a few are taken. More are refused until the tallier's mail has run
-    empty, which it does once the tallier took them, and also when Redis lost them.
+    A share is sealed, so the coordinator cannot look into it, but it can bound size and number. An honest agent sends
+    the same share again when it is asked again, so a few are accepted. More are refused until the tallier's mail is
+    empty, which happens once the tallier took them, and also if Redis lost them.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Relays:
 
         Raises:
             TooLarge: more bytes than the votes of the round take.
-            ProtocolViolation: several shares of this agent for this round lie in the tallier's mail already.
+            ProtocolViolation: several shares of this agent for this round are in the tallier's mail already.
         """
         header = message.header
         most = BYTES_PER_ENTRY * num_queries * num_classes + SHARE_OVERHEAD_BYTES
@@ -168,7 +168,7 @@ class Relays:
             self._waiting.setdefault(header.recipient, Counter())[header.sender, header.round_digest] += 1
 
     def emptied(self, recipient: str) -> None:
-        """A party asked for its mail, and there was none: whatever was counted has been read, or is lost."""
+        """Reset the count of a party that asked for its mail and found none: counted shares were read or lost."""
         with self._lock:
             self._waiting.pop(recipient, None)
 
@@ -200,7 +200,7 @@ class Sender:
             )
 
     def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
-        """See Writer; a share that is passed on, and word to watchers, are no messages of ours."""
+        """See Writer; shares that are passed on, and notes to watchers, are not the coordinator's messages."""
         found: list[Letter]
         match send:
             case SendProposals():
@@ -275,21 +275,21 @@ class Sender:
 
 
 def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBatch:
-    """The questions of one round, of all those of its job.
+    """Return the questions of one round, out of all those of its job.
 
     Raises:
-        BadData: it is a step of training, and one of those before it is not opened.
+        BadData: it is a step of training, and an earlier step is not opened.
     """
-    # Steps of training ask about the same rows again, and beside them about the model as it is then.
+    # Steps of training ask about the same rows again, with the model of that moment.
     start = 0 if job.task.traits.is_sampled else one.first_query - job.rounds[0].first_query
     return QueryBatch(features[start : start + one.num_queries], one.first_query, job.model_asked(one))
 
 
 def tallier_keys(parties: Mapping[str, Party], count: int) -> tuple[TallierKey, ...]:
-    """What an agent needs to seal its shares; it compares the keys with those its own site has pinned.
+    """Return the keys with which an agent seals its shares; it compares them with those its own site has pinned.
 
     Raises:
-        Unavailable: one of them is not enrolled.
+        Unavailable: one of the talliers is not enrolled.
     """
     by_number = {one.tallier: one for one in parties.values() if one.tallier is not None}
     missing = [number for number in range(count) if number not in by_number]
@@ -309,7 +309,7 @@ def _opening(job: JobRun, one: RoundRun, tallier: int, participants: Mapping[str
 
 
 def note_stored(plan: Plan) -> None:
-    """Everything of a turn that is stored is durable, and nothing has left."""
+    """Kill point for tests: the stores of a turn are durable, and nothing has left."""
     for kind, name in (
         (FixContributors, "coordinator.agreed"),
         (Post, "coordinator.posted"),
@@ -320,12 +320,12 @@ def note_stored(plan: Plan) -> None:
 
 
 def _is_no_opening(send: tuple[str, Send]) -> bool:
-    """A tallier learns of a round before it is given a share of it."""
+    """Sort key: a tallier learns of a round before it gets a share of it."""
     return not isinstance(send[1], OpenAt)
 
 
 def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> LabelerError | None:
-    """Send everything of a turn at once; why it could not, where it could not: it is asked for again."""
+    """Send everything of a turn at once. Return the error if that failed: it will be asked for again."""
     letters: list[Letter] = []
     tell: dict[str, None] = {}
     head = ledger.known_head() if any(isinstance(send, AskForSums) for _, send in plan.sends) else EMPTY
@@ -339,7 +339,7 @@ def send_off(plan: Plan, sender: Writer, ledger: Ledger, mailbox: Mailbox) -> La
         try:
             letters += sender.letters(plan.runs[job_id], send, head)
         except LabelerError as error:
-            # Of this job alone; the others' messages leave. What the round to be opened sends comes before the next's.
+            # Only this job fails; other messages leave. Its current round sends first, so that failure is kept.
             plan.broken.setdefault(job_id, Failed(error, getattr(send, "number", None)))
     letters += relayed
     try:

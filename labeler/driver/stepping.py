@@ -1,4 +1,4 @@
-"""Step: the coordinator's machine, with what its computations come back as (questions, bodies, releases, turns)."""
+"""Step: run the coordinator's machine, with the results of its computations (questions, bodies, releases, turns)."""
 
 from __future__ import annotations
 
@@ -46,24 +46,25 @@ from labeler.task import Task
 
 
 class Questions(Protocol):
-    """Whoever makes the questions of jobs."""
+    """The maker of jobs' questions."""
 
     def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
-        """The questions of a job, shape (queries, dimension); asks whoever makes them, and None while there are none.
+        """Return the questions of a job, shape (queries, dimension). If there are none yet, request them and return
+        None.
 
         Raises:
-            LabelerError: there are none to be had; TryAgain where there may be later.
+            LabelerError: they cannot be made; TryAgain if they may be later.
         """
 
     def has_features(self, job: JobRecord, task: Task) -> bool:
-        """Whether what a job was sent is decoded; asks for it where it is not.
+        """Return whether a job's uploaded images are decoded; if not, request it.
 
         Raises:
-            LabelerError: it cannot be; TryAgain where it may be later.
+            LabelerError: they cannot be decoded; TryAgain if they may be later.
         """
 
     def read(self, job_id: str) -> NDArray[np.int16]:
-        """The questions of a job that has them.
+        """Return the questions of a job that has them.
 
         Raises:
             BadData: they cannot be read.
@@ -71,7 +72,7 @@ class Questions(Protocol):
 
 
 class Stepper:
-    """Steps jobs; what comes of it goes into a plan."""
+    """Steps jobs and puts the results into a plan."""
 
     def __init__(self, sender: Writer, questions: Questions, relays: Relays, patience: Patience) -> None:
         self._sender = sender
@@ -80,11 +81,11 @@ class Stepper:
         self._patience = patience
 
     def step_safely(self, job_id: str, event: Event, plan: Plan) -> None:
-        """A step that no message waits for: a job that meets a defect must not stop the others."""
+        """Take a step that no message waits for: a job that meets a defect must not stop the others."""
         draft = plan.draft(job_id)
         try:
             refusal = self.step(job_id, event, draft)
-            if refusal is not None:  # of what a party of this process has told; nothing else that comes here is refused
+            if refusal is not None:  # only an event of a party in this process can be refused here
                 raise refusal
         except Exception as error:
             plan.retries[job_id] = error
@@ -92,7 +93,7 @@ class Stepper:
         plan.join(draft)
 
     def step(self, job_id: str, event: Event, plan: Plan, incoming: Incoming | None = None) -> LabelerError | None:
-        """One event, and the events that its computations come back as; why a message is refused."""
+        """Take one event, and the events that its computations return; return why a message is refused."""
         waiting: list[Event] = [event]
         is_unfinished = False
         while waiting:
@@ -120,7 +121,7 @@ class Stepper:
         return None
 
     def _compute(self, job_id: str, effect: Effect, plan: Plan) -> list[Event] | None:
-        """What comes back of an effect that is neither stored nor sent; None where it is to be tried again."""
+        """Return the events of an effect that is neither stored nor sent; None if it must be tried again."""
         job, run = plan.jobs[job_id], plan.runs[job_id]
         match effect:
             case WaitUntil():
@@ -145,7 +146,7 @@ class Stepper:
                 except TryAgain:
                     if not (plan.stores.get(job_id) or plan.sends):
                         raise
-                    # What came before it in this step is kept, as a sum of what is paid for; this is tried again.
+                    # The earlier effects of this step are kept, like a sum of a paid round; this one is tried again.
                     return None
                 except LabelerError as error:
                     return [Failed(error, effect.number)]
@@ -203,9 +204,9 @@ class Stepper:
 
 
 def _columns(task: Task) -> int:
-    """How many numbers a share has for each query."""
+    """Return how many numbers a share has for each query."""
     terms = task.winner_terms
-    # Where rows are checked, ballots with a column for votes not cast travel beside the noise.
+    # If rows are checked, ballots with a column for votes not cast are sent in addition to the noise.
     has_rows = terms is not None and terms.row_total is not None
     return 2 * task.num_classes + 1 if has_rows else task.num_classes
 

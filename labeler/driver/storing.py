@@ -1,7 +1,7 @@
-"""The machine's stores, carried out within one write transaction: the journal's own rules are the second lock.
+"""The machine's stores, carried out within one write transaction and checked again by the journal's own rules.
 
-Every function of the journal that is called here checks again what the machine has decided, in the database: that
-contributors are fixed once, that a charge is posted before a sum is kept, that a release is stored once.
+Every function of the journal called here checks in the database what the machine has decided. Contributors are
+fixed once, a charge is posted before a sum is kept, a release is stored once.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from labeler.task import Level
 
 
 class Settlement(Protocol):
-    """What a job charges to whom, decided by whoever prices jobs."""
+    """The charges of a job, decided by the code that prices jobs."""
 
     def prices(self, job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> Sequence[Mapping[Level, int]]:
-        """What each round costs, nano-units by level. It may take seconds, so it is asked before a transaction."""
+        """Return the price of each round, nano-units by level. It may take seconds, so it runs before a transaction."""
 
     def divide(
         self,
@@ -54,21 +54,21 @@ class Settlement(Protocol):
         amounts: Sequence[Mapping[Level, int]],
         connection: Connection,
     ) -> None:
-        """Put one reservation per round, for those who are asked, in the place of the job's.
+        """Replace the job's reservation by one per round, for the agents that are asked.
 
         Raises:
             NotReady: the job has ended meanwhile.
         """
 
     def end(self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection) -> JobRecord:
-        """End a job: void the charge of rounds of which nothing left, post all others. The job as it is then."""
+        """End a job: void the charge of rounds of which nothing left, post all others. Return the ended job."""
 
 
 class Storer:
     """Carries out stores.
 
     Args:
-        encode_release: a release as it is stored; equal releases are equal bytes.
+        encode_release: returns a release in its stored form; equal releases are equal bytes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Storer:
         self._encode_release = encode_release
 
     def prices(self, job: Loaded, stores: Sequence[Store]) -> Sequence[Mapping[Level, int]]:
-        """What `store` needs to know of prices, to be worked out while nobody else waits for the journal."""
+        """Return the prices that `store` needs, worked out before the journal is locked."""
         if any(isinstance(one, ReserveRounds) for one in stores):
             return self._settlement.prices(job.record, job.rounds, job.task)
         return ()
@@ -99,19 +99,19 @@ class Storer:
         *,
         prices: Sequence[Mapping[Level, int]],
     ) -> None:
-        """Everything that one job stores in a turn, in order, and its new version once.
+        """Store everything of one job's turn, in order, and raise its version once.
 
         Raises:
-            LabelerError: the journal refuses a step; nothing of the transaction is to be kept.
+            LabelerError: the journal refuses a step; discard the transaction.
         """
         is_touched = False
         opened = {one.number for one in stores if isinstance(one, StoreRelease)}
         reports = {(one.number, one.tallier_id): one for one in stores if isinstance(one, StoreHoldings)}
         for one in stores:
             if isinstance(one, StoreHoldings) and reports[one.number, one.tallier_id] is not one:
-                continue  # a later report of this very turn takes its place
+                continue  # a later report of the same turn replaces it
             if isinstance(one, StoreSum) and one.number in opened:
-                # Opened by this very transaction: it need not reach the disk.
+                # Opened by this same transaction: it need not reach the disk.
                 self._aggregates.put(one.round_digest, one.tallier_id, one.data, is_kept=False, connection=connection)
             else:
                 is_touched |= self._store(job, one, connection, prices)
@@ -119,7 +119,7 @@ class Storer:
             self._jobs.touch(job.record.job_id, connection=connection)
 
     def _store(self, job: Loaded, store: Store, connection: Connection, prices: Sequence[Mapping[Level, int]]) -> bool:
-        """Whether watchers would see another job, and its version was not raised yet."""
+        """Store one effect; return whether watchers see a difference and the version was not raised yet."""
         job_id = job.record.job_id
         match store:
             case StoreBatches():
@@ -136,7 +136,7 @@ class Storer:
             case Begin():
                 steps.fix_participants(connection, job_id, store.number, store.participants)
                 return steps.set_asked(connection, job_id, store.number)
-            # No view shows these: watchers would learn when an agent answered.
+            # No view shows these, else watchers would learn when an agent answered.
             case StoreShareNote():
                 steps.note_share(connection, job_id, store.number)
                 return False

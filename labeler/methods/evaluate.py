@@ -48,8 +48,8 @@ LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 """From the finest to the coarsest."""
 
 MOST_BANDS: Final = 50
-ROWS_AT_ONCE: Final = 4096
-"""Rows that are read from a shard in one step; they are scored one by one."""
+ROWS_AT_ONCE: Final = 256
+"""Rows that are read from a shard in one step, few so that memory does not grow with them; each is scored by itself."""
 
 _LENGTH: Final = 2048
 """Of a stored feature, so that rows which carry a model pass for features."""

@@ -1,17 +1,17 @@
-"""What an agent keeps to for every round it was charged for, and the sentences with which it refuses.
+"""The rules an agent follows for every charged round, and the sentences with which it refuses.
 
-An answer is computed once. Its bytes are stored, durably, before the first of them leaves, and whoever asks again is
-sent the stored bytes, whatever the records are by then. Once no tallier can miss them they are erased, with the round's
-key, and the round is refused for ever. So what a round shows of an agent follows from one version of its records, for
-which it was charged, and from public things: who asks, for whom, when, and whether everything has arrived. That an
-answer was computed again after a crash between the charge and the storing changes nothing of it: nothing had left.
+An answer is computed once. Its bytes are stored durably before the first of them leaves. A repeated request gets the
+stored bytes, whatever the records are by then. Once no tallier can miss them they are erased, with the round's key, and
+the round is refused permanently. So what a round shows of an agent follows from one version of its records, for which
+it was charged, and from public things. These are who asks, for whom, when, and whether everything has arrived. An
+answer may be computed again after a crash between the charge and the storing. That changes nothing: nothing had left.
 
 Every sentence here is the same whether records have changed or not.
 
-An agent's part in a round, as a pure machine: what has happened goes in, what is to happen out.
+The agent's part in a round is a pure state machine: it takes events and returns effects.
 
-What it says of a job before that is the machine beside it (labeler.rounds.agent_proposal). Of a round its stage is
-durable; beside it at most one thing is under way.
+Its answer to a proposed job is a separate machine (labeler.rounds.agent_proposal). The stage of a round is durable; at
+most one operation is under way besides.
 
            Asked, admitted            Charged               Computed, Stored
     new -------------------> (charge) --------> charged -------------------> stored
@@ -21,23 +21,23 @@ durable; beside it at most one thing is under way.
                                                  +---- Settled or Expired -----+
                                                                 |  Erase
                                                                 v
-                                                             erased, for ever: Refuse, in one sentence
+                                                             erased: Refuse from now on, in one sentence
 
-The rules, and why they hold whatever comes in whatever order (proved by reading `step`, tested by chance):
+The rules, and why they hold for every order of events (proved by reading `step`, tested with random events):
 
-* **Of this round alone.** An ask of another round changes nothing, whatever came of it.
+* **Of this round alone.** An ask of another round changes nothing, whatever its result.
 * **Charged once.** `Charge` is asked for in stage `new` only, and while none is under way. Its result `Charged` leaves
-  the stage for ever. A driver's charge is itself idempotent by the round, so a repeated `Charged` is none.
+  the stage permanently. A driver's charge is itself idempotent by the round, so a repeated `Charged` charges nothing.
 * **Stored before it leaves.** `SendStored` is asked for in stage `stored` only, and only `Stored` leads there: the
-  bytes are durable. It carries no bytes: whoever carries it out has only the stored ones to send.
+  bytes are durable. It carries no bytes: its driver has only the stored ones to send.
 * **One split.** `Compute` is asked for in stage `charged` only, and while none is under way; `Store` follows a
   `Computed` in stage `charged` only. After `Stored` neither comes again.
-* **After the charge it answers or is silent.** `Failed` leads to `Wait` and nothing else; a refusal after the
-  charge follows a refused admission (public things), other recipients, or the erased stage. Whoever asked sees an agent
-  that does not answer, as when it was switched off. A round that waits for its next attempt holds up no other.
-* **No bit of a record.** No event holds anything of a record but `Computed`, whose bodies are sealed and handed on
-  unread. So two neighbouring worlds that get the same public events give the same effects, kind by kind; whether an
-  attempt fails may depend on the site's trouble (a full disk), which nothing outside can see.
+* **After the charge it answers or is silent.** `Failed` leads to `Wait` and nothing else. A refusal after the charge
+  follows a refused admission (public things), other recipients, or the erased stage. To the party that asked, the
+  agent looks as if it were switched off. A round that waits for its next attempt delays no other.
+* **No bit of a record.** Only `Computed` holds anything of a record, and its bodies are sealed and passed on unread. So
+  two neighboring worlds with the same public events give the same effects, kind by kind. Whether an attempt fails may
+  depend on the site's trouble (a full disk), which nothing outside can see.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from labeler.errors import PrivacyRefusal
 from labeler.messages.bodies import Ask, Refusal
 
 Recipients = tuple[tuple[str, str], ...]
-"""Who gets the shares of an answer: id and public sealing key of each tallier, in tallier order.
+"""The recipients of an answer's shares: id and public sealing key of each tallier, in tallier order.
 
-Shares of one answer always go to the same talliers in the same order. The split is a function of the round, so in
+Shares of one answer always go to the same talliers in the same order. The split is a function of the round. So in
 another order one tallier would see another share of the same split, and with all of them the noised ballot itself.
 Another set of talliers could sum the round over other agents under the same noise.
 """
 
 IN_PROCESS: Final[Recipients] = ()
-"""The recipients where talliers are objects of the same process, handed their shares by number."""
+"""The recipients if talliers are objects of the same process, which get their shares by number."""
 
 NOT_KEPT: Final = (
     "this agent was charged for this round before and keeps nothing of it any more: every tallier has confirmed it, or "
     "its deadline has passed. It is not answered again; ask in a new task (a new nonce), which is charged anew"
 )
-"""Why a round is refused once its key is erased."""
+"""The refusal of a round whose key is erased."""
 
 ANSWERED_TO_OTHERS: Final = (
     "this round was answered for other talliers, other keys of theirs, or in another order; shares of the same answer "
     "sent elsewhere could be put together. What was stored for the old ones is void and is never sealed anew. Ask in a "
     "new task (a new nonce), which is charged anew"
 )
-"""Why a round is refused for other recipients than those who got its shares."""
+"""The refusal of a round for recipients other than those who got its shares."""
 
 
 Stage = Literal["new", "charged", "stored", "erased"]
@@ -78,7 +78,7 @@ Doing = Literal["nothing", "charge", "compute", "store"]
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-"""Between attempts at an answer that was charged, the first time and in the end."""
+"""Pause between attempts at a charged answer: the first one, and the longest."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class AgentRound:
     """One round at one agent.
 
     Attributes:
-        stage: what is durable of it.
+        stage: the durable stage.
         recipients: for whom it was charged; empty before.
-        doing: what was asked for and has no result yet.
-        ask: the charged ask while it has no stored answer; None where this process has not heard it.
-        attempts: how often an answer could not be made.
+        doing: the effect that was asked for and has no result yet.
+        ask: the charged ask while it has no stored answer; None if this process has not received it.
+        attempts: number of failed attempts at an answer.
         is_waiting: for the moment of its next attempt.
         is_settled: it was settled while its charge was under way.
     """
@@ -105,7 +105,7 @@ class AgentRound:
     is_settled: bool = False
 
 
-# What has happened to a round.
+# Events of a round.
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Refused:
-    """What was asked is not allowed, or no ask; for a proposal likewise."""
+    """The ask or proposal is invalid or not allowed."""
 
     refusal: Refusal
 
@@ -145,7 +145,7 @@ class ChargeRefused:
 
 @dataclass(frozen=True, repr=False)
 class Computed:
-    """There is an answer, sealed for each recipient; nothing of it is stored."""
+    """An answer exists, sealed for each recipient; nothing of it is stored."""
 
     bodies: tuple[bytes, ...]
 
@@ -160,17 +160,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class Failed:
-    """An answer could not be made or stored: trouble of the site."""
+    """An answer could not be made or stored: trouble at the site."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Nobody misses anything of the round any more."""
+    """Every party has what it needs of the round."""
 
 
 @dataclass(frozen=True)
 class Expired:
-    """Nobody may ask for the round any more."""
+    """The time in which the round may be asked for is over."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +183,12 @@ RoundEvent = (
 )
 
 
-# What is to happen to a round.
+# Effects of a round.
 
 
 @dataclass(frozen=True, eq=False)
 class Admit:
-    """Look whether shard, policy and approvals allow it; `is_charged` ones need not fit the shard as it is now."""
+    """Check that shard, policy and approvals allow it; `is_charged` asks need not fit the shard as it is now."""
 
     ask: Ask
     is_charged: bool
@@ -196,7 +196,7 @@ class Admit:
 
 @dataclass(frozen=True, eq=False)
 class Charge:
-    """Take the price, draw the round's key, remember for whom: in one durable step."""
+    """Take the price, draw the round's key and remember the recipients, in one durable step."""
 
     ask: Ask
 
@@ -210,7 +210,7 @@ class Compute:
 
 @dataclass(frozen=True, repr=False)
 class Store:
-    """Keep the answer, encrypted under the round's key."""
+    """Store the answer, encrypted under the round's key."""
 
     bodies: tuple[bytes, ...]
 
@@ -225,21 +225,21 @@ class SendStored:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Say no."""
+    """Refuse the ask."""
 
     refusal: Refusal
 
 
 @dataclass(frozen=True)
 class Erase:
-    """Erase key and answer, for ever."""
+    """Erase key and answer permanently."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Come back with `Woken` after so many seconds; other rounds go on meanwhile.
+    """Return with `Woken` after this many seconds; other rounds continue meanwhile.
 
-    A pause and no moment: a clock that is set back must not make it long.
+    A duration and not a time of day: a clock that is set back must not prolong it.
     """
 
     pause_s: float
@@ -249,10 +249,10 @@ RoundEffect = Admit | Charge | Compute | Store | SendStored | Refuse | Erase | W
 
 
 def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
-    """What becomes of a round, and what is to be done about it; see the module.
+    """Return the next state of a round, and its effects; see the module.
 
     Args:
-        event: what has happened to it, in whatever order.
+        event: events may come in any order.
         now: unix time in seconds.
     """
     match event:
@@ -292,10 +292,10 @@ def step(state: AgentRound, event: RoundEvent, now: float) -> tuple[AgentRound, 
 
 
 def resume(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
-    """A round as a process begins with it, in which nothing is under way any more, and what is still owed of it.
+    """Return a round for a new process, in which nothing is under way, and the effects that are still owed.
 
-    A round that was charged and has no stored answer is computed once it is asked for again: its queries are in the
-    ask, and the coordinator asks until it has an answer. One whose ask is known is computed now.
+    A round that was charged and has no stored answer is computed when it is asked for again. Its queries are in the
+    ask, and the coordinator asks until it has an answer. If the ask is known, the round is computed now.
     """
     begun = replace(state, doing="nothing", attempts=0, is_waiting=False, is_settled=False)
     if begun.stage == "charged" and begun.ask is not None:
@@ -304,7 +304,7 @@ def resume(state: AgentRound) -> tuple[AgentRound, tuple[RoundEffect, ...]]:
 
 
 def recipients_of(ask: Ask) -> Recipients:
-    """Who gets the shares of an ask, as it is kept."""
+    """Return the recipients of an ask, in the stored form."""
     return tuple((tallier.tallier_id, tallier.seal_key) for tallier in ask.talliers)
 
 
@@ -313,7 +313,7 @@ def _admitted(state: AgentRound, ask: Ask) -> tuple[AgentRound, tuple[RoundEffec
         return state, (Refuse(Refusal.of(PrivacyRefusal(NOT_KEPT))),)
     if state.stage == "new":
         if state.doing == "charge":
-            return state, ()  # the ask that is being charged is answered, and so is this one with it
+            return state, ()  # the answer to the ask that is being charged also answers this one
         return replace(state, doing="charge"), (Charge(ask),)
     if recipients_of(ask) != state.recipients:
         return state, (Refuse(Refusal.of(PrivacyRefusal(ANSWERED_TO_OTHERS))),)
@@ -321,7 +321,7 @@ def _admitted(state: AgentRound, ask: Ask) -> tuple[AgentRound, tuple[RoundEffec
         return state, (SendStored(),)
     state = replace(state, ask=ask)
     if state.doing != "nothing" or state.is_waiting:
-        return state, ()  # under way, or waiting for its next attempt: asking more often makes none come sooner
+        return state, ()  # under way, or waiting for its next attempt: repeated asks do not bring it forward
     return replace(state, doing="compute"), (Compute(ask),)
 
 
@@ -345,7 +345,7 @@ def _woken(state: AgentRound, now: float) -> tuple[AgentRound, tuple[RoundEffect
     if state.stage != "charged" or state.doing != "nothing" or state.ask is None or not state.is_waiting:
         return state, ()
     if now > state.ask.expires_at:
-        # Nobody waits for it any more; what is kept of it is erased when nobody may ask any more.
+        # Nobody waits for it any more; what is stored is erased when nobody may ask any more.
         return replace(state, ask=None, attempts=0, is_waiting=False), ()
     return replace(state, doing="compute", is_waiting=False), (Compute(state.ask),)
 

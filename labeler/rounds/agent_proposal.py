@@ -1,13 +1,13 @@
-"""What an agent says of a job before anybody is charged, as a pure machine.
+"""An agent's answer to a proposed job, before anybody is charged, as a pure state machine.
 
            Proposed, admitted             Promised
     unheard -------------------> (promise) --------> willing     proposed again: the same yes, until its deadline
                                     |
                                     +--- NotCovered -> declined  proposed again: the same no
-                                    +--- Refused: Decline; proposed again it is considered anew
+                                    +--- Refused: Decline; a repeated proposal is considered again
 
-A yes is said only after its price is set aside, durably; it ends at its deadline, or with the job. Nothing here holds
-anything of a record: what is said follows from the policy, the approvals and the budget of the site.
+The agent says yes only after its price is set aside durably; the yes ends at its deadline, or with the job. Nothing
+here holds anything of a record: the answer follows from the policy, the approvals and the budget of the site.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again
 NOT_COVERED: Final = (
     "the site's budget does not cover this round; how much is left the site alone sees (labeler agent budget)"
 )
-"""All that leaves the site of a budget that is too small."""
+"""All that leaves the site if its budget is too small."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AgentProposal:
     """One proposal at one agent.
 
     Attributes:
-        stage: what was said to it, durably; "unheard" where nothing was, or a no that costs no memory.
+        stage: the durable answer; "unheard" if there was none, or a no that need not be remembered.
         until: unix time in seconds until which a yes holds.
         is_promising: the price is being set aside.
     """
@@ -71,7 +71,7 @@ class NotCovered:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Nothing more of its job is asked: a yes has ended at this moment."""
+    """A yes has ended now, because nothing more of its job is asked."""
 
 
 ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | Withdrawn
@@ -79,14 +79,14 @@ ProposalEvent = Proposed | ProposalAdmitted | Refused | Promised | NotCovered | 
 
 @dataclass(frozen=True)
 class AdmitProposal:
-    """Look whether shard, policy and approvals allow it."""
+    """Check that shard, policy and approvals allow it."""
 
     proposal: Proposal
 
 
 @dataclass(frozen=True)
 class Promise:
-    """Set the price of all its rounds aside, durably, or remember that the budget does not cover it."""
+    """Set the price of all its rounds aside, durably, or record that the budget does not cover it."""
 
     proposal: Proposal
 
@@ -109,10 +109,10 @@ ProposalEffect = AdmitProposal | Promise | SayWilling | Decline
 
 
 def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
-    """What becomes of a proposal, and what is to be done about it; see the module.
+    """Return the next state of a proposal, and its effects; see the module.
 
     Args:
-        event: what has happened to it, in whatever order.
+        event: events may come in any order.
         now: unix time in seconds.
     """
     match event:
@@ -143,9 +143,9 @@ def step(state: AgentProposal, event: ProposalEvent, now: float) -> tuple[AgentP
 
 
 def resume(state: AgentProposal) -> tuple[AgentProposal, tuple[ProposalEffect, ...]]:
-    """A proposal as a process begins with it: nothing is under way, and nothing owed.
+    """Return a proposal for a new process: nothing is under way, and nothing owed.
 
-    Who proposes asks until it has an answer, and every answer is durable before it is said.
+    The coordinator asks until it has an answer, and every answer is durable before it is sent.
     """
     return replace(state, is_promising=False), ()
 

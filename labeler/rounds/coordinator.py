@@ -5,23 +5,23 @@
       |  a quorum is willing: divided      |  waiting > asked > agreed > posted > opened
       |                                    |              |         |         |     the next is asked already
       |                                    |    contributors    charge     release
-      |                                    |    fixed for ever  posted     stored, once
+      |                                    |    permanent       posted     stored, once
       v                                    v
     refused (quorum lost, at no charge), failed, expired, cancelled (by somebody else: `Ended`)
 
-It keeps no clock, sends nothing and stores nothing: it says what is to be stored and what is to leave (`effects`), and
-whoever drives it makes the stores of a step durable before anything of that step leaves. It is level-triggered:
-whatever is missing is asked for again, the later the more mail waits with whom it goes through. So a crash of anybody,
-or mail that was lost, costs time and nothing else: `resume` forgets what may be forgotten and asks for the rest.
+It keeps no clock, sends nothing and stores nothing: its effects say what to store and what to send. A driver makes the
+stores of a step durable before anything of that step leaves. The machine is level-triggered: it asks again for
+everything that is missing. It waits longer the more mail is pending at the parties concerned. So a crash of any party,
+or lost mail, only costs time: `resume` forgets what may be forgotten and asks for the rest.
 
-Four rules hold whatever dies when. Whose shares a round takes, with the key of each, is stored before anybody is asked.
-Contributors are durable before the charge is posted (`FixContributors` ends a step, and `Stored` begins the next).
-The charge is posted in the step whose sends ask for the first sum. A release is stored once and never replaced.
+Four rules hold whichever process dies when. The agents whose shares a round takes, and their keys, are stored before
+anybody is asked. Contributors are durable before the charge is posted (`FixContributors` ends a step, and `Stored`
+begins the next). The charge is posted in the step whose sends ask for the first sum. A release is stored once and never
+replaced.
 
-An agent whose keys are changed while a round runs takes part from the next round on; its new key brings nothing into
-this one. Where a task releases the winner, three equal answers are the release, and rounds take turns (`queues`).
-Messages that are late, foreign, contradictory or of rounds that are over are refused by name (`Refuse`), those that
-come twice change nothing.
+An agent whose keys change while a round runs takes part from the next round on; its new key adds nothing to this one.
+If a task releases the winner, three equal answers are the release, and rounds take turns (`queues`). Messages that are
+late, foreign, contradictory or of finished rounds are refused with an error (`Refuse`); repeated ones change nothing.
 
 More than 400 lines: one state machine, whose rules are read together.
 """
@@ -103,42 +103,42 @@ from labeler.rounds.effects import (
 from labeler.sharing import winner_time_limit_s
 
 LONGEST_PAUSE_S = 30.0
-"""Between two questions for one thing, however much mail waits; and between two looks at questions being prepared."""
+"""Longest pause between two requests for one thing, whatever mail waits, and between checks for prepared questions."""
 
 TURN_GRACE_S = 30.0
-"""How much longer than talliers may compute a round waits for its winners, before it is another round's turn."""
+"""Extra time, beyond the talliers' own limit, before a round that waits for its winners loses its turn."""
 
 REKEYED = "its keys were changed while this batch was being collected; it takes part again from the next one on"
 
 LEAST_LOOK_S = 0.05
 PREPARING_LOOK_S = 1.0
-"""How often the questions are looked for while others make them."""
+"""Pause between checks for questions while another process makes them."""
 
 _OPEN_STATES = ("asked", "agreed", "posted")
 
 
 def step(job: JobRun, event: Event, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
-    """What an event makes of a job, and what is to be done for it.
+    """Return the job after an event, and its effects.
 
     Args:
         job: as the last step left it.
 
     Returns:
-        The job, and effects in order: stores, sends and computations as `labeler.rounds.effects` describes them. Where
-        the event is a message that is not taken, the job is unchanged and the only effect is `Refuse`.
+        The job, and effects in order: stores, sends and computations as `labeler.rounds.effects` describes them. If
+        the event is a refused message, the job is unchanged and the only effect is `Refuse`.
     """
     turn = _Turn(job, now, is_tick=isinstance(event, Tick))
     try:
         turn.take(event)
     except LabelerError as error:
         return job, (Refuse(error),)
-    if not isinstance(event, TurnGranted):  # which was asked for a moment ago, and would be again
+    if not isinstance(event, TurnGranted):  # it was asked for a moment ago, and `go_on` would ask again
         turn.go_on()
     return turn.job, turn.done()
 
 
 def resume(job: JobRun, now: Now) -> tuple[JobRun, tuple[Effect, ...]]:
-    """A job as the journal has it, after a restart: the effects that are still owed."""
+    """Return a job read from the journal after a restart, and the effects that are still owed."""
     rounds = tuple(replace(one, done=frozenset(), is_made=False, decided_at_s=None, gone_at_s={}) for one in job.rounds)
     fresh = replace(job, rounds=rounds, is_admitted=False, is_storing=False, decided_at_s=None, asked_at_s={}, mail={})
     return step(fresh, Tick(), now)
@@ -155,7 +155,7 @@ class _Turn:
         self._looks: list[float] = []
 
     def done(self) -> tuple[Effect, ...]:
-        """The effects, and until when nothing more is to be done."""
+        """Return the effects, and the time until which nothing more is to be done."""
         job = self.job
         if job.state in UNFINISHED and not job.is_storing:
             if self._now.wall_s <= job.expires_at_s:
@@ -164,13 +164,13 @@ class _Turn:
                 self._effects.append(WaitUntil(max(self._now.steady_s + LEAST_LOOK_S, min(self._looks))))
         return tuple(self._effects)
 
-    # What happened.
+    # Events.
 
     def take(self, event: Event) -> None:
-        """Take an event in.
+        """Apply an event.
 
         Raises:
-            LabelerError: it is a message that is not taken.
+            LabelerError: it is a message that is refused.
         """
         job = self.job
         match event:
@@ -193,7 +193,7 @@ class _Turn:
             case Failed():
                 current = job.current
                 if event.number is not None and current is not None and event.number > current.number:
-                    # The one before is paid for, and is opened first; then this one fails as any other.
+                    # The one before is paid for, and is opened first; then this one fails like any other.
                     self.job = replace(job, looks_ahead=False)
                 else:
                     self._fail(event.error)
@@ -293,10 +293,10 @@ class _Turn:
         self._effects.append(StoreSum(one.number, one.round_digest, event.tallier_id, event.data))
 
     def _open_round(self, event: Any, agent_id: str | None) -> RoundRun:
-        """The round a message belongs to, if it is open and an agent has a part in it.
+        """Return the round a message belongs to, if it is open and the agent takes part in it.
 
         Raises:
-            WrongDigest: another task, a round that is over, or one the agent has no part in.
+            WrongDigest: another task, a finished round, or one without this agent.
         """
         one = self.job.round_with(event.round_digest)
         if one is None:
@@ -306,14 +306,14 @@ class _Turn:
         if one.state not in _OPEN_STATES or self.job.state not in ("collecting", "tallying"):
             raise WrongDigest("the round is over, or was not begun; nothing more is taken for it")
         if agent_id is not None and agent_id not in (one.participants or self.job.participants):
-            # Who was not asked is not charged; a share of it, noted, would keep a charge from being given back.
+            # An agent that was not asked is not charged; noting its share would keep a charge from being given back.
             raise WrongDigest(f"agent {agent_id!r} takes no part in this round")
         return one
 
-    # What is to be done now.
+    # Next steps.
 
     def go_on(self) -> None:
-        """Take every step that can be taken now."""
+        """Take every step that is possible now."""
         while self.job.state in UNFINISHED and not self.job.is_storing:
             current = self.job.current
             if current is None:
@@ -343,13 +343,13 @@ class _Turn:
         return [one.state for one in self.job.rounds]
 
     def _settle_whom(self) -> None:
-        """Questions, then agents that are willing; once both are there, the job is divided and goes on.
+        """Get the questions, then the willing agents; once both are known, divide the job and continue.
 
-        A job of which there are no questions, since its images cannot be decoded, never comes to the agents: each yes
-        that leads to nothing is an answer for nothing about a site's budget (labeler.ledger.promises).
+        A job without questions, because its images cannot be decoded, is never proposed to agents. Each yes that leads
+        to nothing is a free answer about a site's budget (labeler.ledger.promises).
         """
-        # Of a model's rows agents judge themselves whether they are as many as there have to be: first they are heard.
-        # Such a job enters only once its images are decoded.
+        # With a model's rows, agents judge themselves whether they have enough, so they are asked first.
+        # Such a job is only admitted once its images are decoded.
         is_first_heard = self.job.task.traits.asks_for_a_model
         if not self.job.is_admitted:
             self._effects.append(RequestSlot())
@@ -374,7 +374,7 @@ class _Turn:
             self._looks.append(self._now.steady_s + PREPARING_LOOK_S)
 
     def _pursue(self) -> tuple[str, ...] | None:
-        """Ask who has not answered whether they will, and settle whom the job asks; None while it is open."""
+        """Propose the job to agents that have not replied, and settle which agents it asks; None while that is open."""
         standing = stand(self.job, wall_s=self._now.wall_s)
         parties, quorum = self.job.parties, self.job.task.quorum
         if self._talliers() is not None:
@@ -390,7 +390,7 @@ class _Turn:
         if self.job.decided_at_s is None:
             self.job = replace(self.job, decided_at_s=self._now.steady_s)
         if standing.open and self._waits_since(self.job.decided_at_s):
-            # Lost or won already; those who are about to answer are still heard, so that all reasons are there.
+            # Lost or won already; agents about to reply are still heard, so that all reasons are known.
             return None
         if is_lost:
             self._fail(_lost_before(self.job, standing))
@@ -404,7 +404,7 @@ class _Turn:
             self._prepare()
             return
         if not current.is_made:
-            # Before it is charged for: a batch that fits into no message costs nothing.
+            # Before the charge: a batch that is too large for a message costs nothing.
             self._effects.append(MakeBodies(current.number))
             return
         agents, parties = self.job.agents, self.job.parties
@@ -427,7 +427,7 @@ class _Turn:
             return
         if self._has_ended_by_tallier(current, talliers):
             return
-        # Whoever was not asked was not charged, whatever talliers say that they hold.
+        # An agent that was not asked was not charged, whatever talliers report to hold.
         answered = current.held_by_all(talliers) & current.participants.keys()
         refused = current.final - answered
         gone = self._rekeyed(current) - answered - refused
@@ -453,7 +453,7 @@ class _Turn:
         self._ask(current, talliers, [agent for agent in missing if self._can_answer(current, agent)])
 
     def _open_at(self, current: RoundRun) -> None:
-        """The first share has come: whoever is to hold it learns of the round before it."""
+        """Announce the round, before its first share, to every tallier that has not reported."""
         unaware = tuple(one for one in self._talliers() or () if one not in current.holdings)
         if unaware:
             asked = {(one, current.round_digest): self._now.steady_s for one in unaware}
@@ -468,10 +468,11 @@ class _Turn:
         self.job = replace(self.job, state="tallying", is_storing=True, asked_at_s={})
 
     def _rekeyed(self, current: RoundRun) -> frozenset[str]:
-        """Agents that cannot answer in this round, because the key it knows of them is not theirs any more.
+        """Return agents that cannot answer in this round, because their keys differ from those the round knows.
 
-        They are given up once every tallier has reported and a moment has passed, in which shares that were signed with
-        the old key may still arrive. Only said to people, never a refusal of theirs: nobody knows what they have sent.
+        They are given up once every tallier has reported and a pause has passed, in which shares signed with the old
+        key may still arrive. People are told, but it is never recorded as the agent's refusal: nobody knows what it
+        sent.
         """
         if len(current.holdings) < self.job.task.talliers:
             return frozenset()
@@ -489,16 +490,15 @@ class _Turn:
         return frozenset(gone)
 
     def _can_answer(self, current: RoundRun, agent: str) -> bool:
-        """Whether its share would be taken; asked with other keys than those of the round it would pay for nothing."""
+        """Return whether its share would be accepted; an agent with keys new to the round would pay for nothing."""
         party = self.job.parties.get(agent)
         return party is not None and party.verify_key == current.participants.get(agent)
 
     def _ask(self, current: RoundRun, talliers: Sequence[str], agents: Sequence[str]) -> None:
         """Open the round at every tallier that has not reported, then ask every agent that is missing.
 
-        Talliers have nothing to do before the first share, so a round is opened to them together with it: one turn of
-        theirs instead of two. Where none comes they are told after a pause all the same, so that what is wrong with one
-        of them is known.
+        Talliers have nothing to do before the first share, so a round is announced together with it: they run once
+        instead of twice. If no share comes, they are told after a pause, so that a fault of a tallier becomes known.
         """
         digest = current.round_digest
         unaware = [one for one in talliers if one not in current.holdings]
@@ -506,7 +506,7 @@ class _Turn:
         opened = tuple(one for one in unaware if self._is_due((one, digest), through=[one]) and one not in waits)
         if opened:
             self._effects.append(OpenAt(current.number, opened))
-        # A share that lies in a tallier's mail is on its way, and its agent need not be asked for it again.
+        # A share in a tallier's mail is on its way, so its agent need not be asked again.
         due = tuple(agent for agent in agents if self._is_due((agent, digest), through=[agent, *talliers]))
         if due:
             self._effects.append(SendAsks(current.number, due))
@@ -539,7 +539,7 @@ class _Turn:
             self._effects.append(AskForSums(current.number, due))
 
     def _has_ended_by_tallier(self, current: RoundRun, talliers: Sequence[str]) -> bool:
-        """Where a tallier can never open or sum the round, nothing opens it any more: what was charged stands."""
+        """End the job if a tallier can never open or sum the round; the charge stays."""
         for one in talliers:
             if one in current.final:
                 self._fail(ProtocolViolation(f"{one} says: {printable(current.refusals[one])}"))
@@ -549,15 +549,15 @@ class _Turn:
     def _look_ahead(self) -> None:
         """Ask the next round while this one is summed: nobody can refuse this one any more.
 
-        Contributors of the next are fixed, and its charge is posted, only when it is the first that is not opened, so
-        charges keep their order and a refusal stops the job at the same place. What is given up is a refund: where
+        The contributors of the next are fixed, and its charge is posted, only when it is the first that is not opened.
+        So charges keep their order and a refusal stops the job at the same place. The cost is a possible refund: if
         this round cannot be opened, or the job is cancelled now, the next was asked, and stays charged.
         """
         current = self.job.current
         if current is None or self.job.state not in UNFINISHED or self.job.is_storing or current.state != "posted":
             return
         if not self.job.looks_ahead or self.job.task.traits.is_sampled:
-            # A step is asked about what the one before it opens.
+            # A training step asks about what the one before it opens.
             return
         talliers = self._talliers()
         if talliers is None or current.number + 1 == len(self.job.rounds) or self._now.wall_s > self.job.expires_at_s:
@@ -578,7 +578,7 @@ class _Turn:
     def _ask_all_for_winners(self, event: TurnGranted) -> None:
         one, talliers = self.job.round_with(event.round_digest), self._talliers()
         if one is not None and one.state == "posted" and talliers is not None:
-            # All or nobody, since each needs the others.
+            # All or none, since each needs the others.
             self._effects.append(AskForSums(one.number, talliers))
         self._look_at_line()
 
@@ -629,12 +629,12 @@ class _Turn:
         self._end("refused" if is_refused else "failed", error)
 
     def _end(self, state: JobState, error: LabelerError) -> None:
-        """What was asked stays charged, what was not is given back, in one transaction."""
+        """End the job: what was asked stays charged, what was not is given back, in one transaction."""
         self._effects.append(End(state, error))
         self._ended(state)
 
     def _ended(self, state: JobState) -> None:
-        """Whoever took part learns that nothing comes; of rounds that were opened it was said then."""
+        """Tell the participants that nothing more comes; those of opened rounds were told already."""
         was = self.job
         self.job = replace(was, state=state, is_storing=False, asked_at_s={})
         self._effects.append(self._leave())
@@ -654,7 +654,7 @@ class _Turn:
         if enrolled:
             self._effects.append(SendWithdrawn(enrolled))
 
-    # Small things.
+    # Helpers.
 
     def _round(self, number: int) -> RoundRun:
         if not 0 <= number < len(self.job.rounds):
@@ -669,7 +669,7 @@ class _Turn:
         return changed
 
     def _keep_refusal(self, one: RoundRun, party_id: str, sentence: str, is_final: bool) -> RoundRun:
-        """A final refusal is not taken back by one that passes."""
+        """Store a refusal; a temporary one does not replace a final one."""
         was_final = party_id in one.final
         if (was_final and not is_final) or (was_final == is_final and one.refusals.get(party_id) == sentence):
             return one
@@ -678,7 +678,7 @@ class _Turn:
         return self._change_round(one, refusals={**one.refusals, party_id: sentence}, final=final)
 
     def _talliers(self) -> tuple[str, ...] | None:
-        """The enrolled talliers in order; None while one of them is not enrolled."""
+        """Return the enrolled talliers in order; None while one of them is not enrolled."""
         by_number = _talliers_of(self.job.parties)
         wanted = range(self.job.task.talliers)
         return tuple(by_number[number] for number in wanted) if all(one in by_number for one in wanted) else None
@@ -691,11 +691,11 @@ class _Turn:
         return False
 
     def _is_due(self, what: tuple[str, str], *, through: Sequence[str]) -> bool:
-        """Whether to ask, for the first time or again; where it is, it counts as asked.
+        """Return whether to ask now, for the first time or again; if so, record it as asked.
 
-        The more mail waits with the parties it goes through, the longer the pause: they are busy, and every repetition
-        is work for all of them, so that repeating at a fixed pace would keep a service under load from catching up.
-        How much waits is known at ticks, so only they repeat.
+        The more mail waits with the parties concerned, the longer the pause: they are busy, and every repetition is
+        work for all of them. Repeating at a fixed pace would keep a loaded service from catching up. The amount of mail
+        is known at ticks, so only they repeat.
         """
         now_s, pause_s = self._now.steady_s, self.job.patience.ask_again_s
         before_s = self.job.asked_at_s.get(what)
@@ -715,7 +715,7 @@ def _talliers_of(parties: Mapping[str, Party]) -> dict[int, str]:
 
 
 def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached | RefusedByPerson:
-    """Why a job that nobody was asked about is lost; a person's no is called so where it alone is the reason."""
+    """Return why a job that asked nobody is lost; a person's refusal is named if it is the only reason."""
     reasons = {one: job.answers[one] for one in standing.declined if one in job.answers}
     people = [agent for agent, said in reasons.items() if said.reason == RefusedByPerson.problem_type]
     is_theirs = len(standing.willing) + len(standing.open) + len(people) >= job.task.quorum
@@ -734,10 +734,10 @@ def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached | RefusedB
 
 
 def _shut_out(tallier_id: str, agents: Sequence[str]) -> ProtocolViolation:
-    """A round whose sum can never be made: a tallier that reported a contributor has shut it out since.
+    """Return the error of a round whose sum can never be made: a tallier has excluded a contributor that it reported.
 
-    That is what an agent achieves that sends a second, different share behind its first. The contributors are fixed for
-    ever, so waiting would not help anybody.
+    An agent achieves that by sending a second, different share after its first. The contributors are permanent, so
+    waiting would not help.
     """
     return ProtocolViolation(
         f"{tallier_id} shut out {', '.join(agents[:5])}, who sent it two different shares after the contributors "
@@ -747,11 +747,11 @@ def _shut_out(tallier_id: str, agents: Sequence[str]) -> ProtocolViolation:
 
 
 MAX_REASON_CHARACTERS = 300
-"""Of what a party gave as its reason: a sentence, not a document."""
+"""Longest reason that is kept of a party: a sentence, not a document."""
 
 
 def printable(sentence: str) -> str:
-    """Words of another party as they may be shown: on one line, bounded, nothing that moves a terminal's cursor."""
+    """Return another party's words fit for display: one line, bounded, nothing that moves a terminal's cursor."""
     start = " ".join(sentence[: 4 * MAX_REASON_CHARACTERS].split())
     shown = "".join(letter if letter.isprintable() else "?" for letter in start)
     return shown if len(shown) <= MAX_REASON_CHARACTERS else shown[: MAX_REASON_CHARACTERS - 3] + "..."

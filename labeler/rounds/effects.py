@@ -1,13 +1,13 @@
-"""A job as all of its drivers see it: its states, its rounds, and the events and effects of its machine.
+"""A job as all of its drivers see it: its states, its rounds, and the events and effects of its state machine.
 
-What the coordinator's machine is told (events) and what it wants done (effects) are frozen records, and nothing else.
-An effect is a `Store`, durable before anything else of the same step happens; a `Send`, carried out after that and
-allowed to be lost; a `Compute`, whose result comes back as an event; or a word to whoever drives. Whoever drives makes
-all stores of a step durable together, then sends.
+Events (inputs of the coordinator's machine) and effects (its outputs) are frozen records, and nothing else. An effect
+is one of four kinds. A `Store` is durable before anything else of the same step happens. A `Send` is carried out after
+that and may be lost. The result of a `Compute` comes back as an event. The others are notes to the driver. A driver
+makes all stores of a step durable together, then sends.
 
 `JobRun` is one job as the machine sees it: what the journal keeps of it, and a little that may be forgotten.
-Everything under "memory" may be lost: then everybody is asked once more, and whoever is asked twice answers twice the
-same. Everything else is in the journal and read from there after a restart.
+Everything under "memory" may be lost: then every party is asked once more, and its second answer equals the first.
+Everything else is in the journal and read from there after a restart.
 
 More than 600 lines: a list of small frozen records, which the machine and its drivers share.
 """
@@ -29,33 +29,33 @@ from labeler.tally import Round, round_with
 from labeler.task import Task
 
 JobState = Literal["queued", "collecting", "tallying", "completed", "failed", "refused", "cancelled", "expired"]
-"""How far a job is; see ARCHITECTURE."""
+"""Progress of a job; see ARCHITECTURE."""
 
 UNFINISHED: Final[tuple[JobState, ...]] = ("queued", "collecting", "tallying")
 
 FINISHED: Final[frozenset[JobState]] = frozenset({"completed", "failed", "refused", "cancelled", "expired"})
-"""From which no job goes on."""
+"""The final states of a job."""
 
 RoundState = Literal["waiting", "asked", "agreed", "posted", "opened"]
-"""How far one round of a job is, in this order."""
+"""Progress of one round of a job, in this order."""
 
 AskedStrategy = Literal["all", "random", "clustered", "spectral"]
-"""How a requester may have questions chosen among public images; see `feature_store.query_selection`."""
+"""Rules by which a requester may choose questions among public images; see `feature_store.query_selection`."""
 
 Strategy = Literal["all", "random", "clustered", "spectral", "weights"]
-"""How questions are chosen: as asked, or as a method that asks for a model needs it."""
+"""Rules that choose questions: those of a requester, or the one of a method that asks for a model."""
 
 StudentKind = Literal["planned", "followed", "pooled", "blended"]
-"""What learns from the answers; see `feature_store.students.student`."""
+"""Kinds of student that learn from the answers; see `feature_store.students.student`."""
 
 STUDENT_KINDS: Final[tuple[StudentKind, ...]] = get_args(StudentKind)
 
 MOST_SPECTRAL_GROUPS: Final = 500
-"""As many groups as strategy `spectral` makes: each takes an eigenvector, and time grows with their square."""
+"""Most groups of strategy `spectral`: each takes an eigenvector, and time grows with the square of their number."""
 
 
 def check_selection(strategy: AskedStrategy, count: int | None) -> None:
-    """Refuse a choice of questions that cannot be made, whatever the images are.
+    """Refuse a choice of questions that is impossible for any images.
 
     Raises:
         ValueError: no count where one is needed, or more groups than the strategy makes.
@@ -70,7 +70,7 @@ def check_selection(strategy: AskedStrategy, count: int | None) -> None:
 
 
 class AnswerStatus(StrEnum):
-    """Why a query has the label it has."""
+    """The reason for a query's label."""
 
     ANSWERED = "answered"
     ABSTAINED = "abstained"
@@ -87,7 +87,7 @@ class Now:
     """The moment of a step.
 
     Attributes:
-        wall_s: unix time in seconds, for deadlines that others were told.
+        wall_s: unix time in seconds, for deadlines that other parties know.
         steady_s: seconds that never run backwards, for pauses.
     """
 
@@ -97,11 +97,11 @@ class Now:
 
 @dataclass(frozen=True)
 class Party:
-    """An enrolled party whose keys are in force, as the machine needs it.
+    """An enrolled party with active keys, as the machine needs it.
 
     Attributes:
-        tallier: which tallier it is, from 0; None for an agent.
-        is_heard: it has polled once, so mail for it does not pile up unread.
+        tallier: number of the tallier, from 0; None for an agent.
+        is_heard: it has polled once, so its mail does not pile up unread.
     """
 
     party_id: str
@@ -113,10 +113,10 @@ class Party:
 
 @dataclass(frozen=True)
 class ProposalReply:
-    """What an agent said last of a job before it was asked.
+    """An agent's latest reply to the proposal of a job.
 
     Attributes:
-        answer: "willing"; "declined", for good; "later", where it may be proposed again.
+        answer: "willing"; "declined", final; "later", if it may be proposed again.
         reason: problem type of its refusal; empty for a yes.
         sentence: for people; empty for a yes.
         until_s: unix time until which a yes holds.
@@ -130,11 +130,11 @@ class ProposalReply:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a machine waits.
+    """Waiting times of the machine.
 
     Attributes:
         patience_s: how long a round that has its quorum, or cannot reach it, waits for the agents still missing.
-        ask_again_s: after how long somebody who has not answered is asked again; longer while their mail piles up.
+        ask_again_s: pause before a party that has not answered is asked again; longer while its mail piles up.
     """
 
     patience_s: float
@@ -146,7 +146,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed, or something about the job was changed by others.
+    """Time has passed, or something else has changed the job.
 
     Attributes:
         mail: party id -> messages that wait in its mail; absent parties have none.
@@ -157,33 +157,33 @@ class Tick:
 
 @dataclass(frozen=True)
 class PartiesChanged:
-    """Who is enrolled now, by id; only those whose keys are in force."""
+    """The parties enrolled now, by id; only those with active keys."""
 
     parties: Mapping[str, Party]
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """It is this job's turn among those of its requester."""
+    """The job has its turn among those of its requester."""
 
 
 @dataclass(frozen=True)
 class QuestionsPrepared:
-    """The questions are there: (round number, batch digest, round digest) of every round of `JobRun.untied`."""
+    """The questions exist: (round number, batch digest, round digest) of every round of `JobRun.untied`."""
 
     batches: tuple[tuple[int, str, str], ...]
 
 
 @dataclass(frozen=True)
 class BodiesMade:
-    """What a round would send has been made, and fits into messages."""
+    """The messages of a round have been made, and are small enough."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class ReplyCame:
-    """An agent has said whether it will."""
+    """An agent has replied to the proposal."""
 
     agent_id: str
     task_digest: str
@@ -192,7 +192,7 @@ class ReplyCame:
 
 @dataclass(frozen=True)
 class ShareCame:
-    """An agent's sealed share for a tallier has come by."""
+    """An agent's sealed share for a tallier has arrived."""
 
     round_digest: str
     task_digest: str
@@ -211,7 +211,7 @@ class AgentDone:
 
 @dataclass(frozen=True)
 class HoldingsCame:
-    """What a tallier holds: agent id -> sharing id in hexadecimal."""
+    """A tallier reports the shares it holds: agent id -> sharing id in hexadecimal."""
 
     round_digest: str
     task_digest: str
@@ -221,7 +221,7 @@ class HoldingsCame:
 
 @dataclass(frozen=True)
 class RefusalCame:
-    """A party does not do what it was asked."""
+    """A party refuses a request."""
 
     round_digest: str
     task_digest: str
@@ -236,8 +236,8 @@ class SumCame:
 
     Attributes:
         kind: of release that it belongs to.
-        stated: the round digest and tallier number that stand in the body.
-        data: the body; secret until all are put together.
+        stated: the round digest and tallier number named in the body.
+        data: the body; secret until all are combined.
     """
 
     round_digest: str
@@ -250,14 +250,14 @@ class SumCame:
 
 @dataclass(frozen=True)
 class TurnGranted:
-    """The talliers are to be asked for the winners of this round now."""
+    """It is time to ask the talliers for the winners of this round."""
 
     round_digest: str
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What the sums of a round, put together, release."""
+    """The combined sums of a round, and so its release."""
 
     number: int
     release: Release = field(repr=False)
@@ -265,10 +265,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class Failed:
-    """Something that was computed or stored for the job cannot be; for good.
+    """Something could not be computed or stored for the job, and never can.
 
     Attributes:
-        number: of the round whose messages cannot be made; None where it is something else.
+        number: of the round whose messages cannot be made; None for anything else.
     """
 
     error: LabelerError
@@ -277,12 +277,12 @@ class Failed:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the last step stored is durable."""
+    """The stores of the last step are durable."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Somebody else ended the job."""
+    """The job was ended by somebody else."""
 
     state: JobState
 
@@ -315,7 +315,7 @@ class StoreBatches:
 
 @dataclass(frozen=True)
 class StoreReply:
-    """Keep what an agent said."""
+    """Store an agent's reply."""
 
     agent_id: str
     said: ProposalReply
@@ -323,14 +323,14 @@ class StoreReply:
 
 @dataclass(frozen=True)
 class ReserveRounds:
-    """Fix whom the job asks, and put one charge per round, of those alone, in the place of the whole job's."""
+    """Fix the agents that the job asks, and replace the whole job's charge by one per round, for those agents only."""
 
     agents: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Fix whose shares a round takes, and note that it is asked; from here on nobody can say that nothing left.
+    """Fix the participants of a round, and record that it is asked; from now on nobody can claim that nothing left.
 
     Attributes:
         participants: agent id -> the key its shares are signed with.
@@ -349,7 +349,7 @@ class StoreShareNote:
 
 @dataclass(frozen=True)
 class StoreHoldings:
-    """Keep what a tallier holds."""
+    """Store which shares a tallier holds."""
 
     number: int
     tallier_id: str
@@ -358,7 +358,7 @@ class StoreHoldings:
 
 @dataclass(frozen=True)
 class StoreRefusal:
-    """Keep why a party does not answer."""
+    """Store why a party does not answer."""
 
     number: int
     party_id: str
@@ -368,7 +368,7 @@ class StoreRefusal:
 
 @dataclass(frozen=True)
 class FixContributors:
-    """Fix who is summed; the job is tallying."""
+    """Fix the summed agents; the job is now tallying."""
 
     number: int
     contributors: tuple[str, ...]
@@ -376,7 +376,7 @@ class FixContributors:
 
 @dataclass(frozen=True)
 class Post:
-    """Charge a round for ever."""
+    """Charge a round permanently."""
 
     number: int
     num_queries: int
@@ -385,7 +385,7 @@ class Post:
 
 @dataclass(frozen=True)
 class StoreSum:
-    """Keep a tallier's sum or winners."""
+    """Store a tallier's sum or winners."""
 
     number: int
     round_digest: str
@@ -395,7 +395,7 @@ class StoreSum:
 
 @dataclass(frozen=True)
 class StoreRelease:
-    """Store what was opened, and the job's next state with it."""
+    """Store the release, and with it the job's next state."""
 
     number: int
     release: Release = field(repr=False)
@@ -404,12 +404,12 @@ class StoreRelease:
 
 @dataclass(frozen=True)
 class Complete:
-    """Every round is opened, and the job does not say so yet."""
+    """Mark the job completed: every round is opened."""
 
 
 @dataclass(frozen=True)
 class End:
-    """End the job otherwise: what may have left stays charged, what did not is given back."""
+    """End the job otherwise: the charge of what may have left stays, the rest is given back."""
 
     state: JobState
     error: LabelerError
@@ -437,21 +437,21 @@ Store = (
 
 @dataclass(frozen=True)
 class SendProposals:
-    """Ask agents whether they will."""
+    """Propose the job to agents."""
 
     agents: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SendWithdrawn:
-    """Tell agents that what was not asked of this job will not be."""
+    """Tell agents that the rest of this job will not be asked."""
 
     agents: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class OpenAt:
-    """Tell talliers of a round."""
+    """Announce a round to talliers."""
 
     number: int
     talliers: tuple[str, ...]
@@ -467,7 +467,7 @@ class SendAsks:
 
 @dataclass(frozen=True)
 class Relay:
-    """Pass the share that has come on to its tallier."""
+    """Pass an arrived share on to its tallier."""
 
 
 @dataclass(frozen=True)
@@ -480,20 +480,20 @@ class AskForSums:
 
 @dataclass(frozen=True)
 class TellSettled:
-    """Tell agents that nobody misses anything of these rounds any more."""
+    """Tell agents that every party has what it needs of these rounds."""
 
     numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Whoever watches the job may look again."""
+    """Notify watchers of the job."""
 
 
 Send = SendProposals | SendWithdrawn | OpenAt | SendAsks | Relay | AskForSums | TellSettled | Tell
 
 
-# Effects whose result comes back as an event, and words to whoever drives.
+# Effects whose result comes back as an event, and notes to the driver.
 
 
 @dataclass(frozen=True)
@@ -503,12 +503,12 @@ class RequestSlot:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Look for the questions, and ask whoever makes them: `QuestionsPrepared` or `Failed`, or nothing yet."""
+    """Look for the questions, and request them: `QuestionsPrepared` or `Failed`, or nothing yet."""
 
 
 @dataclass(frozen=True)
 class MakeBodies:
-    """Make what a round would send: `BodiesMade` or `Failed`."""
+    """Make the messages of a round: `BodiesMade` or `Failed`."""
 
     number: int
 
@@ -523,11 +523,11 @@ class Unshard:
 
 @dataclass(frozen=True)
 class AskForTurn:
-    """Ask whether it is this round's turn to have its winners found: `TurnGranted`, or nothing yet.
+    """Ask for this round's turn to have its winners found: `TurnGranted`, or nothing yet.
 
     Attributes:
         num_answers: talliers that have answered.
-        limit_s: how long a turn lasts at most.
+        limit_s: the longest turn.
     """
 
     round_digest: str
@@ -544,7 +544,7 @@ class TurnFailed:
 
 @dataclass(frozen=True)
 class ReleaseSlot:
-    """Rounds that need no winners any more; the job's place is free where it has ended."""
+    """Release rounds that need no winners any more, and the job's place if it has ended."""
 
     round_digests: tuple[str, ...]
     has_ended: bool
@@ -552,14 +552,14 @@ class ReleaseSlot:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The message that came is not taken; nothing of the step counts."""
+    """Refuse the message; nothing of the step counts."""
 
     error: LabelerError
 
 
 @dataclass(frozen=True)
 class WaitUntil:
-    """Nothing is to be done before this moment unless something happens."""
+    """Do nothing before this moment unless an event comes."""
 
     steady_s: float
 
@@ -575,20 +575,20 @@ class RoundRun:
     Attributes:
         number, first_query, num_queries: its place in the job and in the task.
         state: waiting > asked > agreed > posted > opened.
-        batch_digest, round_digest: empty until the questions are prepared; of a step of training also until the steps
+        batch_digest, round_digest: empty until the questions are prepared; for a step of training also until the steps
             before it have opened the model that it is asked with.
-        participants: agent id -> the key its shares are signed with; empty until fixed, then for ever the same.
+        participants: agent id -> the key its shares are signed with; empty until fixed, then permanent.
         holdings: tallier id -> agent id -> sharing id, as last reported.
         refusals: party id -> its reason.
         final: those of them that will not answer when asked again.
-        contributors: who is summed; empty until fixed, then for ever the same.
+        contributors: the summed agents; empty until fixed, then permanent.
         has_shares: a share of it was passed on, or was about to be.
         sums: tallier id -> its sum or winners; secret, and gone once it is opened.
-        opened: what it has released, where later rounds are asked about it; None elsewhere.
-        done: memory: agents that have said that they sent all shares of it.
-        is_made: memory: what it sends has been made and fits.
-        decided_at_s: memory: since when its quorum is reached, or lost.
-        gone_at_s: memory: agent id -> since when it is known to have other keys.
+        opened: its release, if later rounds are asked about it; else None.
+        done: memory: agents that reported that they sent all their shares.
+        is_made: memory: its messages have been made and are small enough.
+        decided_at_s: memory: when its quorum was reached, or lost.
+        gone_at_s: memory: agent id -> when it was found to have other keys.
     """
 
     number: int
@@ -611,7 +611,7 @@ class RoundRun:
     gone_at_s: Mapping[str, float] = field(default_factory=dict)
 
     def held_by_all(self, tallier_ids: tuple[str, ...]) -> frozenset[str]:
-        """Agents of which every tallier holds a share of the same split; nobody while a tallier has not reported."""
+        """Return agents of whose split every tallier holds a share; none while a tallier has not reported."""
         reports = [self.holdings.get(tallier_id) for tallier_id in tallier_ids]
         if not reports or any(report is None for report in reports):
             return frozenset()
@@ -629,17 +629,17 @@ class JobRun:
         job_id, task, num_queries, expires_at_s: as submitted; the deadline in unix time.
         participants: the agents of its task, in the task's order.
         rounds: its rounds in order; each is asked once the one before is charged, and charged once that one is opened.
-        answers: agent id -> what it said before it was asked.
-        asked: whom it asks, fixed once for ever; None while that is open.
-        parties: who is enrolled now, by id.
-        requester: who submitted it, for people at the sites; empty where that is nobody's name.
+        answers: agent id -> its reply to the proposal.
+        asked: the agents it asks, permanent once fixed; None while that is open.
+        parties: the parties enrolled now, by id.
+        requester: its submitter's name, for people at the sites; empty if there is none.
         is_simulated: noise from a known seed is expected, and every release says so; never in a service.
         is_admitted: memory: it has had its turn among the jobs of its requester.
         looks_ahead: memory: the next round is asked while one is summed.
-        is_storing: memory: a step was taken that has to be durable before the next.
-        decided_at_s: memory: since when it is settled whom it asks, or that it asks nobody.
-        asked_at_s: memory: (whom, of what) -> when it was last asked.
-        mail: memory: how much mail waited with whom at the last tick.
+        is_storing: memory: the last step has to be durable before the next.
+        decided_at_s: memory: when it was settled which agents it asks, or that it asks none.
+        asked_at_s: memory: (party, subject) -> when it was last asked.
+        mail: memory: party id -> messages that waited at the last tick.
     """
 
     job_id: str
@@ -664,15 +664,15 @@ class JobRun:
 
     @property
     def current(self) -> RoundRun | None:
-        """The first round that is not opened."""
+        """Return the first round that is not opened."""
         return next((one for one in self.rounds if one.state != "opened"), None)
 
     @property
     def untied(self) -> tuple[int, ...]:
-        """Rounds that are to be tied to their questions now.
+        """Return the rounds that are to be tied to their questions now.
 
-        All of them at once. Of steps of training the one that comes next: its model is part of what it asks, and known
-        once those before it are opened.
+        Usually all of them at once. For steps of training, only the next: its model is part of what it asks, and known
+        once the steps before it are opened.
         """
         current = () if self.current is None else (self.current,)
         wanted = current if self.task.traits.is_sampled else self.rounds
@@ -680,15 +680,15 @@ class JobRun:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Whom it asks: those that were willing; before that is fixed nobody."""
+        """Return the agents it asks: those that were willing; none before that is fixed."""
         return self.asked or ()
 
     def round_with(self, round_digest: str) -> RoundRun | None:
-        """The round of a digest."""
+        """Return the round with a digest."""
         return next((one for one in self.rounds if one.round_digest == round_digest and round_digest), None)
 
     def model_asked(self, one: RoundRun) -> NDArray[np.float64] | None:
-        """The public model that a step of training begins from, of what the steps before it have opened; else None.
+        """Return the public model that a step of training starts from, given what earlier steps opened; else None.
 
         Raises:
             BadData: one of them is not opened, or not a step.
@@ -702,19 +702,19 @@ class JobRun:
         return model_before(self.task, opened)
 
     def round_value(self, one: RoundRun) -> Round:
-        """A round as messages name it."""
+        """Return a round as messages name it."""
         return round_with(self.task, one.batch_digest, one.num_queries)
 
 
 @dataclass
 class Standing:
-    """How the agents of a task stand to a job now, each in exactly one list.
+    """The replies of a task's agents to a job now, each agent in exactly one list.
 
     Attributes:
         willing: they have said yes.
         declined: they will not, or cannot: their keys were revoked.
-        silent: they have not said anything yet, or their yes has ended.
-        later: they have said: not yet.
+        silent: they have not replied yet, or their yes has ended.
+        later: they replied "later".
     """
 
     willing: list[str] = field(default_factory=list)
@@ -724,12 +724,12 @@ class Standing:
 
     @property
     def open(self) -> list[str]:
-        """Who may still say yes."""
+        """Return the agents that may still say yes."""
         return [*self.silent, *self.later]
 
 
 def stand(job: JobRun, *, wall_s: float) -> Standing:
-    """How the agents of a job's task stand to it; a yes that ended before `wall_s` is none."""
+    """Sort the agents of a job's task by their replies; a yes that ended before `wall_s` does not count."""
     found = Standing()
     for agent in job.participants:
         said, party = job.answers.get(agent), job.parties.get(agent)

@@ -1,18 +1,18 @@
-"""Whose turn it is: what requesters share, and rounds to have their winners found.
+"""Fair queues: turns of requesters, and turns of rounds to have their winners found.
 
-**Requesters** take turns: of each, a few jobs are begun at a time, and what has to wait waits behind its own. The same
-queue decides of prices, choosing and labeling (api.fair_pool).
+**Requesters** take turns: a few jobs of each run at a time, and further ones wait behind the requester's own. The same
+queue orders previews of prices, choosing and labeling (api.fair_pool).
 
 Parties work through their mail in order, so a requester that submits a hundred jobs at once would put all of them
-before another's. A job holds a place from its admission until it has ended, and no longer than a moment: one that waits
-for a person, or for a party that is away, does not keep its requester's other jobs waiting.
+before another's. A job holds a place from its admission until it has ended, and at most for a short time. A job that
+waits for a person, or for an absent party, does not keep its requester's other jobs waiting.
 
-**Winners.** Talliers find the winners of some rounds at a time, and one that fails goes to the end of the queue.
-Three talliers have to come to one computation together, so they are all asked at once, and asked again, all of them,
-where one has answered and another has not: who died has nobody left to compute with. Rounds that are due together are
-asked for together, up to `AT_ONCE`, and the talliers compute them in one go (workers.winner.session). A round whose
-turn fails or takes too long makes room for the next, so that those that cannot be computed hold up nobody else for
-longer than their turn. All of this may be lost: talliers answer the same however often they are asked.
+**Winners.** Talliers find the winners of some rounds at a time, and a round that fails goes to the end of the queue.
+Three talliers must compute together, so they are all asked at once. If one has answered and another has not, all are
+asked again: a tallier that died has no partners left to compute with. Rounds that are due together are asked for
+together, up to `AT_ONCE`, and the talliers compute them in one run (workers.winner.session). A round whose turn fails
+or takes too long makes room for the next. So a round that cannot be computed delays others by no more than its turn.
+All of this may be lost: talliers answer the same however often they are asked.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 PLACES = 4
-"""Jobs of one requester that are begun at a time."""
+"""Jobs of one requester that run at a time."""
 
 HELD_S = 10.0
-"""A job keeps its place this long at most."""
+"""Longest time for which a job keeps its place."""
 
 
 @dataclass(frozen=True)
 class FairQueue:
-    """Who waits and who has a place; every method returns another queue.
+    """Keys that wait and keys that have a place; every method returns another queue.
 
     Attributes:
-        places: of one owner at a time.
-        held_s: how long one keeps its place at most.
-        waiting: owner -> its keys that wait, in order; owners in the order of their turns.
-        held: key -> (owner, since when it has its place).
+        places: per owner.
+        held_s: longest time for which a key keeps its place.
+        waiting: owner -> its waiting keys, in order; owners in the order of their turns.
+        held: key -> (owner, when it got its place).
     """
 
     places: int = PLACES
@@ -46,10 +46,10 @@ class FairQueue:
     held: Mapping[str, tuple[str, float]] = field(default_factory=dict)
 
     def put(self, owner: str, key: str, *, first: bool = False) -> FairQueue:
-        """Have a key wait for its turn; one that waits or has a place already changes nothing.
+        """Let a key wait for its turn; a key that waits or has a place already changes nothing.
 
         Args:
-            first: before all others, also where it waits already.
+            first: before all others, even if it waits already.
         """
         queue = self.waiting.get(owner, ())
         if key in self.held or (key in queue and not first):
@@ -60,7 +60,7 @@ class FairQueue:
         return replace(self, waiting={**self.waiting, owner: (*queue, key)})
 
     def leave(self, key: str) -> FairQueue:
-        """A key has ended, or is no longer wanted; what its owner sent meanwhile comes behind everybody else's."""
+        """Remove a key that has ended or is no longer wanted; its owner's later keys go behind everybody else's."""
         waiting = {owner: tuple(one for one in queue if one != key) for owner, queue in self.waiting.items()}
         held = dict(self.held)
         owner, _ = held.pop(key, ("", 0.0))
@@ -69,10 +69,10 @@ class FairQueue:
         return replace(self, waiting={owner: queue for owner, queue in waiting.items() if queue}, held=held)
 
     def take(self, now_s: float, *, most: int | None = None) -> tuple[FairQueue, tuple[str, ...]]:
-        """The keys whose turn it is now: one of each owner, then a second of each, as far as its places go.
+        """Return the keys whose turn it is now: one of each owner, then a second of each, up to its places.
 
         Args:
-            most: keys; as many as there are, when None.
+            most: most keys; None for no limit.
         """
         if not self.waiting:
             return self, ()
@@ -83,19 +83,19 @@ class FairQueue:
         while len(taken) != most and (owner := next((one for one in waiting if counts[one] < self.places), None)):
             key, *left = waiting.pop(owner)
             if left:
-                waiting[owner] = tuple(left)  # behind everybody else
+                waiting[owner] = tuple(left)  # behind all other owners
             counts[owner] += 1
             held[key] = (owner, now_s)
             taken.append(key)
         return replace(self, waiting=waiting, held=held), tuple(taken)
 
     def next_place_s(self) -> float | None:
-        """When a place becomes free by itself, where somebody waits for one."""
+        """Return when a place becomes free without an event, if a key waits for one."""
         return min((since + self.held_s for _, since in self.held.values()), default=None) if self.waiting else None
 
 
 AT_ONCE: Final = 64
-"""Rounds whose turn it is at the same time."""
+"""Most rounds that have their turn at the same time."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Turn:
     """A round that the talliers were asked for.
 
     Attributes:
-        asked_at_s: when, the last time.
-        limit_s: how long its turn lasts at most.
-        answered_at_s: when it was first seen that some talliers have answered and others have not.
+        asked_at_s: when it was last asked for.
+        limit_s: the longest turn.
+        answered_at_s: when some talliers, but not all, were first seen to have answered.
     """
 
     asked_at_s: float
@@ -115,12 +115,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class WinnerQueue:
-    """The rounds that wait for their winners, those whose turn it is first.
+    """The rounds that wait for their winners; those that have their turn come first.
 
     Attributes:
         waiting: round digests in order.
         failed_at_s: when the turn of one of them last failed.
-        turns: of the first `AT_ONCE` of them, those that were asked for.
+        turns: those of the first `AT_ONCE` that were asked for.
     """
 
     waiting: tuple[str, ...] = ()
@@ -131,14 +131,14 @@ class WinnerQueue:
 def ask_for_turn(
     line: WinnerQueue, round_digest: str, now_s: float, *, num_answers: int, limit_s: float, ask_again_s: float
 ) -> tuple[WinnerQueue, bool]:
-    """Whether the talliers are to be asked for the winners of a round now, all of them.
+    """Return the queue, and whether to ask all talliers for the winners of a round now.
 
     Args:
-        round_digest: a round whose charge is posted and whose winners are not all there.
+        round_digest: a round whose charge is posted and whose winners are not all known.
         now_s: seconds that never run backwards.
         num_answers: talliers that have answered.
-        limit_s: how long its turn lasts at most.
-        ask_again_s: pause after a failure, and patience with who has not answered when others have.
+        limit_s: the longest turn.
+        ask_again_s: pause after a failure, and patience with talliers that have not answered when others have.
     """
     if round_digest not in line.waiting:
         line = replace(line, waiting=(*line.waiting, round_digest))
@@ -161,10 +161,10 @@ def ask_for_turn(
 
 
 def turn_failed(line: WinnerQueue, round_digest: str, now_s: float) -> tuple[WinnerQueue, str | None]:
-    """A tallier could not compute the winners of a round this time.
+    """End a round's turn because a tallier could not compute its winners this time.
 
     Returns:
-        The line, and a round that may now be asked for, where the failed one had its turn; None where it had not.
+        The queue, and a round that may now be asked for if the failed one had its turn; else None.
     """
     if round_digest not in line.turns:
         return line, None
@@ -173,10 +173,10 @@ def turn_failed(line: WinnerQueue, round_digest: str, now_s: float) -> tuple[Win
 
 
 def leave_line(line: WinnerQueue, round_digests: Collection[str]) -> tuple[WinnerQueue, tuple[str, ...]]:
-    """These rounds need no winners any more.
+    """Remove rounds that need no winners any more.
 
     Returns:
-        The line, and the rounds whose turn it is now and was not before.
+        The queue, and the rounds whose turn has just begun.
     """
     gone = set(round_digests)
     if not gone.intersection(line.waiting):

@@ -1,4 +1,4 @@
-"""A tallier's part in a round, as a pure machine: whose shares it takes, and that it sums once, for ever.
+"""A tallier's part in a round, as a pure state machine: it accepts fixed agents' shares and sums them only once.
 
             Opened                SharesCame                 SumAsked            Added
     unknown ------> open ------------------------> open ----------------> open ------> fixed
@@ -8,26 +8,26 @@
                       v                                                                  v
                   forgotten <------------------------------------------------------- forgotten
 
-The rules, and why they hold whatever comes in whatever order (proved by reading `step`, tested by chance):
+The rules, and why they hold for every order of events (proved by reading `step`, tested with random events):
 
 * **One sum.** `contributors` is set once, by the `SumAsked` that `Add` follows, and every later one is compared with
-  it: another set is refused for ever. Two sums over different agents would differ by single ballots.
+  it: another set is refused permanently. Two sums over different agents would differ by single ballots.
 * **Never for fewer than the quorum, never over a share that is not held, never without the head.** `SumAsked` carries
-  the entry of the coordinator's ledger that posted the charge, which a `SumRequest` cannot be without; `Add` is asked
-  for only of agents of whom exactly one share is held, and of at least the quorum.
-* **Durable before it is said.** What `step` gives is in the order in which it must be durable: `Hold`, `Exclude` and
-  `Fix` are kept before `Report`, `SendSum` and `FindWinners` are sent. A driver keeps all of a turn in one transaction.
-* **What is not done is said.** A round that this tallier cannot open, or a sum that can never be made (it gave the
-  round up and erased its shares, never had it, or summed others), is declined for good, to the coordinator that asked,
-  whose job ends of it. What passes (no room now; a sum over an agent that the site names no more) is said likewise, and
-  asked for again. Of a round that is open here an odd opening changes nothing and is not declined: it may be an old
-  message, and the sum is still made.
+  the entry of the coordinator's ledger that posted the charge, which a `SumRequest` must have. `Add` is asked for only
+  over agents of whom exactly one share is held, and over at least the quorum.
+* **Durable before it is said.** The effects of `step` are in the order in which they must be durable: `Hold`, `Exclude`
+  and `Fix` are stored before `Report`, `SendSum` and `FindWinners` are sent. A driver stores a turn in one transaction.
+* **What is not done is said.** This tallier may be unable to open a round, or to make a sum ever (it gave the round up
+  and erased its shares, never had it, or summed others). Then it declines for good, and the coordinator's job ends. A
+  temporary obstacle (no room now; a sum over an agent that the site names no more) is declined too, and asked for
+  again. If a round is open here, an odd opening changes nothing and is not declined: it may be an old message, and the
+  sum is still made.
 * **One share of each agent.** A second, different one excludes the agent, since nobody can tell which one the other
   talliers hold; the same one again changes nothing, also after the sum.
 
-* **One draw of noise.** Where the talliers add the noise (labeler.noise), `Add` draws it from the round's key
-  and the contributors, and `Fix` keeps the sum with it. So one set has one noise, whatever dies in between, and what is
-  sent is what is kept; a second set, which would show a difference, is refused as above.
+* **One draw of noise.** If the talliers add the noise (labeler.noise), `Add` draws it from the round's key and the
+  contributors, and `Fix` stores the sum with it. So one set has one noise, whatever crashes in between, and the stored
+  sum is the one that is sent; a second set, which would show a difference, is refused as above.
 
 Shares are secret and stay outside: an event carries the fingerprint of a share, not the share.
 
@@ -57,10 +57,10 @@ from labeler.messages.bodies import OpenRound, SumRequest
 
 MAX_OPEN_ROUNDS = 10_000
 MAX_OPEN_BYTES = 64 * 2**30
-"""Of single shares that the rounds which are open here could come to, were every agent to send the largest."""
+"""Most bytes that single shares of the open rounds could take if every agent sent the largest."""
 
 SUM_KEPT_S: Final = 7 * 86_400.0
-"""How long a sum is kept after its round expired, for a coordinator that lost it on the way."""
+"""How long a sum is kept after its round expired, for a coordinator that lost it in transit."""
 
 Stage = Literal["unknown", "open", "fixed", "forgotten"]
 
@@ -74,12 +74,12 @@ class TallierRound:
     """One round at one tallier.
 
     Attributes:
-        stage: what is durable of it, once the effects are.
-        opening: as the coordinator described it; None of a round that is unknown.
+        stage: durable once the effects are.
+        opening: as the coordinator described it; None if the round is unknown.
         sharing_ids: of the agents whose share is held; after the sum, of those summed.
-        fingerprints: of every share ever taken.
+        fingerprints: of every share ever accepted.
         excluded: agents that sent two different ones.
-        contributors: whom the sum is over, once it was asked for.
+        contributors: the summed agents, once the sum was asked for.
     """
 
     round_digest: str
@@ -92,7 +92,7 @@ class TallierRound:
 
     @property
     def expires_at(self) -> float:
-        """Unix time in seconds after which nothing is kept of it; for ever of a round of which nothing is."""
+        """Return the unix time in seconds after which nothing of it is kept; infinite if nothing is stored."""
         if self.opening is None or self.stage not in ("open", "fixed"):
             return float("inf")
         return self.opening.expires_at + (SUM_KEPT_S if self.stage == "fixed" else 0.0)
@@ -103,12 +103,12 @@ class TallierRound:
 
 @dataclass(frozen=True)
 class Site:
-    """What a tallier's own site says, and how much room it has.
+    """The rules of a tallier's own site, and its free room.
 
     Attributes:
-        agents: id and verify key of the agents it knows; None where it knows none by name.
-        open_rounds, open_bytes: what is open here already.
-        max_open_rounds, max_open_bytes: what may be.
+        agents: id and verify key of the agents it knows; None if it knows none by name.
+        open_rounds, open_bytes: open here already.
+        max_open_rounds, max_open_bytes: the limits.
     """
 
     agents: Mapping[str, str] | None = None
@@ -118,7 +118,7 @@ class Site:
     max_open_bytes: int = MAX_OPEN_BYTES
 
 
-# What has happened.
+# Events.
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Came:
     """One share, as far as the machine looks at it.
 
     Attributes:
-        agent: whose it is, by a signature that was checked.
-        sharing_id, fingerprint: of it.
-        misfit: why it cannot be one of this round; empty where it can.
+        agent: its sender, by a checked signature.
+        sharing_id, fingerprint: of the share.
+        misfit: why it cannot be one of this round; empty if it can.
     """
 
     agent: str
@@ -162,30 +162,30 @@ class SumAsked:
 
 @dataclass(frozen=True)
 class Added:
-    """The shares are added up; nothing of the sum is durable."""
+    """The shares are added up; the sum is not stored yet."""
 
 
 @dataclass(frozen=True)
 class Expired:
-    """The time may have come at which nothing is kept any more."""
+    """The time may have come after which nothing is kept."""
 
 
 TallierEvent = Opened | SharesCame | SumAsked | Added | Expired
 
 
-# What is to happen.
+# Effects.
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Keep the round."""
+    """Store the round."""
 
     opening: OpenRound
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Keep this agent's share, the one that came at this place of the event."""
+    """Store an agent's share, the one at this position of the event."""
 
     agent: str
     place: int
@@ -200,51 +200,51 @@ class Exclude:
 
 @dataclass(frozen=True)
 class Add:
-    """Add the held shares of these agents up, with this tallier's noise where the round says so."""
+    """Add up the held shares of these agents, with this tallier's noise if the round says so."""
 
     contributors: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Fix:
-    """Keep whom the sum is over and what it is, for ever, and drop the single shares."""
+    """Store the summed agents and the sum permanently, and drop the single shares."""
 
     contributors: frozenset[str]
 
 
 @dataclass(frozen=True)
 class SendSum:
-    """Send the sum as it is kept."""
+    """Send the stored sum."""
 
 
 @dataclass(frozen=True)
 class FindWinners:
-    """Find the winners of the kept sum with the two other talliers; the sum stays here."""
+    """Find the winners of the stored sum with the two other talliers; the sum stays here."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Say whose shares are held."""
+    """Report the agents whose shares are held."""
 
 
 @dataclass(frozen=True)
 class Forget:
-    """Drop sum and shares; whom it was summed over stays."""
+    """Drop sum and shares; the set of summed agents stays."""
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Nothing is done, for this reason."""
+    """Do nothing, for this reason."""
 
     error: LabelerError
 
 
 @dataclass(frozen=True)
 class Decline:
-    """What was asked for is not done: whoever asked is told, so that nobody waits for it without knowing.
+    """Tell the coordinator that a request is not fulfilled, so that it does not wait in vain.
 
     Attributes:
-        is_final: it never will be; False where asking again may help.
+        is_final: it never will be; False if asking again may help.
     """
 
     error: LabelerError
@@ -256,10 +256,10 @@ _Step = tuple[TallierRound, tuple[TallierEffect, ...]]
 
 
 def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
-    """What becomes of a round, and what is to be done about it; see the module.
+    """Return the next state of a round, and its effects; see the module.
 
     Args:
-        event: what has happened to it, in whatever order.
+        event: events may come in any order.
         now: unix time in seconds.
     """
     match event:
@@ -276,7 +276,7 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
             try:
                 return _sum_asked(state, request, site)
             except LabelerError as error:
-                # What is held goes with it, so that a coordinator that is mistaken finds out.
+                # The held shares are reported too, so that a mistaken coordinator finds out.
                 return state, (Refuse(error), Report())
         case Added():
             if state.stage != "open" or state.contributors is None:
@@ -294,10 +294,10 @@ def step(state: TallierRound, event: TallierEvent, now: float) -> _Step:
 
 
 def resume(state: TallierRound) -> _Step:
-    """A round as a process begins with it, and what is still owed: an answer to whoever asks, and nothing unasked.
+    """Return a round for a new process, and the effects still owed: answers when asked, and nothing unasked.
 
-    A sum that was asked for and not fixed was never durable, so whoever begins with what is durable has none under way;
-    one that is known to be under way is added up.
+    A sum that was asked for and not fixed was never durable, so a process that starts from durable state has none under
+    way. A sum that is known to be under way is added up.
     """
     if state.stage == "open" and state.contributors is not None:
         return state, (Add(state.contributors),)
@@ -305,9 +305,9 @@ def resume(state: TallierRound) -> _Step:
 
 
 def most_bytes(opening: OpenRound) -> int:
-    """What the shares of a round could come to."""
+    """Return the largest possible size of a round's shares."""
     round = opening.round
-    # Where rows are checked, ballots with a column for votes not cast come beside the noise.
+    # If rows are checked, ballots with a column for votes not cast are sent in addition to the noise.
     columns = 2 * round.num_classes + 1 if round.terms is not None and round.terms.row_total else round.num_classes
     return 8 * round.num_queries * columns * len(opening.participants)
 
@@ -337,7 +337,7 @@ def _opened(state: TallierRound, opening: OpenRound, site: Site, now: float) -> 
 
 
 def _check_agents(opening: OpenRound, site: Site) -> None:
-    """Only agents that this tallier's own site knows add noise that anybody can count on."""
+    """Refuse agents unknown to this tallier's own site: only noise of known agents can be relied on."""
     if site.agents is None:
         return
     for agent, key in sorted(opening.participants.items()):
@@ -350,7 +350,7 @@ def _check_agents(opening: OpenRound, site: Site) -> None:
 
 
 def _check_room(opening: OpenRound, site: Site) -> None:
-    """No coordinator can fill this tallier's disk: it is asked again later, when rounds were summed or have expired."""
+    """Decline a round that exceeds the site's room, so that no coordinator can fill its disk; it may ask later."""
     if site.open_rounds >= site.max_open_rounds:
         raise Unavailable(
             f"{site.open_rounds} rounds are open at this tallier and were not summed, at most {site.max_open_rounds} "
@@ -421,12 +421,12 @@ def _sent_two(opening: OpenRound, agent: str) -> DuplicateAgent:
 def _sum_asked(state: TallierRound, request: SumRequest, site: Site) -> _Step:
     opening, wanted = state.opening, request.contributors
     if opening is None or state.stage not in ("open", "fixed"):
-        # A sum is asked for once every tallier has said that it holds the shares, so it did not come too early.
+        # A sum is asked for once every tallier has reported that it holds the shares, so it did not come too early.
         return state, (Decline(_gone(state)),)
     try:
         _check_agents(opening, site)
     except PrivacyRefusal as unnamed:
-        # It was paid for, and whoever took an agent out of the site's list may put it back.
+        # It was paid for, and an agent that was removed from the site's list may be put back.
         return state, (Decline(unnamed, is_final=False), Report())
     if state.contributors is not None:
         if wanted != state.contributors:

@@ -1,4 +1,4 @@
-"""What time it is: an argument of whatever asks, so that a test turns it."""
+"""The clock: an argument of every function that asks for the time, so that a test can set it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ Clock = Callable[[], datetime]
 
 
 def now_utc() -> datetime:
-    """The system's clock."""
+    """Return the system's time."""
     return datetime.now(UTC)

@@ -1,15 +1,15 @@
-"""Keys that can be erased, and with them whatever was encrypted under them, in every copy that was ever made of it.
+"""Erasable keys. Erasing a key erases everything encrypted under it, in every copy that was ever made.
 
-A row that is deleted lives on in yesterday's backup, in a write-ahead log, on a replica. So what must not outlive its
-round is kept encrypted under a key of its own, and the key lies in a file outside the journal, in a folder that no
-backup copies (`workers.homes.journals`). Erasing the key erases every copy of what it opened.
+A deleted row survives in yesterday's backup, in a write-ahead log, on a replica. So data that must not outlive its
+round is encrypted under a separate key. The key lies in a file outside the journal, in a folder that no backup copies
+(`workers.homes.journals`). Erasing the key erases every copy of what it opened.
 
-    HOME/erasable/keys.json    every key by its name; written anew, synced and renamed with each change
+    HOME/erasable/keys.json    every key by its name; rewritten, synced and renamed with each change
 
-What erasing means. When `erase` returns, no file of the home holds the key any more, also after a power cut. The blocks
-that the earlier file lay in are free, and their bytes stay on the medium until they are used again; snapshots and the
-spare blocks of a flash disk may keep them longer. So take no snapshots of the folder, and encrypt the disk: who finds
-old blocks then finds nothing. Bytes in this process's memory go with the process.
+When `erase` returns, no file of the home holds the key any more, also after a power cut. The blocks of the earlier file
+are free, but their bytes stay on the medium until they are reused; snapshots and the spare blocks of a flash disk may
+keep them longer. So take no snapshots of the folder, and encrypt the disk: old blocks then reveal nothing. Bytes in
+this process's memory vanish with the process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from labeler.system.faults import between
 from labeler.system.files import making_room, replace_file
 
 ERASABLE_FOLDER = "erasable"
-"""Of a home; never part of a backup."""
+"""Folder of a home; never part of a backup."""
 
 KEYS_FILE = "keys.json"
-"""In that folder."""
+"""File in that folder."""
 
 _NONCE_BYTES = 12
 _LENGTH_BYTES = 8
@@ -49,30 +49,30 @@ class ErasableKeys(Protocol):
     """Keys by name; `KeyFolder`, and a twin in memory."""
 
     def draw(self, name: str) -> bytes:
-        """The key of a name: 32 random bytes, durable before this returns; the same until it is erased.
+        """Return the key of a name: 32 random bytes, durable before this returns; the same until it is erased.
 
         Raises:
-            StorageFull: there is no room for it; there is none then.
+            StorageFull: there is no room for it, and so no key.
         """
 
     def read(self, name: str) -> bytes | None:
-        """The key of a name, or None where there is none, or none any more."""
+        """Return the key of a name; None if it was never drawn or is erased."""
 
     def draw_all(self, names: Collection[str]) -> None:
-        """Draw several, durable together before this returns."""
+        """Draw several keys, durable together before this returns."""
 
     def erase(self, name: str) -> None:
-        """Forget a key for good; nothing happens where there is none."""
+        """Erase a key permanently; without such a key nothing happens."""
 
     def erase_all(self, names: Collection[str]) -> None:
-        """Forget several for good, all of them before this returns."""
+        """Erase several keys permanently, all of them before this returns."""
 
     def names(self) -> list[str]:
-        """Every key there is, sorted."""
+        """Return the names of all keys, sorted."""
 
 
 class KeysInMemory:
-    """The twin of KeyFolder for tests and simulations: kept as long as this object."""
+    """The twin of KeyFolder for tests and simulations: its keys live as long as this object."""
 
     def __init__(self) -> None:
         self._keys: dict[str, bytes] = {}
@@ -119,16 +119,16 @@ class KeysInMemory:
 
 
 class KeyFolder(KeysInMemory):
-    """Keys in a folder of their own. However many are drawn or erased at once, the file is written once.
+    """Keys in a folder. The file is written once, however many keys are drawn or erased together.
 
-    Several objects may work on one folder, in one process or in several: who writes holds a lock on it, and everybody
-    reads the file again once somebody has changed it.
+    Several objects may use one folder, in one process or in several: a writer holds a lock on it, and every object
+    reads the file again after a change.
 
     Args:
-        folder: made where it is missing, for its owner only.
+        folder: created if missing, for its owner only.
 
     Raises:
-        UnsafeStorage: others may look into the folder.
+        UnsafeStorage: others may read the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,7 +142,7 @@ class KeyFolder(KeysInMemory):
             )
 
     def _found(self) -> dict[str, bytes]:
-        """The keys as they lie in the file."""
+        """Return the keys in the file."""
         try:
             about = (self._folder / KEYS_FILE).stat()
         except FileNotFoundError:
@@ -162,7 +162,7 @@ class KeyFolder(KeysInMemory):
             if wanted.keys() == keys.keys():
                 return
             for left in self._folder.glob(f".{KEYS_FILE}.*"):
-                left.unlink()  # of a process that died while it wrote
+                left.unlink()  # left by a process that died while it wrote
             data = json.dumps({name: key.hex() for name, key in sorted(wanted.items())}).encode()
             between("keys")
             with making_room("a key of a round"):
@@ -173,14 +173,14 @@ class KeyFolder(KeysInMemory):
 
 
 def lock_away(key: bytes, context: str, parts: tuple[bytes, ...]) -> bytes:
-    """Encrypt some bytes so that only who has the key reads them, and nobody passes them off as something else.
+    """Encrypt some bytes so that only the key's holder can read them, and nobody can move them to another context.
 
     AES-256-GCM under a key derived for this use, with a random nonce; the context is authenticated.
 
     Args:
         key: 32 bytes, for example of `ErasableKeys.draw`.
-        context: what they are, for example the digest of a round.
-        parts: what to keep.
+        context: names the content, for example the digest of a round.
+        parts: what to encrypt.
     """
     data = b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)
     nonce = os.urandom(_NONCE_BYTES)
@@ -188,10 +188,10 @@ def lock_away(key: bytes, context: str, parts: tuple[bytes, ...]) -> bytes:
 
 
 def take_out(key: bytes, context: str, data: bytes) -> tuple[bytes, ...]:
-    """What `lock_away` was given.
+    """Return the parts that `lock_away` encrypted.
 
     Raises:
-        BadData: it was changed, belongs elsewhere, or was encrypted under another key.
+        BadData: the data was changed, belongs to another context, or was encrypted under another key.
     """
     body = data[len(_MARK) :]
     try:
@@ -214,17 +214,17 @@ def take_out(key: bytes, context: str, data: bytes) -> tuple[bytes, ...]:
 
 
 def is_locked_away(data: bytes) -> bool:
-    """Whether bytes are such as `lock_away` writes."""
+    """Return whether bytes have the form that `lock_away` writes."""
     return data.startswith(_MARK)
 
 
 def check_value(key: bytes) -> str:
-    """Tells one key from another and says nothing of either."""
+    """Return a value that distinguishes keys and reveals nothing of them."""
     return hmac.digest(key, b"labeler-erasable-check/1", "sha256").hex()
 
 
 def keys_in(folder: Path) -> dict[str, bytes]:
-    """Every key of a folder by its name, for looking only: nothing is made, written or removed.
+    """Return every key of a folder by its name, read-only: nothing is made, written or removed.
 
     Raises:
         BadData: the file holds something else.
@@ -242,7 +242,7 @@ def keys_in(folder: Path) -> dict[str, bytes]:
 
 
 def erase_file(path: Path) -> None:
-    """Overwrite a small secret file where it lies, and remove it; nothing happens where there is none."""
+    """Overwrite a small secret file in place, and remove it; a missing file is ignored."""
     between("erase")
     with suppress(FileNotFoundError):
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,14 +1,14 @@
-"""Places in the round at which a test can kill a process, to show that nothing is lost or paid twice there.
+"""Fault points: places in the round at which a test can kill a process, to show that nothing is lost or paid twice.
 
     echo tallier.stored > /somewhere/fault && LABELER_FAULTS=/somewhere/fault labeler tallier ...
 
-Where LABELER_FAULTS names a file whose first line is the name of a fault point, the process that reaches that
-point removes the file and kills itself with SIGKILL, as a power cut would; where the second line is the number
-of a process, it kills that one and goes on. Only the process that removes the file kills, so one file is one
-death. Without the variable a fault point does nothing. The file must appear whole (write it elsewhere, rename it).
+LABELER_FAULTS names a file whose first line is the name of a fault point. The process that reaches that point removes
+the file and kills itself with SIGKILL, as a power cut would. If the second line is a process number, it kills that
+process instead and continues. Only the process that removes the file kills, so one file is one death. Without the
+variable a fault point does nothing. The file must appear whole (write it elsewhere, then rename it).
 
-A simulation runs many parties in one process, and ends one of them instead of killing the process: it listens
-(`listening`) to the fault points and, finer than those, to every moment between two durable effects (`between`).
+A simulation runs many parties in one process, and ends one of them instead of killing the process. It listens
+(`listening`) to the fault points and to every moment between two durable effects (`between`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAULT_POINTS: dict[str, str] = {
     "tallier.summed": "The sum is stored durably; it has not been sent.",
     "tallier.computed": "The talliers have opened the winners; this one has not said so, and stores nothing of it.",
 }
-"""Every fault point, and what has just happened there."""
+"""Every fault point, and the event just before it."""
 
 
 _listener: Callable[[str], None] | None = None
@@ -55,10 +55,10 @@ _listener: Callable[[str], None] | None = None
 
 @contextmanager
 def listening(listener: Callable[[str], None]) -> Iterator[None]:
-    """Hear of every fault point and of every moment between two effects, in this process, until the block ends.
+    """Listen to every fault point and every moment between two effects, in this process, until the block ends.
 
     Args:
-        listener: called with the name of each; what it raises ends there whatever came to it.
+        listener: called with the name of each; an exception it raises ends the code that reached the point.
     """
     global _listener
     before, _listener = _listener, listener
@@ -69,17 +69,17 @@ def listening(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def between(name: str) -> None:
-    """A moment between two effects that outlive this process: nothing happens, unless a simulation listens.
+    """Mark a moment between two effects that outlive this process: nothing happens, unless a simulation listens.
 
     Args:
-        name: what comes next, or has just happened, in a word or two.
+        name: the next or the last effect, in a word or two.
     """
     if _listener is not None:
         _listener(name)
 
 
 def fault_point(name: str) -> None:
-    """Die here if a test asks for it; see the module.
+    """Kill the process here if a test asks for it; see the module.
 
     Args:
         name: one of `FAULT_POINTS`.
@@ -90,7 +90,7 @@ def fault_point(name: str) -> None:
     if name not in FAULT_POINTS:
         raise InvalidSetting(f"there is no fault point {name!r}; the known ones are {', '.join(FAULT_POINTS)}")
     between(name)
-    # Read each time, about a microsecond: a process may be given the variable after this module was loaded.
+    # Read each time, about a microsecond: the variable may be set after this module was loaded.
     file_name = os.environ.get(FAULTS_VARIABLE)
     if not file_name:
         return
@@ -110,7 +110,7 @@ def fault_point(name: str) -> None:
 def _victim(lines: list[str]) -> int:
     if not lines:
         return os.getpid()
-    # 0 and negative numbers are groups of processes, 1 is the system's own.
+    # 0 and negative numbers are groups of processes; 1 belongs to the system.
     if len(lines) > 1 or not lines[0].isdigit() or int(lines[0]) < 2:
         raise InvalidSetting(f"the second line of the file in {FAULTS_VARIABLE} must be the number of one process")
     return int(lines[0])

@@ -1,24 +1,19 @@
-"""Files that are there whole or not at all, folders with one owner at a time, and places that keep what is written.
+"""Files that exist whole or not at all, folders with one owner at a time, and storage that keeps what is written.
 
-Folders that are their owner's alone: who else may sign in on a machine may not read a site's records.
+**Private folders.** Other users of a machine may not read a site's records. New private shards are written so
+(feature_store.shard_writer). Those of earlier versions were readable by every user of the machine. They are narrowed
+when their owner opens them, because nobody else was ever meant to read them. If that is impossible (another owner, a
+read-only disk) the log says so at each opening and the shard is still used: refusing would stop a site, and hide
+nothing that is not readable already.
 
-New private shards are written so (feature_store.shard_writer). Those of earlier versions were readable by everybody on
-the machine. They are narrowed when their owner opens them, because nobody else was ever meant to read them; where this
-is not possible (another owner, a read-only disk) the log says so at each opening and the shard is used all the same:
-refusing would stop a site, and hide nothing that is not readable already.
+**Files that a person named.** The name is checked, and the file is read whole. A name may be a device that never ends,
+or a picture of a gigabyte instead of a task file: no more is read than such a file can have. Output paths are checked
+before the work. Otherwise hours of work, or a charge, could end without a place for the result. A full disk means that
+nothing is wrong with the request, and that it waits for room.
 
-Files that a person named: names that can be one, and files read whole, whatever stands under the name.
-
-A name may be a device that never ends, or a picture of a gigabyte where a task file was meant: no more is read than
-such a file can have.
-
-Where something will be written is looked at before the work: else hours of it, or a price, end with no place for them.
-
-A full disk means that nothing is wrong with the request, and that it waits for room.
-
-A charge that was acknowledged has to survive a power cut. File systems in memory keep nothing; network file systems
-answer before the data is on a disk, and their locks do not always lock; barriers can be switched off. Where the
-system tells us so, the journal refuses to live there, because a lost charge is spent twice.
+**Durable storage.** A charge that was acknowledged has to survive a power cut. File systems in memory keep nothing.
+Network file systems answer before the data is on a disk, and their locks do not always work. Barriers can be switched
+off. If the system reports any of these, the journal refuses the place, because a lost charge would be spent twice.
 """
 
 from __future__ import annotations
@@ -40,11 +35,11 @@ from labeler.system.faults import between
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
-    """Write to a temporary neighbour of `path`; on success it takes the name durably, else it is removed.
+    """Write to a temporary file next to `path`; on success rename it durably to `path`, else remove it.
 
     Args:
         path: the file to make or replace.
-        mode: its permissions, whatever the process's umask.
+        mode: its permissions, regardless of the process's umask.
     """
     temporary: Path | None = None
     try:
@@ -60,7 +55,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
         sync_folder(path.parent)
         between("renamed")
     except OSError as error:
-        # A full disk is told without a name, or with the neighbour's: people know the file that was to be.
+        # The error of a full disk has no name, or the temporary one; people know the target file.
         if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}."):
             error.filename = str(path)
         raise
@@ -97,7 +92,7 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
         except BlockingIOError:
             raise OutputInUse(f"another process works on {what}; wait for it, or choose another place") from None
         if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-            # Its last owner removed the file after we opened it: this lock is on a file that nobody else sees.
+            # Its last owner removed the file after we opened it: we hold the lock of a deleted file.
             raise OutputInUse(f"another process just left {what}; try again")
         yield
 
@@ -110,16 +105,16 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def keep_private(folder: Path, names: Iterable[str]) -> bool:
-    """Take from everybody but the owner what they may do with a folder and its files.
+    """Remove all permissions on a folder and its files except the owner's.
 
     Args:
         folder: of a private shard.
-        names: its files; what is not there is passed over.
+        names: its files; missing ones are skipped.
 
     Returns:
-        Whether it is the owner's alone now.
+        Whether only the owner can access it now.
     """
-    # The folder last: it shuts out everybody, and files come first in case the folder stays open.
+    # The folder last: it shuts out everybody. Files come first in case the folder stays open.
     paths = [path for name in names if (path := folder / name).exists()] + [folder]
     wide = [path for path in paths if stat.S_IMODE(path.stat().st_mode) & _OTHERS]
     try:
@@ -137,17 +132,17 @@ def keep_private(folder: Path, names: Iterable[str]) -> bool:
 
 
 MOST_SETTINGS_BYTES: Final = 16 * 1024 * 1024
-"""Of a settings file: a task may name 32,000 classes."""
+"""Largest settings file: a task may name 32,000 classes."""
 
 
 def named_path(path: str | os.PathLike[str], what: str) -> Path:
-    """A path that somebody gave.
+    """Return the path that a person gave.
 
     Args:
-        what: it is of, for people.
+        what: the thing at the path, for people.
 
     Raises:
-        InvalidSetting: it is empty, which would be the folder one is in, or has a NUL in it, as no name of a file has.
+        InvalidSetting: it is empty, which would mean the current folder, or contains NUL, which no file name may.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -157,14 +152,14 @@ def named_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def check_file(out: Path | None, option: str = "--out") -> None:
-    """Refuse a file that could not be written at the end.
+    """Refuse an output file that could not be written at the end.
 
     Args:
-        out: the file; None where nothing is written.
-        option: that named it.
+        out: the file; None if nothing is written.
+        option: the option that named it.
 
     Raises:
-        InvalidSetting: its folder is not there or not writable, or a folder has its name.
+        InvalidSetting: its folder is missing or not writable, or a folder has its name.
     """
     if out is None:
         return
@@ -176,7 +171,7 @@ def check_file(out: Path | None, option: str = "--out") -> None:
 
 
 def check_folder(out: Path | None, option: str = "--out") -> None:
-    """Refuse a folder that could not be made, or written into, at the end; see `check_file`."""
+    """Refuse an output folder that could not be created or written to at the end; see `check_file`."""
     if out is None:
         return
     there = next(one for one in (out, *out.absolute().parents) if one.exists())
@@ -191,7 +186,7 @@ def _check_writable(folder: Path, what: str) -> None:
 
 
 def read_named(path: Path, *, most_bytes: int = MOST_SETTINGS_BYTES) -> bytes:
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Raises:
         OSError: it cannot be read, or is longer; `strerror` says what was wrong.
@@ -204,19 +199,19 @@ def read_named(path: Path, *, most_bytes: int = MOST_SETTINGS_BYTES) -> bytes:
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""No room, no quota, or the largest file that the system lets this process write."""
+"""No room, no quota, or the file size limit of this process."""
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error of the system says that there is no room left."""
+    """Return whether a system error says that there is no room left."""
     return error.errno in _FULL
 
 
 def storage_full(what: str) -> StorageFull:
-    """The refusal.
+    """Return the refusal for a full disk.
 
     Args:
-        what: could not be kept, for people.
+        what: the thing that could not be stored, for people.
     """
     return StorageFull(
         f"{what} cannot be kept: the disk is full, or its quota is used up. Nothing of it was kept; the operator has "
@@ -226,7 +221,7 @@ def storage_full(what: str) -> StorageFull:
 
 @contextmanager
 def making_room(what: str) -> Iterator[None]:
-    """Raise StorageFull where the block runs out of room; every other error passes."""
+    """Raise StorageFull if the block runs out of room; every other error passes."""
     try:
         yield
     except OSError as error:
@@ -239,19 +234,19 @@ UNSYNCED = frozenset(
     {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph",
      "vboxsf", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"}
 )  # fmt: skip
-"""File system types that live in memory or behind a network."""
+"""File system types in memory or behind a network."""
 
 UNSYNCED_OPTIONS = frozenset({"nobarrier", "barrier=0", "volatile"})
-"""Mount options under which a finished sync is not on the disk (`volatile`: overlay file systems)."""
+"""Mount options with which synced data may not be on the disk (`volatile`: overlay file systems)."""
 
 MOUNTS = Path("/proc/self/mounts")
 
 
 def check_synced(path: Path, *, mounts: Path = MOUNTS) -> None:
-    """Refuse a place that is known not to keep what was synced; where the system tells nothing, nothing is refused.
+    """Refuse a place that is known to lose synced data; if the system gives no information, refuse nothing.
 
     Args:
-        path: the file, whether it exists or not; its folder must exist.
+        path: the file, existing or not; its folder must exist.
         mounts: the system's table of mounted file systems.
 
     Raises:
@@ -281,7 +276,7 @@ def check_private(path: Path) -> None:
     """Refuse a journal that others on the machine may read or write.
 
     Raises:
-        UnsafeStorage: it is no regular file, belongs to somebody else, or its permissions are wider than 0600.
+        UnsafeStorage: it is not a regular file, belongs to somebody else, or has permissions wider than 0600.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -296,7 +291,7 @@ def check_private(path: Path) -> None:
 
 
 def create_private(path: Path) -> bool:
-    """Make an empty file that only its owner may open; True if it was not there before."""
+    """Create an empty file that only its owner may open; return True if it did not exist before."""
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -306,7 +301,7 @@ def create_private(path: Path) -> bool:
 
 
 def _mount_of(path: Path, lines: list[str]) -> tuple[str, frozenset[str]] | None:
-    """Type and options of the file system a path lies on: the longest mount point wins, the last of equals."""
+    """Return type and options of the file system of a path: the longest mount point wins, the last of equals."""
     best: tuple[int, str, frozenset[str]] | None = None
     for line in lines:
         fields = line.split(" ")
@@ -319,7 +314,7 @@ def _mount_of(path: Path, lines: list[str]) -> tuple[str, frozenset[str]] | None
 
 
 def _unescape(text: str) -> str:
-    """The table writes blanks, tabs, newlines and backslashes as octal numbers."""
+    """Decode the table's octal numbers for blanks, tabs, newlines and backslashes."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)
     return text

@@ -1,4 +1,4 @@
-"""One HTTP client for everybody who calls a service: whom it believes, and when it takes a proxy."""
+"""One HTTP client for all calls to a service: its certificate authority, and its use of proxies."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     import httpx2
 
 KEEP_ALIVE_S = 60.0
-"""For an idle connection; shorter than servers and edge keep theirs."""
+"""Lifetime of an idle connection; shorter than that of servers and edge."""
 
 
 def certificates_for(scheme: str, ca_file: str | None) -> ssl.SSLContext:
-    """An authority of one's own, or those of the system; for plain HTTP nobody.
+    """Return a TLS context with the given authority, or the system's; for plain HTTP one that trusts nobody.
 
-    Reading the system's takes 20 ms of a core, which each command and each party on one machine would spend on
-    connections that meet no certificate. Whatever met one through such a context would be refused.
+    Loading the system's takes 20 ms of a core. Each command and each party on one machine would spend that on
+    connections without certificates. A TLS connection through the context for plain HTTP would be refused.
 
     Args:
         scheme: of the service's URL.
-        ca_file: PEM file of the authority that signed the service's certificate; the system's when None.
+        ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
 
     Raises:
         OSError: the file cannot be read, or holds no certificates.
@@ -33,7 +33,7 @@ def certificates_for(scheme: str, ca_file: str | None) -> ssl.SSLContext:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own and nobody else's."""
+    """Return whether a name or an address is loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -43,18 +43,18 @@ def is_loopback(host: str) -> bool:
 def http_client(
     url: str, *, ca_file: str | None, read_s: float, headers: Mapping[str, str] | None = None
 ) -> httpx2.Client:
-    """Make a client of one service. A proxy of the environment is for the network, never for this machine.
+    """Return a client for one service. Proxies of the environment apply to the network, never to loopback.
 
     Args:
-        url: checked by the caller; paths of requests are below it.
+        url: checked by the caller; request paths are relative to it.
         ca_file: see `certificates_for`.
         read_s: longest silence while waiting for an answer.
 
     Raises:
         OSError: see `certificates_for`.
-        ImportError, ValueError: the environment names a proxy of a kind that is not spoken to.
+        ImportError, ValueError: the environment names an unsupported kind of proxy.
     """
-    import httpx2  # here: a desk and a coordinator start without
+    import httpx2  # here, because a console and a coordinator start without it
 
     base = httpx2.URL(url)
     return httpx2.Client(

@@ -1,15 +1,15 @@
-"""The keys of one party: it signs what it sends, and opens what was sealed to it. The only door to PyNaCl.
+"""The keys of one party: it signs what it sends, and opens what was sealed to it. No other module uses PyNaCl.
 
     sign   Ed25519 over the header, which binds kind, parties, task, round, number and digest of the body
     seal   X25519 and XSalsa20-Poly1305 to the recipient's public key, from a fresh key each time
 
-A sealed box alone does not say who made it: a relay could cut somebody else's sealed share out of its message
-and send it on under its own name and signature, and the receiver would count it as the relay's. So what is
-sealed begins with SHA-256 of sender, recipient, kind, task and round, and a box whose beginning does not match
-the header around it is refused. The relay cannot change that beginning without opening the box.
+A sealed box alone does not prove who made it. A relay could cut another party's sealed share out of its message and
+send it on under the relay's own name and signature, and the receiver would count it as the relay's. So sealed content
+begins with SHA-256 of sender, recipient, kind, task and round. A box whose beginning does not match the header around
+it is refused. The relay cannot change that beginning without opening the box.
 
-A signature says who wrote a message, not that it is new: the receiver's journal keeps the highest sequence
-number of each sender.
+A signature says who wrote a message, not that it is new: the receiver's journal keeps the highest sequence number of
+each sender.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from labeler.system.files import replace_file
 from labeler.untrusted import canonical_json, read_object
 
 SEAL_OVERHEAD_BYTES = 48 + 32
-"""How much longer a sealed body is: the box's own key and tag, and the digest it begins with."""
+"""Extra length of a sealed body: the box's key and tag, and the digest it begins with."""
 
 _FILE_VERSION = "labeler-keys/1"
 _MAX_FILE_BYTES = 4096
@@ -48,22 +48,22 @@ _CONTEXT_BYTES = 32
 _STATEMENT = b"labeler-statement/1\n"
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _KEYS_REMEMBERED = 4096
-"""Public keys that were found to be good ones: a party's is looked at once, and not at each of its messages."""
+"""Cache of valid public keys: a party's key is checked once, and not at each of its messages."""
 
 _SIGNATURES_REMEMBERED = 128
-"""Signatures that held lately: one is checked before its message's body is read, and again with the body."""
+"""Cache of valid signatures: one is checked before its message's body is read, and again with the body."""
 
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What others know of a party; an administrator enrols exactly these.
+    """The public keys of a party; an administrator enrols exactly these.
 
     Attributes:
         verify_key: Ed25519, 64 hexadecimal digits; checks its signatures.
-        seal_key: X25519, 64 hexadecimal digits; seals what only it may read.
+        seal_key: X25519, 64 hexadecimal digits; encrypts so that only the party can read.
 
-    Raises:
-        InvalidSetting: not such keys, or weak ones (zero or of low order) with which anybody could sign or read.
+        Raises:
+        InvalidSetting: invalid keys, or weak ones (zero or of low order) with which anybody could sign or read.
     """
 
     verify_key: str
@@ -75,7 +75,7 @@ class PublicKeys:
 
     @property
     def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of SHA-256 over both keys, for people to compare by telephone."""
+        """Return the first 16 hexadecimal digits of SHA-256 over both keys, for people to compare by telephone."""
         return hashlib.sha256(f"labeler-keys/1\n{self.verify_key}\n{self.seal_key}".encode()).hexdigest()[:16]
 
 
@@ -91,7 +91,7 @@ class PartyKeys:
 
     @classmethod
     def generate(cls) -> PartyKeys:
-        """New keys from the operating system's randomness."""
+        """Return new keys from the operating system's randomness."""
         return cls(os.urandom(32), os.urandom(32))
 
     @classmethod
@@ -99,12 +99,12 @@ class PartyKeys:
         """Read keys that `save` wrote.
 
         Raises:
-            InvalidSetting: there is no such file, or others than its owner may read or change it.
-            BadData: it holds no keys, or keys that do not belong together.
+            InvalidSetting: there is no such file, or users other than its owner may read or change it.
+            BadData: it holds no keys, or keys that do not match.
         """
         try:
             with path.open("rb") as file:
-                # Asked of the open file, so that it cannot be exchanged between the question and the reading.
+                # Ask about the open file, so that it cannot be replaced between the check and the read.
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 if mode & 0o077:
                     raise InvalidSetting(
@@ -143,7 +143,7 @@ class PartyKeys:
 
     @property
     def public(self) -> PublicKeys:
-        """The public halves."""
+        """Return the public halves."""
         return self._public
 
     def message(
@@ -167,15 +167,15 @@ class PartyKeys:
             recipient: party id.
             task_digest: of the task it belongs to, or empty.
             round_digest: of the round it belongs to, or empty.
-            sequence: one more than the last this party has sent, kept durably before sending.
-            body: in clear, or as `seal_body` gave it.
+            sequence: one more than the last this party has sent, stored durably before sending.
+            body: in clear, or as `seal_body` returned it.
             seal_to: the recipient's enrolled seal key; None sends the body as it is.
-            is_sealed: True where the body was sealed before, for exactly this sender, recipient, kind, task and round.
+            is_sealed: True if the body was sealed before, for exactly this sender, recipient, kind, task and round.
 
         Raises:
             ProtocolViolation: a field is outside its bounds, or a secret share is not sealed.
             TooLarge: larger than a message may be.
-            InvalidSetting: the seal key is none, or a weak one.
+            InvalidSetting: the seal key is invalid or weak.
         """
         if seal_to is not None:
             body = seal_body(
@@ -200,7 +200,7 @@ class PartyKeys:
         return Message(header, self._signing.sign(_signed_bytes(header)).signature, body)
 
     def open(self, message: Message) -> bytes:
-        """The body in clear. Check the signature first: `verify`.
+        """Return the body in clear. Check the signature first: `verify`.
 
         Raises:
             Forged: the body is not the one the header names, it was not sealed to this party, or it was sealed
@@ -226,10 +226,10 @@ class PartyKeys:
         return opened[_CONTEXT_BYTES:]
 
     def sign_statement(self, statement: bytes) -> str:
-        """A signature over a statement made outside of any message, in hexadecimal; `verify_statement` checks it.
+        """Return a signature over a statement that is not a message, in hexadecimal; `verify_statement` checks it.
 
         Args:
-            statement: begins with the name of what it is, so that no statement passes for another kind.
+            statement: begins with the name of its kind, so that no statement passes for another kind.
         """
         return self._signing.sign(_STATEMENT + statement).signature.hex()
 
@@ -243,9 +243,9 @@ class PartyKeys:
 def seal_body(
     kind: Kind, *, sender: str, recipient: str, task_digest: str, round_digest: str, body: bytes, seal_to: str
 ) -> bytes:
-    """Seal a body for one message, or for several that differ in nothing but their number.
+    """Seal a body for one message, or for several that differ only in their number.
 
-    A fresh key each time, so two boxes around one body have nothing in common but their length.
+    A fresh key each time, so two boxes around one body have only their length in common.
 
     Args:
         kind, sender, recipient, task_digest, round_digest: as in the header; a box in another message is refused.
@@ -253,7 +253,7 @@ def seal_body(
         seal_to: the recipient's enrolled seal key.
 
     Raises:
-        InvalidSetting: the seal key is none, or a weak one.
+        InvalidSetting: the seal key is invalid or weak.
     """
     return bytes(_sealer(seal_to).encrypt(_context(sender, recipient, kind, task_digest, round_digest) + body))
 
@@ -267,14 +267,14 @@ def verify(message: Message, verify_key: str) -> None:
 
     Raises:
         Forged: it did not.
-        InvalidSetting: the key is none, or a weak one.
+        InvalidSetting: the key is invalid or weak.
     """
     verify_header(message.header, message.signature, verify_key)
     _check_body(message)
 
 
 def verify_header(header: Header, signature: bytes, verify_key: str) -> None:
-    """Check that the holder of a key signed this header, before its body has come.
+    """Check that the holder of a key signed this header, before its body has arrived.
 
     Args:
         header: as received; its digest binds the body.
@@ -283,7 +283,7 @@ def verify_header(header: Header, signature: bytes, verify_key: str) -> None:
 
     Raises:
         Forged: it did not.
-        InvalidSetting: the key is none, or a weak one.
+        InvalidSetting: the key is invalid or weak.
     """
     try:
         _check_signature(verify_key, _signed_bytes(header), signature)
@@ -304,7 +304,7 @@ def verify_statement(statement: bytes, signature: str, verify_key: str) -> None:
 
     Raises:
         Forged: it did not.
-        InvalidSetting: the key is none, or a weak one.
+        InvalidSetting: the key is invalid or weak.
     """
     verifier = _verifier(verify_key)
     try:
@@ -346,7 +346,7 @@ def _verifier(key: str) -> VerifyKey:
 
 @lru_cache(maxsize=_SIGNATURES_REMEMBERED)
 def _check_signature(key: str, data: bytes, signature: bytes) -> None:
-    """Raise what the library raises; what held lately is not computed again, what did not hold always is."""
+    """Raise what the library raises. Valid signatures are cached; invalid ones are always checked again."""
     _verifier(key).verify(data, signature)
 
 
@@ -354,7 +354,7 @@ def _check_signature(key: str, data: bytes, signature: bytes) -> None:
 def _sealer(key: str) -> SealedBox[PublicKey]:
     box = SealedBox(PublicKey(_key_bytes(key, "seal_key")))
     try:
-        # A key of low order makes the shared secret zero for everybody; the library notices when it is used.
+        # A key of low order makes the shared secret zero for everybody; the library notices this only when it encrypts.
         box.encrypt(b"")
     except CryptoError:
         raise InvalidSetting(

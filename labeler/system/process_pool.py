@@ -1,16 +1,16 @@
-"""Processes that meet what strangers sent: programs of ours without our environment, whose room the system bounds.
+"""Processes for untrusted input: our programs without our environment, with limits that the system enforces.
 
     caller   starts a module, perhaps with a file as its input  ----->  bounds itself (`bound_process`), works
              checks every length before it takes anything       <-----  frames: a head in JSON, then bytes
 
-Whatever a file does to a library, fill its memory, hang or crash it, happens over there. A process serves one file of a
-stranger and ends, so that no file meets what another left; it holds no secret, no handle of ours and no address that
-another process has. It ends with whoever started it. What labels small jobs reads files that were written here, so it
-may serve one job after the other (`api.coordinator.retention`).
+If a file makes a library fill its memory, hang or crash, that happens in the child process. A process serves one
+untrusted file and ends, so that no file meets the traces of another. It holds no secret, no handle of ours and no
+address of another process, and it ends with its parent. The process that labels small jobs reads files that were
+written here, so it may serve one job after another (`api.coordinator.retention`).
 
-Pools of the usual libraries (`concurrent.futures`, loky, pebble) are not used for this: their workers share a pipe on
-which they send pickles, and whoever took over a worker with a file could then run code in the process that reads them.
-Here nothing that a process says is more than numbers, names and bytes of a length that was checked.
+The usual pools (`concurrent.futures`, loky, pebble) are not used for this: their workers send pickles through a shared
+pipe, so a file that took over a worker could run code in the process that reads them. Here a process can only send
+numbers, names and bytes of a checked length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Final
 
 _KEPT = ("LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
-"""Of our environment: where libraries are found, and where temporary files go."""
+"""Inherited environment variables: where libraries are found, and where temporary files go."""
 
 _PARENT: Final = "LABELER_PARENT_PID"
 _LOOK_S = 0.2
@@ -42,15 +42,15 @@ def start_process(
     stdin: IO[bytes] | int | None = None,
     answers: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a module; what it complains of is heard by nobody, since it could quote what it was sent.
+    """Start a module. Its standard error is discarded, since it could quote its input.
 
-    Its libraries take one thread each, so that it costs the core it was given. The caller kills it and waits for it.
+    Its libraries use one thread each, so that it occupies one core. The caller kills it and waits for it.
 
     Args:
         module: run as `python -m` runs it.
         arguments: of its command line, which other users of the machine can read.
         stdin: a file that it reads, or `subprocess.PIPE`; else nothing.
-        answers: whether its standard output is a pipe for us to read.
+        answers: True if its standard output is a pipe for us to read.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
@@ -64,21 +64,21 @@ def start_process(
             "ARROW_DEFAULT_MEMORY_POOL": "system",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            # As workers.cli has it: nothing of what is validated is shown to packages that extend pydantic.
+            # As in workers.cli: packages that extend pydantic see nothing that is validated.
             "PYDANTIC_DISABLE_PLUGINS": "__all__",
         },
     )
 
 
 def bound_process(room_bytes: int, cpu_s: int | None = None) -> None:
-    """Bound this process: its memory, its time from now on, its parent's life, and that it leaves no core behind.
+    """Limit this process's memory and its time from now on, end it with its parent, and let it write no core file.
 
-    Where memory of the machine is short the system shall end this process, and not another one. Call it again where
-    the room is another. On systems other than Linux memory is not bounded.
+    If the machine runs out of memory the system ends this process first. Call this again to change the limit. On
+    systems other than Linux memory is not limited.
 
     Args:
         room_bytes: of data, beyond which an allocation fails.
-        cpu_s: seconds of processors after which it is ended; None for no limit.
+        cpu_s: processor seconds after which it is ended; None for no limit.
     """
     _bound(resource.RLIMIT_DATA, room_bytes)
     if cpu_s is not None:
@@ -95,14 +95,14 @@ def _bound(kind: int, most: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    # Not by PR_SET_PDEATHSIG: that looks at the thread that started this process, which may end earlier.
+    # Not by PR_SET_PDEATHSIG: that watches the thread that started this process, which may end earlier.
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(1)
 
 
 def write_frame(out: BinaryIO, head: dict[str, Any], *parts: bytes) -> None:
-    """Send a head and bytes whose lengths it tells; the process's side of `Frames`."""
+    """Send a head and the bytes whose lengths it states; the process's side of `Frames`."""
     text = json.dumps(head).encode()
     out.write(len(text).to_bytes(_SIZE_BYTES, "big") + text)
     for part in parts:
@@ -111,17 +111,17 @@ def write_frame(out: BinaryIO, head: dict[str, Any], *parts: bytes) -> None:
 
 
 class UnsoundProcess(Exception):
-    """A process broke off, was silent for too long, or said what no sound one says."""
+    """A process ended early, was silent for too long, or sent something that no sound one sends."""
 
 
 class Frames:
-    """Reads what a process sends. It met hostile bytes, so nothing it says is believed without a bound.
+    """Reads the frames that a process sends. It met hostile bytes, so everything it sends is checked against limits.
 
     Args:
         pipe: its standard output.
         most_head_bytes: of one head.
-        silence_s: how long nothing may come.
-        look: called every moment; what it raises ends the reading.
+        silence_s: the longest silence.
+        look: called regularly; an exception it raises ends the reading.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Frames:
         self._look = look
 
     def head(self) -> dict[str, Any]:
-        """The next head.
+        """Return the next head.
 
         Raises:
             UnsoundProcess: see there.
@@ -154,7 +154,7 @@ class Frames:
         raise UnsoundProcess
 
     def exactly(self, size: int) -> bytes:
-        """So many bytes, which the caller has bounded.
+        """Return exactly `size` bytes; the caller has bounded the number.
 
         Raises:
             UnsoundProcess: see there.

@@ -1,12 +1,12 @@
-"""A site's key for digests: it recognises a person or an image again, and lets nobody else do so.
+"""A site's key for digests: with it a site, and nobody else, recognizes the same person or image again.
 
-Names of patients and images are guessed easily, so a plain hash of one hides nothing. A private shard therefore keeps
-digests under a key of the site's: BLAKE2b, keyed (RFC 7693), 128 bits. Equal means equal, for whoever holds the key;
-without it a digest is a random number. All shards of a site should be made with one key: then a person, or an image
-that is embedded anew, has the same digest in each of them.
+Names of patients and images are easy to guess, so a plain hash of one hides nothing. A private shard therefore keeps
+digests under a key of the site: BLAKE2b, keyed (RFC 7693), 128 bits. A holder of the key can compare digests for
+equality; without the key a digest is a random number. Make all shards of a site with one key: then a person, or an
+image that is embedded again, has the same digest in each of them.
 
-The key is a file of its owner's alone. Whoever has it and a shard can check guesses of names; whoever loses it
-can embed everything anew, under other digests.
+The key is a file that only its owner can read. A person who has it and a shard can check guesses of names. A site that
+loses it can embed everything again, under other digests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from labeler.errors import BadData, UnsafeStorage
 from labeler.system.files import sync_folder
 
 SITE_KEY_FILE: Final = "site.key"
-"""Its name where nobody gives it another: beside the shard, so in an agent's home."""
+"""Default file name: next to the shard, so in an agent's home."""
 
 DIGEST_WORDS: Final = 2
-"""A digest is two int64: 128 bits, so that among 2^32 people two share one with a probability below 2^-64."""
+"""A digest is two int64: 128 bits. Among 2^32 people two share one with a probability below 2^-64."""
 
 KEY_BYTES: Final = 32
 
@@ -51,12 +51,12 @@ class SiteKey:
         self._secret = secret
 
     def digests(self, kind: Kind, values: Sequence[bytes]) -> Digests:
-        """One digest per value, int64, shape (n, 2). Kinds never meet: an image's name is no person's."""
+        """Return one digest per value, int64, shape (n, 2). Kinds never collide: an image's name is no person's."""
         joined = b"".join(self.digest(kind, (value,)) for value in values)
         return as_digests(joined)
 
     def digest(self, kind: Kind, blocks: Iterable[bytes]) -> bytes:
-        """The 16 bytes of one digest, of a value that comes in blocks."""
+        """Return the 16 bytes of one digest, of a value that arrives in blocks."""
         person = b"labeler-" + kind.encode()
         made = hashlib.blake2b(digest_size=8 * DIGEST_WORDS, key=self._secret, person=person)
         for block in blocks:
@@ -65,7 +65,7 @@ class SiteKey:
 
     @property
     def name(self) -> str:
-        """What may be shown of the key: whether two shards were made with one; nothing else follows from it."""
+        """Return a public name of the key: it shows only whether two shards were made with one key."""
         return hashlib.blake2b(b"", digest_size=8, key=self._secret, person=b"labeler-name").hexdigest()
 
     def __repr__(self) -> str:
@@ -82,12 +82,12 @@ class SiteKey:
 
 
 def as_digests(joined: bytes) -> Digests:
-    """Digests one after the other, as an array of shape (n, 2)."""
+    """Return concatenated digests as an array of shape (n, 2)."""
     return np.frombuffer(joined, dtype="<i8").astype(np.int64).reshape(-1, DIGEST_WORDS)
 
 
 def site_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> SiteKey:
-    """The key in a file; made, readable by its owner only, where there is none.
+    """Return the key in a file; if there is none, create one that only its owner can read.
 
     Two processes that make it at once end up with one key.
 
@@ -121,7 +121,7 @@ def _make(path: Path, secret: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            # Unlike a rename this does not replace a key that somebody else made meanwhile.
+            # Unlike a rename this does not replace a key that another process made meanwhile.
             os.link(temporary, path)
         except FileExistsError:
             return

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labeler.errors import BadData, InvalidTask
-from labeler.evaluation import Evaluation, area_under, choose_layout, say, share
+from labeler.evaluation import Evaluation, area_under, choose_bands, choose_layout, say, share
 from labeler.methods.evaluate import LAYOUTS, Layout, Scored, edges_of, even_edges
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
@@ -230,14 +230,32 @@ def test_a_band_states_what_is_right_there_and_never_less_than_a_lower_one() -> 
     asked = Scored(b"m", even_edges(2, 4), "bands")
     counts = np.array([[300.0, 500.0, 400.0, 5.0], [700.0, 1500.0, 1100.0, 15.0]])
     # 0.70, 0.75, 0.733 (goes with 0.75), and 20 records, which noise drowns.
-    stated = Evaluation(asked, ("a", "b"), counts, 20.0, 3).recalibrated()
+    (stated,) = Evaluation(asked, ("a", "b"), counts, 20.0, 3).recalibrated()
     assert stated == pytest.approx([0.7, *[2615 / 3520] * 3], abs=1e-4)
-    all_right = Evaluation(asked, ("a", "b"), np.array([[0.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
+    (all_right,) = Evaluation(asked, ("a", "b"), np.array([[0.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
     assert all(0.98 < one < 0.99 for one in all_right)  # half a normal law of deviation 0.02 below 1
-    beyond = Evaluation(asked, ("a", "b"), np.array([[-300.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
+    (beyond,) = Evaluation(asked, ("a", "b"), np.array([[-300.0] * 4, [1000.0] * 4]), 20.0, 3).recalibrated()
     assert all(0.99 < one < 1 for one in beyond)
-    drowned = Evaluation(asked, ("a", "b"), np.full((2, 4), 5.0), 20.0, 3).recalibrated()
+    (drowned,) = Evaluation(asked, ("a", "b"), np.full((2, 4), 5.0), 20.0, 3).recalibrated()
     assert len(set(drowned)) == 1
+
+
+def test_of_two_classes_each_predicted_one_states_what_is_right_of_it() -> None:
+    asked = Scored(b"m", even_edges(2, 2), "confusion")
+    counts = np.array([[[900.0, 100.0], [1900.0, 100.0]], [[200.0, 300.0], [100.0, 300.0]]])
+    found = Evaluation(asked, ("a", "b"), counts, 5.0, 3)
+    assert np.array(found.recalibrated()) == pytest.approx(np.array([[0.9, 0.95], [0.6, 0.75]]), abs=1e-3)
+    rare = counts * np.array([1, 0.01])[:, None, None]  # hardly ever predicted: what is right of both stands for it
+    first, second = Evaluation(asked, ("a", "b"), rare, 5.0, 3).recalibrated()
+    assert first == pytest.approx([0.9, 0.95], abs=1e-3)
+    assert second == pytest.approx([0.9, 0.95], abs=5e-3)
+    assert "for b" in "".join(say(found.to_json()))
+
+
+def test_there_are_as_many_bands_as_noise_leaves_useful() -> None:
+    assert choose_bands(sigma=38.0, records=4797) == 5
+    assert choose_bands(sigma=38.0, records=3000) == 4
+    assert choose_bands(sigma=38.0, records=200) == 1
 
 
 def test_edges_of_bands_are_quantiles_of_what_is_stated_of_public_images() -> None:

@@ -27,6 +27,7 @@ from labeler.system.keys import PartyKeys, seal_body
 from labeler.tally import QueryBatch, round_of
 from labeler.task import Task, parse_task
 from tests.answering import AnsweringAgent
+from tests.scored import scored
 from tests.workers import test_agent_service
 from tests.workers.journal_store import ChargingLedger, JournalStore
 from tests.workers.test_agent_service import AGENT, Site, same
@@ -36,7 +37,7 @@ from workers.agent.policy import Policy
 site = test_agent_service.site
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-METHODS = ("knn", "reverse-knn", "ensemble", "blind-average", "aux-distill")
+METHODS = ("knn", "reverse-knn", "ensemble", "blind-average", "aux-distill", "evaluate")
 KEYS = [PartyKeys.generate().public.seal_key for _ in range(4)]
 TALLIERS: Recipients = tuple((f"tallier-{number}", KEYS[number]) for number in range(3))
 ROTATED: Recipients = (*TALLIERS[:2], ("tallier-2", KEYS[3]))
@@ -64,8 +65,11 @@ def policy() -> Policy:
 
 def asked_of(method: str, shard: Shard, queries: np.ndarray) -> tuple[Task, QueryBatch]:
     batch = QueryBatch(model_rows(shard.dimension)) if method == "blind-average" else QueryBatch(queries)
+    if method == "evaluate":
+        asked = scored(shard.classes, shard.dimension, fingerprint=shard.fingerprint)
+        batch = QueryBatch(asked.rows(shard.dimension, num_classes=len(shard.classes)))
     fields: dict[str, object] = {
-        "name": "t", "classes": shard.classes, "method": method, "k": 1 if method == "reverse-knn" else 5,
+        "name": "t", "classes": shard.classes, "method": method, "k": 1 if method in ("reverse-knn", "evaluate") else 5,
         "sigma_votes": 40.0, "delta": 1e-5, "agents": 1, "max_queries": len(batch), "colluding_agents": 0,
         "backbone_fingerprint": shard.fingerprint,
     }  # fmt: skip

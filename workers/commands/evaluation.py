@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from labeler.errors import InvalidSetting, JobNotCompleted
-from labeler.evaluation import BANDS
 from labeler.methods.evaluate import LAYOUTS, MOST_BANDS
 from workers.commands.console import (
     CaFile,
@@ -39,7 +38,10 @@ def evaluate(
         str | None,
         typer.Option(help=f"{', '.join(LAYOUTS)}: what is counted; else the finest that noise leaves useful."),
     ] = None,
-    bands: Annotated[int, typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence.")] = BANDS,
+    bands: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_BANDS, help="Bands of stated confidence; else as many as noise leaves useful."),
+    ] = None,
     records: Annotated[
         int | None, typer.Option(min=1, help="Private images in all, as far as you know: for what is counted.")
     ] = None,
@@ -92,10 +94,9 @@ def evaluate(
             )
         from feature_store.results.evaluations import evaluation_bytes
         from labeler.system.files import replace_file
-        from workers.commands.client import wait_for
 
         with connect(str(url), str(token), ca_file) as service:
-            asked = wait_for(service, service.evaluate(model, **price, **counted), quiet=as_json)
+            asked = service.wait(service.evaluate(model, **price, **counted).job_id)
             if asked.state != "completed":
                 why = asked.stage if asked.problem is None else asked.problem.detail
                 raise JobNotCompleted(f"the evaluation {asked.job_id} is {asked.state}: {why}")
@@ -103,10 +104,7 @@ def evaluate(
             found = service.evaluation(asked.job_id)
             service.student(asked.job_id, out / "measured.safetensors")
             replace_file(out / "evaluation.json", evaluation_bytes(found))
-    if as_json:
-        print_json(found)
-        return
-    _tell(found, out)
+    tell_evaluation(found, out, as_json=as_json)
 
 
 def _here(
@@ -128,7 +126,11 @@ def _here(
         return run_job(job, progress=progress, warn=tell_warning)
 
 
-def _tell(found: dict[str, Any], out: Path) -> None:
+def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
+    """Print evaluation.json in words: each number with its intervals, what it has cost, and where it lies."""
+    if as_json:
+        print_json(found)
+        return
     from labeler.budget import say_epsilon
     from labeler.evaluation import say
 

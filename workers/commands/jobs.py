@@ -1,4 +1,7 @@
-"""Commands of a job: `plan` its price, run it in one process (`demo`, `run`), use it (`student`, `predict`)."""
+"""Commands of a job: `plan` its price, run it in one process (`demo`, `run`), use it (`student`, `predict`).
+
+More than 600 lines: most of them are options, with the words that `--help` says of each.
+"""
 
 from __future__ import annotations
 
@@ -124,9 +127,9 @@ def run(
     with progress_bars(quiet=as_json) as progress:
         summary = run_job(job, clock=clock, progress=progress, warn=tell_warning)
     if METHODS[job.file.task.method].evaluates:
-        from labeler.evaluation import say
+        from workers.commands.evaluation import tell_evaluation
 
-        print_json(summary) if as_json else typer.echo("\n".join(say(summary)))
+        tell_evaluation(summary, out, as_json=as_json)
         return
     _finish(summary, out, clock, as_json=as_json)
 

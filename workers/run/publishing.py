@@ -48,7 +48,7 @@ from feature_store.results.report.model import (
     StudentOutcome,
 )
 from feature_store.results.report.page import report_json, write_report
-from feature_store.results.scores import score_probabilities
+from feature_store.results.scores import auroc, score_probabilities
 from feature_store.students import Learners, NoisyAnswers, Student, fit_student
 from feature_store.students.attributes import LabelledAttributes, attributes_of
 from feature_store.students.labeling import LabelledImages, label_images
@@ -508,6 +508,10 @@ def _attributes_of(prepared: PreparedJob, releases: Sequence[Release]) -> Labell
     )
 
 
+def _recall(has: NDArray[np.bool_], truly: NDArray[np.bool_]) -> float | None:
+    return float(has[truly].mean()) if truly.any() else None
+
+
 def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> AttributeReport:
     public, names = prepared.public, prepared.task.classes
     has = labelled.probabilities >= ON
@@ -524,6 +528,8 @@ def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> At
             right=None if truth is None else float((has[known, place] == truth[known, place]).mean()),
             # How often whoever always gave the commoner answer would be right.
             commoner=None if truth is None else max(share := float(truth[known, place].mean()), 1 - share),
+            recall=None if truth is None else _recall(has[known, place], truth[known, place] == 1),
+            auroc=None if truth is None else auroc(truth[known, place] == 1, labelled.probabilities[known, place]),
         )
         for place, name in enumerate(names)
     )

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from labeler.errors import InvalidSetting, InvalidTask
-from labeler.evaluation import BANDS
 from labeler.methods import METHODS
 from labeler.methods.evaluate import MOST_BANDS, Layout
 from labeler.rounds.effects import AskedStrategy, StudentKind, check_selection
@@ -83,13 +82,14 @@ class EvaluationTable(_Table):
     Attributes:
         layout: "confusion" (true and predicted class), "classes" (true class, right or wrong) or "bands" (right or
             wrong), each by bands of confidence; when absent the finest that noise leaves useful.
-        bands: how many bands of confidence, of equally many public images where their labels lie beside the model.
+        bands: how many bands of confidence, of equally many public images where their labels lie beside the model; when
+            absent as many as noise leaves useful, five at most.
         edges: between bands, ascending confidences; instead of `bands`.
         records: private records in all, as far as anybody may know, by which the layout is chosen.
     """
 
     layout: Layout | None = None
-    bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] = BANDS
+    bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | None = None
     edges: Annotated[tuple[float, ...], Field(strict=False)] | None = None
     records: Annotated[int, Field(ge=1, le=2**60)] | None = None
 

@@ -269,6 +269,8 @@ class AttributeOutcome:
         confidence: mean probability that what is said of it is right, 0 to 1.
         right: share of the images of known truth on which that is right; None where there are none.
         commoner: how often always giving the commoner answer would be right, which is what to compare with.
+        recall: share of the images that have it of which that is said; None where none is known to have it.
+        auroc: how well its probabilities tell the two apart (feature_store.results.scores).
     """
 
     name: str
@@ -276,6 +278,8 @@ class AttributeOutcome:
     confidence: float
     right: float | None = None
     commoner: float | None = None
+    recall: float | None = None
+    auroc: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,6 +334,7 @@ class AttributeReport:
             "attributes": [
                 {"name": one.name, "images": one.on, "confidence": round(one.confidence, 6)}
                 | ({} if one.right is None else {"accuracy": one.right, "always_the_commoner": one.commoner})
+                | ({} if one.right is None else {"recall": one.recall, "auroc": one.auroc})
                 for one in self.outcomes
             ],
         }

@@ -210,6 +210,8 @@ def _attribute_rows(report: JobReport) -> list[dict[str, Any]]:
             "stated": words.say_percent(one.confidence),
             "right": words.say_percent(one.right),
             "commoner": words.say_percent(one.commoner),
+            "recall": words.say_percent(one.recall),
+            "auroc": "–" if one.auroc is None else f"{one.auroc:.3f}",
         }
         for one in (said.outcomes if said is not None else ())
         if said is not None

@@ -25,6 +25,7 @@ from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.driver.intake import Errand
 from labeler.errors import (
+    BadData,
     BudgetExceeded,
     IdempotencyMismatch,
     InvalidSetting,
@@ -118,6 +119,15 @@ def test_what_does_not_fit_the_task_is_refused_and_leaves_nothing(
     assert house.files() == []
     assert house.ledger.head() == head
     assert house.jobs.list() == []
+
+
+def test_an_evaluation_whose_question_is_no_model_is_refused_and_leaves_nothing(house: House) -> None:
+    record = house.task(method="evaluate", k=1, max_queries=3)
+    head = house.ledger.head()
+    with pytest.raises(BadData, match="carry a released model, and these do not"):
+        house.submit(record, 3)
+    assert house.files() == []
+    assert house.ledger.head() == head
 
 
 def test_vectors_of_a_length_that_no_agent_has_are_refused_as_soon_as_one_has_told(house: House) -> None:

@@ -199,7 +199,7 @@ def test_a_setting_that_no_task_has_and_a_variable_that_is_not_set_are_told_in_a
     with pytest.raises(InvalidSetting, match="sigma_vote: unknown field; did you mean sigma_votes"):
         Service(client).create_task(name="x", delta=1e-5, max_queries=3, epsilon=1.0, sigma_vote=3)
     with pytest.raises(InvalidSetting, match="count: Input should be greater than or equal to 1"):
-        Service(client).label(examples.TASK_ID, "photos", clusters=0)
+        Service(client).label(examples.TASK_ID, "photos", queries=0)
     with pytest.raises(InvalidSetting, match="a job's id is a text"):
         client.job(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="the access token is a text; is the variable set"):

@@ -312,7 +312,7 @@ def test_a_strangers_enrolment_is_counted_before_its_body_is_read_and_bounded(em
         sent += [http.post("/v1/enrolments", content=b"no json", headers=headers).status_code for _ in range(5)]
         spent_s = time.process_time() - before
         refused = http.post("/v1/enrolments", content=large, headers=headers)
-    assert sent == [413] * 25 + [422] * 5
+    assert sent == [413] * 25 + [400] * 5
     assert (refused.status_code, refused.json()["type"]) == (429, "urn:labeler:problem:rate-limited")
     # 25 documents of 750 KB took 2.2 s of this process, server and client together, before they were bounded.
     assert spent_s < 1.5

@@ -107,7 +107,7 @@ def eights(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     labeler.run(
         [made["a"], made["b"]], made["public"], folder / "job",
-        epsilon=3, colluding_agents=0, test=made["unseen"], clusters=40, seed=3, quiet=True,
+        epsilon=3, colluding_agents=0, test=made["unseen"], queries=40, seed=3, quiet=True,
     )  # fmt: skip
     return folder
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from sklearn.metrics import recall_score, roc_auc_score
 
 from feature_store.backbones.backbone import PixelBackbone
 from feature_store.embedding import embed_source
@@ -106,6 +107,11 @@ def test_a_run_labels_every_attribute_of_every_public_image(
     assert right > 0.9
     assert report["images"]["accuracy"] == pytest.approx(right)
     assert [one["name"] for one in report["images"]["attributes"]] == list(NAMES)
+    for place, (name, one) in enumerate(zip(NAMES, report["images"]["attributes"], strict=True)):
+        assert one["recall"] == pytest.approx(recall_score(truth[:, place], said[:, place]))
+        sure = table[f"confidence.{name}"].to_numpy()
+        has = np.where(said[:, place], sure, 1 - sure)
+        assert one["auroc"] == pytest.approx(roc_auc_score(truth[:, place], has), abs=1e-3)
     assert report["student"]["accuracy"] > 0.9
     assert report["student"]["kind"] == "attributes"
     for row, names in zip(said, table["labels"].to_pylist(), strict=True):

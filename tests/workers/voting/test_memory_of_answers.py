@@ -21,6 +21,7 @@ from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
+from tests.scored import scored
 from workers.learning.learner import Trainer
 from workers.learning.linear import train_head
 from workers.voting import NeighborIndexes
@@ -66,6 +67,9 @@ def answering(method: str, classes: int, dimension: int, queries: int, **changes
     axes = (changes.get("training") or {}).get("axes")
     rng = np.random.default_rng(2)
     features = rng.integers(-300, 300, (queries, dimension), dtype=np.int16)
+    if method == "evaluate":
+        asked = scored(names, dimension).rows(dimension, num_classes=classes)
+        return parse_task(fields | {"max_queries": len(asked)} | changes), QueryBatch(asked)
     if method == "federated":
         rows = dimension + 1 if axes is None else axes + 1
         asked = model_rows(dimension) if axes is None else axis_rows(features, axes)
@@ -82,6 +86,7 @@ OF_AGENT = SAMPLED | {"sampled": {"rate": 0.5, "unit": "agent"}}
     ("method", "classes", "dimension", "counts", "most", "changes"),
     [
         ("reverse-knn", 3, 256, (40_000, 80_000), 150, {"k": 1}),
+        ("evaluate", 3, 256, (4_000, 8_000), 150, {}),
         ("federated", 3000, 4, (4200, 8400), 300, {"training": SAMPLED | {"axes": 3}}),
         ("federated", 3000, 4, (4200, 8400), 300, {"training": OF_AGENT | {"axes": 3}}),
     ],
