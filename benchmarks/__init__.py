@@ -1,4 +1,4 @@
-"""Benchmarks: `labeler bench NAME` reproduces a paper's table or measures speed; BENCHMARKS.md is made of the results.
+"""Benchmarks: `labeler bench NAME` reproduces a paper's table or measures speed; its results make BENCHMARKS.md.
 
 Benches use the product, and nothing of the product uses a bench (an import contract), except that the command `bench`
 loads this module when it is run. Packages that only benches need are in the extra `benchmarks`.
@@ -43,7 +43,7 @@ BENCHES: Final = {
     "soak": "benchmarks.service.soak:bench_soak",
     "simulate": "tests.simulation.bench:bench_simulate",
 }
-"""Every bench and its function, which is loaded when it is run: naming them loads no library."""
+"""Every bench and its function, which is loaded when it is run: importing this module loads no library."""
 
 PACKAGES: Final = (
     "private-labeler",
@@ -67,7 +67,7 @@ class BenchRow:
         case: on what (a server domain, a size).
         method: how it was reached.
         metric: what the value is, with its unit.
-        value: the measurement; a mean where `sd` stands beside it.
+        value: the measurement; a mean if `sd` is given.
         sd: standard deviation over repetitions.
         epsilon, delta, level: the guarantee the value was reached under.
         reference: what it is to be compared with.
@@ -92,14 +92,14 @@ T = TypeVar("T")
 
 
 def mean_row(case: str, method: str, metric: str, values: Iterable[float], **told: Any) -> BenchRow:
-    """A row of repetitions: their mean and, where there are several, their deviation; `told` are its other fields."""
+    """Return a row of repetitions: their mean and, of several, their deviation; `told` are its other fields."""
     found = [float(value) for value in values]
     sd = statistics.stdev(found) if len(found) > 1 else None
     return BenchRow(case, method, metric, statistics.fmean(found), sd, **told)
 
 
 def in_turn(progress: ProgressCallback, stage: str, items: Collection[T]) -> Iterator[T]:
-    """Give one item after the other, and tell how far it is."""
+    """Yield one item after the other, and report progress."""
     for number, item in enumerate(items):
         progress(stage, number, len(items))
         yield item
@@ -107,7 +107,7 @@ def in_turn(progress: ProgressCallback, stage: str, items: Collection[T]) -> Ite
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """How long something takes."""
+    """Return the seconds that some work takes."""
     started = clock()
     work()
     return clock() - started
@@ -118,14 +118,14 @@ def run_bench(name: str, *, progress: ProgressCallback = silent, **options: Any)
 
     Args:
         name: one of BENCHES.
-        options: keyword arguments of its function (data, full, out, paper, seeds, agents ...); what is None or False
-            counts as not given.
+        options: keyword arguments of its function (data, full, out, paper, seeds, agents ...); None or False counts as
+            not given.
 
     Returns:
         The document of `labeler bench --json`; see `bench_document`.
 
     Raises:
-        InvalidSetting: no such bench, an option that it does not take, or data that it needs are not there.
+        InvalidSetting: no such bench, an option that it does not take, or missing data.
     """
     if name not in BENCHES:
         raise InvalidSetting(f"no bench is called {name!r}; choose {', '.join(BENCHES)}")
@@ -144,7 +144,7 @@ def run_bench(name: str, *, progress: ProgressCallback = silent, **options: Any)
 
 
 def bench_document(name: str, rows: list[BenchRow], seconds: float) -> dict[str, Any]:
-    """The document of `labeler bench --json`: {"name", "rows", "seconds", "versions"}."""
+    """Return the document of `labeler bench --json`: {"name", "rows", "seconds", "versions"}."""
     return {
         "name": name,
         "rows": [asdict(row) for row in rows],
@@ -154,7 +154,7 @@ def bench_document(name: str, rows: list[BenchRow], seconds: float) -> dict[str,
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what results depend on, of those that are installed."""
+    """Return the versions of installed packages on which results depend."""
     found = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

@@ -1,8 +1,8 @@
 """The real data sets that benches measure on: digits as arrays, photographs as frozen features.
 
-They lie in a folder of the user's (`--data`, or LABELER_DATA), laid out as BENCHMARKS.md says; where a set is not
-there, the same one is read through torchvision from `torchvision/` in that folder. Nothing is downloaded and nothing
-is bundled. Features are computed once and kept in the user's cache folder.
+They lie in a folder of the user's (`--data`, or LABELER_DATA), laid out as BENCHMARKS.md says. A missing set is read
+through torchvision from `torchvision/` in that folder. Nothing is downloaded and nothing is bundled. Features are
+computed once and kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DataSet:
 
 
 def data_root(data: Path | None) -> Path:
-    """The folder of real data sets: the option, else LABELER_DATA, else ../shared/data."""
+    """Return the folder of real data sets: the option, else LABELER_DATA, else ../shared/data."""
     root = data or Path(os.environ.get("LABELER_DATA", "../shared/data"))
     if not root.is_dir():
         raise InvalidSetting(f"there is no folder {root}; name the folder of data sets with --data or LABELER_DATA")
@@ -114,7 +114,7 @@ def cifar10_test_features(
 
 
 def ordered(shard: Shard) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Features and labels by source name: rows of a shard are in random order, which differs between caches."""
+    """Return features and labels by source name: rows of a shard are in random order, which differs between caches."""
     by_name = np.argsort(np.array(shard.sources), kind="stable")
     return np.ascontiguousarray(shard.features[by_name]), np.asarray(shard.labels)[by_name].astype(np.int64)
 
@@ -122,7 +122,7 @@ def ordered(shard: Shard) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
 def embedded(
     source: Path | str, backbone: Backbone, out: Path, *, classes: Sequence[str], seed: str, progress: ProgressCallback
 ) -> Shard:
-    """A shard of a public set, embedded where it is not there yet; as published, whatever is in it twice."""
+    """Return the shard of a public set, embedded if it is missing; as published, with its duplicates."""
     if not out.exists():
         from feature_store.embedding import embed_source
 
@@ -142,7 +142,7 @@ def embedded(
 def _cifar10_folder(
     root: Path, splits: Sequence[str], progress: ProgressCallback, network: Cifar10Backbone = "mobilenetv2"
 ) -> Path:
-    """Where the features of these splits are, embedded now where they were not."""
+    """Return the folder of the features of these splits, embedded now if they are missing."""
     spec = CIFAR10_BACKBONE if network == "mobilenetv2" else CIFAR10_LITE2
     weights = _mobilenet_weights(root) if network == "mobilenetv2" else _lite2_weights()
     made_by = hashlib.sha256(json.dumps(spec, sort_keys=True).encode() + weights.read_bytes()).hexdigest()
@@ -161,7 +161,7 @@ def _mobilenet_weights(root: Path) -> Path:
 
 
 def _lite2_weights() -> Path:
-    """The packaged weights as a safetensors file in the cache, for a transform that is not the published one."""
+    """Return the packaged weights as a safetensors file in the cache, for a transform that is not the published one."""
     path = cache_folder() / "efficientnet-lite2.safetensors"
     if not path.is_file():
         from safetensors.torch import save
@@ -179,7 +179,7 @@ def _lite2_weights() -> Path:
 def _embed_cifar10(
     root: Path, spec: dict[str, Any], folder: Path, missing: Sequence[str], progress: ProgressCallback
 ) -> None:
-    # Loaded where it is wanted: where all features are kept, nothing needs the network.
+    # Imported on use: where all features are kept, nothing needs the network.
     from feature_store.backbones import load_backbone, parse_spec
 
     backbone = load_backbone(parse_spec(spec | {"decoder": "pillow"}))
@@ -190,7 +190,7 @@ def _embed_cifar10(
 
 
 def cache_folder() -> Path:
-    """Where features of benches are kept between runs: `labeler` in the user's cache folder."""
+    """Return the folder that keeps features of benches between runs: `labeler` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "labeler"
 
 

@@ -1,4 +1,4 @@
-"""Measuring processes of this machine: in interpreters of their own, by the CPU and memory that Linux tells of."""
+"""Measurement of processes of this machine: in separate interpreters, by the CPU and memory that Linux reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_alone(module: str, *orders: Mapping[str, Any], one_core: bool = True) ->
 
     Args:
         module: takes its order as JSON in its only argument, and prints what it found as JSON in its last line.
-        orders: what each is told.
+        orders: one for each run.
         one_core: matrix libraries of each compute on one core.
     """
     about = {"PYTHONPATH": str(Path(__file__).parents[1])} | (ONE_CORE if one_core else {})
@@ -43,14 +43,14 @@ def run_alone(module: str, *orders: Mapping[str, Any], one_core: bool = True) ->
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and all its threads, in user and system mode."""
-    # The name stands in parentheses and may hold anything.
+    """Return the CPU seconds of a process and all its threads, in user and system mode."""
+    # The name is in parentheses and may hold anything.
     fields = _told(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(kind: str, pid: int | str = "self") -> int:
-    """Memory of a process by one line of Linux's status, as VmRSS, VmHWM or RssAnon."""
+    """Return the memory of a process by one line of Linux's status, such as VmRSS, VmHWM or RssAnon."""
     lines = _told(f"/proc/{pid}/status").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
 
@@ -63,12 +63,12 @@ def _told(path: str) -> str:
 
 
 class PeakMemory:
-    """The most anonymous memory of this process while the context lasts, looked at by a thread.
+    """The most anonymous memory of this process while the context lasts, sampled by a thread.
 
     Mapped pages of a file are page cache, which the system takes back when it needs to, and are not counted.
 
     Attributes:
-        before_bytes: when the watch began.
+        before_bytes: at the start of the context.
         bytes: the most that was seen.
     """
 

@@ -1,15 +1,15 @@
 """BENCHMARKS.md and docs/benchmarks, made of benchmarks/pages and of the documents in benchmarks/results.
 
-    python -m benchmarks.report        writes every page to where it lies in benchmarks/pages
+    python -m benchmarks.report        writes every page to its place in benchmarks/pages.
 
-A document is what `labeler bench NAME --full --json` printed, in results/NAME.json. One with the key "carried" was
-not: its rows were carried over from the page of that commit, where a cell that held more than one number stands in
-`settings["printed"]`. A line of a page names a table of such a document:
+A document is the output of `labeler bench NAME --full --json`, in results/NAME.json. One with the key "carried" is not:
+its rows were carried over from the page of that commit. There, `settings["printed"]` holds a cell that had more than
+one number. A line of a page names a table of such a document:
 
     @table NAME rows=FIELD,FIELD columns=FIELD [also=FIELD] [FIELD=VALUE ...]    a column for each value of a field
     @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
 
-FIELD=VALUE takes the rows that have this value alone, FIELD!=VALUE those that have another. Fields are those of
+FIELD=VALUE takes only the rows that have this value, FIELD!=VALUE those that have another. Fields are those of
 `BenchRow`; `value` shows its deviation too.
 """
 
@@ -30,7 +30,7 @@ HEADINGS: Final = {"reference": "wanted, or printed by the paper"}
 
 
 def render(template: str, results: Path) -> str:
-    """The page of a template, its tables filled in."""
+    """Return the page of a template, with its tables filled in."""
     lines = [
         _table(line, results) if line.startswith("@table ") else line
         for line in template.removesuffix("\n").split("\n")
@@ -39,7 +39,7 @@ def render(template: str, results: Path) -> str:
 
 
 def read_rows(path: Path) -> list[BenchRow]:
-    """The rows of a document."""
+    """Return the rows of a document."""
     try:
         return [BenchRow(**row) for row in json.loads(path.read_text())["rows"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -94,12 +94,12 @@ def _shown(row: BenchRow, key: str) -> str:
 
 
 def number(value: float) -> str:
-    """As it is where it is short, else to three digits."""
+    """Format a number: as it is where it is short, else to three digits."""
     return f"{value:,}" if round(value, 4) == value else f"{value:.3g}"
 
 
 def pages() -> dict[Path, str]:
-    """Every page, by where it lies."""
+    """Return every page, by its path."""
     found = {path: path.read_text() for path in sorted(PAGES.rglob("*.md"))}
     return {HERE.parent / path.relative_to(PAGES): render(text, HERE / "results") for path, text in found.items()}
 

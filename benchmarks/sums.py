@@ -1,13 +1,12 @@
-"""Private sums and rounds in one process, without messages: what the papers' training loops repeat in simulation.
+"""Private sums and rounds in one process, without messages: the simulations of the papers' training loops repeat them.
 
-Of a `SampledSum` everybody takes part in each round at random, as in training by noisy gradients:
+In a `SampledSum` every contributor takes part in each round at random, as in training by noisy gradients:
 
     coins, secret --> those sampled contribute their vector, the others zeros; everybody adds its noise share
-                  --> the private sum of `labeler.noise`, opened --> the next round
+                  --> the private sum of `labeler.noise`, opened --> the next round.
 
-The coins are privacy: they are drawn from the same kind of secret source as noise, one per record (instance level) or
-agent (agent level) and round, and are shown to nobody. What the rounds cost together is
-`benchmarks.accounting.sampled`.
+The coins are privacy: they come from the same kind of secret source as noise, one per record (instance level) or agent
+(agent level) and round, and nobody sees them. `benchmarks.accounting.sampled` prices the rounds together.
 
 `run_round` is one round of votes by hand: no coordinator, no machine, no journal.
 """
@@ -36,13 +35,13 @@ from workers.agent.agent import Agent, as_it_is, shares_of
 def private_sum(
     spec: VectorSum, vectors: Iterable[NDArray[np.floating]], *, sources: Iterable[ByteSource], talliers: int = 2
 ) -> NDArray[np.float64]:
-    """Every agent's contribution, secret-shared to the talliers, summed by each of them, opened.
+    """Secret-share every agent's contribution to the talliers, let each sum them, and open the result.
 
     The same steps as a round of the service, in one process and without messages: for training in simulation.
 
     Args:
         spec: the sum.
-        vectors: one per contributing agent; an agent that has nothing to say contributes zeros, never nothing.
+        vectors: one per contributing agent; an agent without data contributes zeros, never nothing.
         sources: one secret source per contributing agent.
         talliers: 2 or 3.
 
@@ -81,7 +80,7 @@ class SampledSum:
         level: what is sampled and protected: "instance", records; "agent", whole agents.
         sampling_probability: q, in (0, 1].
         rounds: T.
-        failure_probability: of a round in which some agent sends zeros for want of room (F of the accounting).
+        failure_probability: of a round in which some agent sends zeros for lack of room (F of the accounting).
     """
 
     spec: VectorSum
@@ -92,17 +91,17 @@ class SampledSum:
 
     @cached_property
     def accounted(self) -> SampledRounds:
-        """What the accountant is told."""
+        """The rounds as the accountant prices them."""
         return SampledRounds(
             self.spec.event(self.level), self.sampling_probability, self.rounds, self.failure_probability
         )
 
     def epsilon(self, delta: float) -> float:
-        """The certified price of all rounds, an upper bound for the integer mechanism."""
+        """Return the certified price of all rounds, an upper bound for the integer mechanism."""
         return epsilon_bound(self.accounted, delta)
 
     def as_in_paper_epsilon(self, delta: float) -> float:
-        """The same by Renyi divergences and the papers' conversion; shown beside the price, never charged."""
+        """Return the price by Renyi divergences and the papers' conversion, for comparison; it is never charged."""
         return renyi_epsilon(
             self.accounted.noise_multiplier,
             delta,
@@ -112,7 +111,7 @@ class SampledSum:
 
 
 def with_budget(plan: SampledSum, epsilon: float, delta: float) -> SampledSum:
-    """The same rounds with the least noise that the budget allows, to about two parts in a thousand.
+    """Return the same rounds with the least noise that the budget allows, to about two parts in a thousand.
 
     Args:
         plan: its `spec.sigma` is replaced; everything else stays.
@@ -136,7 +135,7 @@ def with_budget(plan: SampledSum, epsilon: float, delta: float) -> SampledSum:
 
 
 def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArray[np.bool_]:
-    """Independent coins of probability q, rounded down to a multiple of 2^-64 (a smaller q costs less).
+    """Draw independent coins of probability q, rounded down to a multiple of 2^-64 (a smaller q costs less).
 
     Args:
         source: secret; one 64-bit word per coin is consumed.
@@ -144,7 +143,7 @@ def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArra
         probability: q, in (0, 1].
 
     Returns:
-        bool, shape (count,). Secret: the price counts on nobody seeing it.
+        bool, shape (count,). Secret: the price relies on nobody seeing it.
     """
     if not 0 < probability <= 1 or count < 0:
         raise InvalidSetting(f"coins need a probability in (0, 1] and a count, found {probability} and {count}")
@@ -154,10 +153,10 @@ def poisson_sample(source: ByteSource, count: int, probability: float) -> NDArra
 
 
 def random_places(source: ByteSource, count: int, capacity: int) -> NDArray[np.int64]:
-    """Distinct places below the capacity, in uniformly random order, whatever is put there.
+    """Draw distinct places below the capacity, in uniformly random order, whatever is put there.
 
-    Leaving one element out leaves the law of the others' places as it is, which is why the sampled rows of a batch are
-    placed so: `benchmarks.learning.gradients` explains what for.
+    Leaving one element out leaves the law of the others' places as it is. So the sampled rows of a batch are placed
+    this way: `benchmarks.learning.gradients` says what for.
     """
     if not 0 <= count <= capacity:
         raise InvalidSetting(f"{count} elements do not fit {capacity} places")
@@ -179,7 +178,7 @@ def run_round(task: Task, batch: QueryBatch, agents: Sequence[tuple[Agent, bytes
 
 
 def open_sum(task: Task, round: Round, answers: Sequence[Sequence[InputShare]]) -> Release:
-    """What the talliers add up of every agent's shares, opened."""
+    """Open what the talliers add up of every agent's shares."""
     sums = [
         add_shares(index, round, {shares[index].agent_id: shares[index].share for shares in answers})
         for index in range(task.talliers)

@@ -19,6 +19,8 @@ only its own. Such a shard is never made.
 from __future__ import annotations
 
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,12 +130,10 @@ class FeatureSource:
         name: str = "features",
     ) -> None:
         self.rows = as_rows(rows, name)
-        for column, what in ((ids, "ids"), (labels, "labels"), (persons, "persons")):
-            if column is not None and len(column) != len(self.rows):
-                raise BadData(
-                    f"{name!r} has {len(self.rows)} rows of features and {len(column)} {what}; give one for each, in "
-                    "the same order"
-                )
+        ids, labels, persons = (
+            None if column is None else self._checked(column, what, name)
+            for column, what in ((ids, "ids"), (labels, "labels"), (persons, "persons"))
+        )
         count = len(self.rows)
         self.names = [f"{name}#{row}" for row in range(count)] if ids is None else [_text(one) for one in ids]
         seen: dict[str, int] = {}
@@ -148,6 +148,17 @@ class FeatureSource:
         self.label_names = tuple(order)
         self.labels = [None if one is None else place[one] for one in said]
         self._persons = None if persons is None else [_text(one) for one in persons]
+
+    def _checked(self, column: Sequence[Any], what: str, name: str) -> list[Any]:
+        """One plain value for each row: numpy's own numbers are none."""
+        values = np.empty(len(column), dtype=object)
+        values[:] = [one.item() if isinstance(one, np.generic) else one for one in column]
+        if len(values) != len(self.rows) or any(isinstance(one, list | tuple | np.ndarray) for one in values):
+            raise BadData(
+                f"{name!r} has {len(self.rows)} rows of features and {len(values)} {what}; give one for each, in the "
+                "same order"
+            )
+        return values.tolist()
 
     @property
     def rows_digest(self) -> str:
@@ -294,10 +305,10 @@ def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
         if path.suffix == ".npy":
             return {"features": np.load(path, allow_pickle=False)}
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 return {key: file[key] for key in file.files}
         return _parquet(path) if path.suffix == ".parquet" else _hdf5(path)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise BadData(
             f"{path.name!r} cannot be read ({type(error).__name__}); write arrays of numbers and of text, no objects"
         ) from None

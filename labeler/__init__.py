@@ -1,4 +1,4 @@
-"""Private labeling: tasks, prices, methods and rounds, all pure; then `system`, `ledger` and `driver`, which are not.
+"""Private labeling: tasks, prices, methods and rounds without I/O; then `system`, `ledger` and `driver`, with I/O.
 
 `import labeler` in a notebook or a script also offers the few calls that people need (workers.notebook):
 
@@ -9,8 +9,8 @@
     job = labeler.run([site], photos, "job", epsilon=0.5, delta=1e-5)
     job.labels()
 
-`labeler.client` is the client of a service's REST interface, api.client. All of these are loaded from above when they
-are first used: the one exception to the arrows that point down.
+`labeler.client` is the client of a service's REST interface, api.client. All of these are imported from higher packages
+on first use, the one exception to the rule that imports point down.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 _BESIDE = ("workers", "api", "feature_store")
 
 
-if not TYPE_CHECKING:  # else every name that is missing here would pass for one of these
+if not TYPE_CHECKING:  # else a type checker would accept every missing name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
@@ -71,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 def _check_ours(package: str) -> None:
-    """Refuse in one sentence where a folder of somebody else's has the name of one of our packages."""
+    """Refuse with a message if a foreign folder has the name of one of our packages."""
     found = importlib.util.find_spec(package)
     where = found.origin if found is not None and found.origin else "nowhere"
     if _parent(where) != _parent(__file__):
@@ -82,5 +82,5 @@ def _check_ours(package: str) -> None:
 
 
 def _parent(origin: str) -> str:
-    """The folder that holds a package, whichever links lead there."""
+    """Return the folder that holds a package, with links resolved."""
     return os.path.dirname(os.path.dirname(os.path.realpath(origin)))  # noqa: PTH120  # this package opens no files

@@ -1,44 +1,43 @@
-"""What an attack proves: lower bounds on a mechanism's privacy loss, at a stated confidence, from what it got wrong.
+"""Lower bounds on a mechanism's privacy loss from the errors of an attack, at a stated confidence.
 
 An attacker guesses whether a canary took part. Under mu-GDP no test has both few false positives and few false
-negatives: beta >= Phi(Phi^-1(1 - alpha) - mu) (Dong, Roth, Su 2022). So a test that was too often right refutes mu, and
-the largest mu it refutes is a lower bound, with the stated confidence, on every mu for which the promise could hold.
+negatives: beta >= Phi(Phi^-1(1 - alpha) - mu) (Dong, Roth, Su 2022). So a test that was right too often refutes mu. The
+largest mu it refutes is a lower bound, with the stated confidence, on every mu for which the promise could hold.
 
 **Many runs** (`many_runs_mu`). Each run is independent and has the canary or has not; the rule of the test was fixed
-before. The two numbers of errors are binomial, so their exact upper bounds (Clopper, Pearson 1934; each at half of the
+before. The two numbers of errors are binomial. So their exact upper bounds (Clopper, Pearson 1934; each at half of the
 allowed failure) hold together, and mu >= Phi^-1(1 - alpha_upper) - Phi^-1(beta_upper).
 
-**One run** (`one_run_mu`). Of m canaries each takes part by a fair coin u_i of its own; after one run the attacker
-guesses exactly g of the coins. Let p_j be the probability that exactly j guesses are right, and F(x) =
-Phi(Phi^-1(x) + mu), the largest probability under one neighbour of an event that has probability x under the other.
+**One run** (`one_run_mu`). Each of m canaries takes part by its own fair coin u_i; after one run the attacker guesses
+exactly g of the coins. Let p_j be the probability that exactly j guesses are right. Let F(x) = Phi(Phi^-1(x) + mu): if
+an event has probability x under one neighbor, F(x) is its largest probability under the other.
 *For every i, R_i <= F(H_(i-1))* with R_i = sum_(j >= i) (j/m) p_j and H_i = sum_(j >= i) ((g - j)/m) p_j. Proof: draw
 one of the m canaries, I, at random, and fix all other coins. Let A be the outcomes in which I is guessed to be b and at
-least i - 1 of the other guesses are right. The two data sets u_I = b and u_I = 1 - b are neighbours, so
-P[A | u_I = b] <= F(P[A | u_I = 1 - b]). Averaged over I, b and the other coins, the left side is the probability that
-I's guess is right and at least i are: R_i; the argument on the right is the probability that it is wrong and at least
-i - 1 are right: H_(i-1). F is concave, so by Jensen it may be applied to the average. This needs nothing about how the
-canaries meet in the mechanism.
-*Then at least c right guesses have probability below tau, if* a distribution with sum_(j >= c) p_j = tau is impossible:
-go down from r = tau c/m, h = tau (g - c)/m; at each i < c, h must be at least F^-1(r), for which p_i pays: r grows by
-i/(g - i) times what h grows by. All mass above c in c, and no more mass than is needed as late as possible, is what
-needs least mass in all: mass higher up makes r larger and h smaller, and of equal mass a later one raises h by more
+least i - 1 of the other guesses are right. The two data sets u_I = b and u_I = 1 - b are neighbors, so
+P[A | u_I = b] <= F(P[A | u_I = 1 - b]). Average over I, b and the other coins. The left side is then the probability
+that I's guess is right and at least i are: R_i. The argument on the right is the probability that it is wrong and at
+least i - 1 are right: H_(i-1). F is concave, so by Jensen it may be applied to the average. This needs nothing about
+how the canaries interact in the mechanism.
+*Then at least c right guesses have probability below tau, if* a distribution with sum_(j >= c) p_j = tau is impossible.
+Go down from r = tau c/m, h = tau (g - c)/m. At each i < c, h must be at least F^-1(r), for which p_i pays: r grows by
+i/(g - i) times what h grows by. The least total mass results if all mass above c lies in c and the required mass comes
+as late as possible. For mass higher up makes r larger and h smaller, and of equal mass a later one raises h by more
 and r by less. If r + h, which is g/m times all mass, ends above g/m, tau is impossible.
 The bound is that of Mahloujifar, Melis and Chaudhuri (ICML 2025, Auditing f-differential privacy in one run) for
-mu-GDP; the first of its kind, for (epsilon, delta), is Steinke, Nasr and Jagielski's (NeurIPS 2023).
+mu-GDP. The first of its kind, for (epsilon, delta), is Steinke, Nasr and Jagielski's (NeurIPS 2023).
 
-**What is refuted.** What a ledger is charged is mu^2 of the integer mechanism (`labeler.accounting.integer`), or a pair
+**What is refuted.** A ledger is charged mu^2 of the integer mechanism (`labeler.accounting.integer`), or a pair
 whose second part is below any delta (`labeler.accounting.winner`): both errors of any test obey mu's curve up to that
-part. So `mu above the charge` is a contradiction to the charge, whatever the mechanism is. The epsilon beside it is
-mu's at a delta; `many_runs_epsilon` needs no curve: P(E) <= e^eps Q(E) + delta for the two outcomes of the test.
+part. So `mu above the charge` contradicts the charge, whatever the mechanism is. The stated epsilon is mu's at a delta.
+`many_runs_epsilon` needs no curve: P(E) <= e^eps Q(E) + delta for the two outcomes of the test.
 
-**Advantage** is the attacker's true positive rate less its false positive rate, which is how much better than a coin it
-knows who took part, times two. Under mu-GDP it is at most 2 Phi(mu/2) - 1.
+**Advantage** is the attacker's true positive rate minus its false positive rate. It is twice the attacker's gain over a
+coin in telling which canaries took part. Under mu-GDP it is at most 2 Phi(mu/2) - 1.
 
-What an audit counted and what follows: facts, and findings that anybody computes again from them.
-
-An audit runs attacks on the real pipeline (`workers.audit`). Its facts are counts; `findings_of` compares what they
-prove (`labeler.auditing`) with what the task promises (`labeler.planning`). All findings hold together
-with the stated confidence: each attempt has an equal part of the allowed failure.
+**Facts and findings.** An audit runs attacks on the real pipeline (`workers.audit`). Its facts are counts, and anybody
+can compute the findings from them. `findings_of` compares what the counts prove (`labeler.auditing`) with what the task
+promises (`labeler.planning`). All findings hold together with the stated confidence: each attempt has an equal part of
+the allowed failure.
 
 A finding above the promise means that the pipeline which ran is not what was priced. One far below it means that this
 attack is weak, or that the bound is not tight; it does not mean that the promise could be better.
@@ -67,11 +66,11 @@ _LARGEST_MU: Final = 64.0
 
 @dataclass(frozen=True)
 class Errors:
-    """What a test got wrong in independent runs.
+    """The errors of a test in independent runs.
 
     Attributes:
-        false_positives, absent: of so many runs without the canary, how many it took for runs with it.
-        false_negatives, present: of so many runs with the canary, how many it took for runs without it.
+        false_positives, absent: of `absent` runs without the canary, how many it took for runs with it.
+        false_negatives, present: of `present` runs with the canary, how many it took for runs without it.
 
     Raises:
         InvalidSetting: no run of one kind, or more errors than runs.
@@ -89,11 +88,11 @@ class Errors:
 
     @property
     def advantage(self) -> float:
-        """As it was counted, between -1 and 1."""
+        """Return the observed advantage, between -1 and 1."""
         return 1 - self.false_positives / self.absent - self.false_negatives / self.present
 
     def largest_rates(self, confidence: float) -> tuple[float, float]:
-        """Upper bounds on both error rates, which hold together with this confidence."""
+        """Return upper bounds on both error rates, which hold together with this confidence."""
         each = _check_confidence(confidence) + (1 - confidence) / 2
         return (
             largest_rate(self.false_positives, self.absent, each),
@@ -102,22 +101,22 @@ class Errors:
 
 
 def largest_rate(errors: int, trials: int, confidence: float) -> float:
-    """The exact upper bound on a probability of which `errors` in `trials` were seen (Clopper, Pearson 1934)."""
+    """Return the exact upper bound on a probability after `errors` in `trials` (Clopper, Pearson 1934)."""
     _check_confidence(confidence)
     if not (errors >= 0 and trials >= 1):
         raise InvalidSetting(f"a rate is of at least one trial, found {errors} errors in {trials}")
     found = 1.0 if errors >= trials else float(betaincinv(errors + 1, trials - errors, confidence))
-    return found if found <= 1 else 1.0  # of a confidence that is no ordinary number there is none: nothing is proved
+    return found if found <= 1 else 1.0  # for an extreme confidence no bound exists: nothing is proved
 
 
 def many_runs_mu(errors: Errors, confidence: float) -> float:
-    """A lower bound on mu from independent runs; 0 where nothing is proved. See the module."""
+    """Return a lower bound on mu from independent runs; 0 if nothing is proved. See the module."""
     alpha, beta = errors.largest_rates(confidence)
     return max(0.0, float(-ndtri(alpha) - ndtri(beta))) if alpha < 1 and beta < 1 else 0.0
 
 
 def many_runs_epsilon(errors: Errors, delta: float, confidence: float) -> float:
-    """A lower bound on epsilon at a delta, whatever kind of mechanism it is; 0 where nothing is proved."""
+    """Return a lower bound on epsilon at a delta, for any kind of mechanism; 0 if nothing is proved."""
     if not 0 <= delta < 1:
         raise InvalidSetting(f"delta must be at least 0 and below 1, found {delta}")
     alpha, beta = errors.largest_rates(confidence)
@@ -126,17 +125,17 @@ def many_runs_epsilon(errors: Errors, delta: float, confidence: float) -> float:
 
 
 def many_runs_advantage(errors: Errors, confidence: float) -> float:
-    """A lower bound on the advantage; 0 where nothing is proved."""
+    """Return a lower bound on the advantage; 0 if nothing is proved."""
     alpha, beta = errors.largest_rates(confidence)
     return max(0.0, 1 - alpha - beta)
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float) -> float:
-    """A lower bound on mu from one run with many canaries; 0 where nothing is proved. See the module.
+    """Return a lower bound on mu from one run with many canaries; 0 if nothing is proved. See the module.
 
     Args:
-        correct: how many guesses were right.
-        guesses: g, how many were made; fixed before the run.
+        correct: number of right guesses.
+        guesses: g, number of guesses; fixed before the run.
         canaries: m, each of which took part by a fair coin.
         confidence: with which the bound holds.
 
@@ -156,7 +155,7 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float) -> 
 
 
 def largest_advantage(mu: float) -> float:
-    """The most that any test's true positive rate lies above its false positive rate under mu-GDP."""
+    """Return the largest excess of a test's true positive rate over its false positive rate under mu-GDP."""
     if not mu >= 0:
         raise InvalidSetting(f"mu must be at least 0, found {mu}")
     return float(2 * ndtr(mu / 2) - 1)
@@ -187,7 +186,7 @@ Words = Annotated[str, Field(max_length=4_000)]
 
 
 AuditedLevel = StatedLevel
-"""Whose presence is attacked."""
+"""The level whose presence is attacked."""
 
 
 class _Part(BaseModel):
@@ -197,22 +196,22 @@ class _Part(BaseModel):
 class _Moving(_Part):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_known(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What was counted before anybody measured it is written, and signed, as it was.
+        # Fields that were not measured in older documents are left out, so that these stay as they were signed.
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
 class Attempt(_Moving):
-    """What one adversary was counted for.
+    """The counts of one adversary.
 
     Attributes:
-        adversary, sentence: who.
+        adversary, sentence: its name and description.
         absent, present: runs without and with the canary; in one run, canaries that were absent and present.
         false_positives, false_negatives: how many of them it took for the other.
-        canaries, guesses, correct: in one run: how many canaries there were, how many of the clearest were guessed,
-            and how many of these rightly; 0 in many runs.
-        moved_mu: how far the canary moves what is seen, in deviations of the noise in it, measured without noise: no
-            test of this attack proves more, and what is promised beyond it is the slack of the bound, or of the attack.
-            None where that was not measured.
+        canaries, guesses, correct: in one run: the number of canaries, of guesses (the clearest), and of right
+            guesses; 0 in many runs.
+        moved_mu: how far the canary moves what is seen, in deviations of the noise in it, measured without noise. No
+            test of this attack proves more. A promise beyond it is the slack of the bound, or of the attack.
+            None if that was not measured.
     """
 
     adversary: Annotated[str, Field(max_length=200)]
@@ -240,15 +239,15 @@ class Attempt(_Moving):
 
 
 class AuditFacts(_Part):
-    """What was audited and counted.
+    """The subject and the counts of an audit.
 
     Attributes:
         task, task_digest: the task, field by field, and its digest.
-        level: what a canary is: "instance", "person" or "agent".
+        level: the kind of canary: "instance", "person" or "agent".
         view: what adversaries looked at: "release" or "student".
         confidence: with which all findings hold together.
         seed: of records, questions and coins.
-        noise: where it came from.
+        noise: its source.
         attempts: by adversary.
     """
 
@@ -263,13 +262,13 @@ class AuditFacts(_Part):
 
 
 class Finding(_Moving):
-    """What one attempt proves.
+    """The bounds that one attempt proves.
 
     Attributes:
         mu: lower bound on the Gaussian-DP parameter.
         epsilon: of that mu, at the task's delta.
-        any_epsilon: lower bound on epsilon that assumes no curve; in one run, that no noise is independent either.
-        advantage: as counted: true positive rate less false positive rate.
+        any_epsilon: lower bound on epsilon that assumes no curve; in one run, not even independent noise.
+        advantage: as counted: true positive rate minus false positive rate.
         advantage_bound: lower bound on it.
         is_above: whether the promise is refuted.
         moved_epsilon: of the attempt's `moved_mu`: the most that this attack could prove with endless runs.
@@ -286,14 +285,14 @@ class Finding(_Moving):
 
 
 class AuditFindings(_Part):
-    """What is promised, and what was proved.
+    """The promise, and what was proved against it.
 
     Attributes:
-        promised_mu: square root of what a ledger is charged.
+        promised_mu: square root of a ledger's charge.
         promised_epsilon, delta: as the price states them.
-        promised_advantage: the most that membership may be told apart.
+        promised_advantage: the largest advantage in telling membership.
         proved_epsilon: the largest that an attempt proves.
-        is_above: whether one refutes the promise.
+        is_above: whether an attempt refutes the promise.
         findings: by adversary.
     """
 
@@ -307,10 +306,10 @@ class AuditFindings(_Part):
 
 
 def read_audit(document: bytes) -> AuditFacts:
-    """The facts of `audit.json`; findings are computed again by whoever reads them.
+    """Return the facts of `audit.json`; every reader computes the findings again.
 
     Raises:
-        BadData: it is none.
+        BadData: it is not an audit.
     """
     try:
         found = json.loads(document)
@@ -320,7 +319,7 @@ def read_audit(document: bytes) -> AuditFacts:
 
 
 def promised_mu(task: Task, level: StatedLevel) -> float:
-    """The Gaussian-DP parameter that the task's whole price stands for.
+    """Return the Gaussian-DP parameter of the task's whole price.
 
     Raises:
         InvalidSetting: there is no finite price at the level.
@@ -329,7 +328,7 @@ def promised_mu(task: Task, level: StatedLevel) -> float:
 
 
 def _promise(task: Task, level: StatedLevel) -> tuple[float, float]:
-    """(mu, epsilon) of the task's price at the level."""
+    """Return (mu, epsilon) of the task's price at the level."""
     statement = next((one for one in price(task).stated if one.level == level), None)
     nano = None if statement is None else statement.charge_nano
     if statement is None or nano is None or not math.isfinite(statement.epsilon):
@@ -342,10 +341,10 @@ def _promise(task: Task, level: StatedLevel) -> tuple[float, float]:
 
 
 def findings_of(facts: AuditFacts) -> AuditFindings:
-    """What follows from what was counted.
+    """Return the findings that follow from the counts.
 
     Raises:
-        InvalidTask, InvalidSetting: the task is none, its digest another, or it has no price.
+        InvalidTask, InvalidSetting: the task is invalid, its digest differs, or it has no price.
     """
     task = parse_task(facts.task)
     if task.digest != facts.task_digest:
@@ -367,7 +366,7 @@ def findings_of(facts: AuditFacts) -> AuditFindings:
 def _finding(attempt: Attempt, promised: float, delta: float, confidence: float) -> Finding:
     errors = attempt.errors
     if attempt.canaries:
-        # Two bounds from the same run: each has half of what may fail.
+        # Two bounds from the same run: each has half of the allowed failure.
         half = 1 - (1 - confidence) / 2
         mu = many_runs_mu(errors, half)
         other = one_run_mu(attempt.correct, attempt.guesses, attempt.canaries, half)

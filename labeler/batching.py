@@ -1,9 +1,10 @@
-"""How many queries go into one round, and what each round is charged.
+"""Number of queries per round, and the charge of each round.
 
 A job is asked in rounds: large enough that searching is one matrix product, small enough that a crash repeats
 little. For knn and ensemble every query is priced by itself, so cutting a job into rounds is free. The other
 methods are one composition per round (see labeler.planning), so all their queries go into one. A model that is trained
-in steps is asked for in as many rounds, each of all its rows: one composition, too, which the first of them pays for.
+in steps takes one round per step, each of all its rows. They are one composition, too, which the first of them pays
+for.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ from labeler.sharing import words_per_query
 from labeler.task import Level, Task
 
 BATCH_QUERIES = 4096
-"""Most queries asked in one round, for methods that may be cut and where nothing is known of their features."""
+"""Most queries of one round, for methods that may be cut and if their features' size is unknown."""
 
 LARGEST_BATCH_QUERIES = 4 * BATCH_QUERIES
-"""The same where features are known to be short; see `batch_queries_of`."""
+"""The same if features are known to be short; see `batch_queries_of`."""
 
 _MAX_ASK_BYTES = MAX_MESSAGE_BYTES // 2
 
 MAX_ROUND_ENTRIES = (MAX_MESSAGE_BYTES - 1024 * 1024) // 8
-"""Most entries (queries times classes) of one round: a tallier's sum, 8 bytes each, travels in one message together
-with the names of up to 5,000 agents."""
+"""Most entries (queries times classes) of one round: a tallier's sum, 8 bytes each, shares one message with the names
+of up to 5,000 agents."""
 
 
 def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES) -> tuple[int, ...]:
-    """Queries per round of a job of so many queries; they add up to `queries`.
+    """Return queries per round of a job; they add up to `queries`.
 
-    A round of a method that may be cut is small enough for its votes to travel in one message; for the others
-    `check_round_fits` says whether the one round is.
+    A round of a method that may be cut is small enough for its votes to fit into one message. For the others
+    `check_round_fits` checks their one round.
 
     Args:
         task: says how agents vote.
+        queries: at least 1.
         queries: at least 1.
         batch_queries: most queries of one round, at least 1.
 
@@ -59,13 +61,13 @@ def round_sizes(task: Task, queries: int, *, batch_queries: int = BATCH_QUERIES)
 
 
 def batch_queries_of(task: Task, dimension: int | None) -> int:
-    """Most queries of a round whose features, two bytes a number, fill at most half of the largest message.
+    """Return the most queries of a round whose features, two bytes a number, fill at most half of the largest message.
 
-    Every round waits for commits and messages of all parties, so few large ones are faster than many small ones. Where
+    Every round waits for commits and messages of all parties, so few large ones are faster than many small ones. If
     winners are found, rounds take turns, and a large one would keep others waiting.
 
     Args:
-        dimension: numbers of one feature; None where it is not known before the images are embedded.
+        dimension: numbers of one feature; None if it is not known before the images are embedded.
     """
     if dimension is None or task.release == "winner":
         return BATCH_QUERIES
@@ -73,11 +75,11 @@ def batch_queries_of(task: Task, dimension: int | None) -> int:
 
 
 def check_round_fits(task: Task, queries: int) -> None:
-    """Refuse what could be priced and never asked: one round whose votes do not fit into a message.
+    """Refuse a job that could be priced but never asked: one round whose votes do not fit into a message.
 
     Args:
         task: says how agents vote.
-        queries: of a job of it.
+        queries: of a job of the task.
 
     Raises:
         InvalidTask: the one round of such a job has more than `MAX_ROUND_ENTRIES` entries.
@@ -93,31 +95,31 @@ def check_round_fits(task: Task, queries: int) -> None:
 
 
 LATER_STEP_NANO = 1
-"""What a step is charged that is not a task's first: the least there is."""
+"""Charge of each step after a task's first: the least possible."""
 
 
 def round_charges(task: Task, queries: int, *, answered: int = 0) -> dict[Level, int]:
-    """What one round costs, in nano-units of mu^2 rounded up, at the levels at which the task has a finite price.
+    """Return the cost of one round, in nano-units of mu^2 rounded up, at levels at which the task has a finite price.
 
-    A round of votes for life costs the least that there is: what all of them promise was set aside once. Of steps that
-    train one model, the one that is answered first costs what all of them do, whichever it is, and each further one
-    the least there is; no ledger lets more of them be answered than the task has.
+    A round of votes for life costs the least possible: their whole promise was set aside once. Of steps that train
+    one model, the first answered one, whichever it is, costs as much as all together. Each further one costs the
+    least possible; no ledger answers more of them than the task has.
 
-    At the others there is no charge: a number would look like a guarantee. Coordinator and agents ask here, so that an
-    agent refuses for itself what a coordinator would.
+    At other levels there is no charge: a number would look like a guarantee. Coordinator and agents use this function,
+    so that an agent refuses by itself what a coordinator would.
 
     Args:
         queries: in this round.
         answered: queries of the task that the payer was charged for before.
 
     Raises:
-        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+        PrivacyRefusal: the task's method has no stated sensitivity.
     """
     return due(task, dict(_charges(OfKind(task), queries)), answered=answered)
 
 
 def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Level, int]:
-    """What is still to be charged for a round of this price, where so many queries of its task were charged before."""
+    """Return the remaining charge for a round of this price, after `answered` queries of its task were charged."""
     if task.traits.is_sampled and answered:
         return dict.fromkeys(charges, LATER_STEP_NANO)
     return dict(charges)
@@ -125,14 +127,14 @@ def due(task: Task, charges: Mapping[Level, int], *, answered: int) -> dict[Leve
 
 @lru_cache(maxsize=4096)
 def _charges(one: OfKind, queries: int) -> tuple[tuple[Level, int], ...]:
-    """A price follows from the task and the number alone, and a service asks for the same few at every job."""
+    """Return charges; cached, since they follow from the task and the number, and every job needs the same few."""
     task = one.task
     events = {level: integer_event(task, level, queries) for level in LEVELS if has_finite_price(task, level)}
     return tuple((level, event.round_nano) for level, event in events.items() if event is not None)
 
 
 def total_charges(task: Task, sizes: Iterable[int], *, answered: int = 0) -> dict[Level, int]:
-    """What rounds of these sizes cost together, each rounded up as it will be charged.
+    """Return the cost of rounds of these sizes together, each rounded up as it will be charged.
 
     Args:
         answered: queries of the task that the payer was charged for before.
@@ -146,12 +148,12 @@ def total_charges(task: Task, sizes: Iterable[int], *, answered: int = 0) -> dic
 
 
 def question_charges(task: Task, queries: int) -> dict[Level, int]:
-    """What each question of a job of so many takes of mu^2, nano-units rounded up; empty where there is no such share.
+    """Return each question's share of a job's mu^2, nano-units rounded up; empty if there is no such share.
 
-    Of histograms of knn and ensemble every query is priced by itself, and all alike. Other methods are one composition,
-    and so are winners, of which a job's are proved to cost less together: their price is of the whole job. Of votes for
-    life each image pays for its own votes, which nobody is told. All of it follows from the task and the number alone,
-    never from a vote.
+    For histograms of knn and ensemble every query has the same, separate price. Other methods are one composition,
+    and so are winners, because a job's winners are proved to cost less together: the price is for the whole job. With
+    votes for life each image pays for its own votes, and nobody learns how many. All of it follows from the task and
+    the number alone, never from a vote.
     """
     if task.traits.single_round or task.life is not None or task.release == "winner":
         return {}
@@ -159,9 +161,9 @@ def question_charges(task: Task, queries: int) -> dict[Level, int]:
 
 
 def mu_squared_of(task: Task, queries: int) -> dict[str, dict[Level, float] | None]:
-    """What a job of so many queries takes of mu^2, and what each question does; None where there is no such share.
+    """Return the mu^2 of a job, and of each of its questions; None if there is no such share.
 
-    Of votes for life: what all such jobs ever take together.
+    For votes for life: the total of all such jobs together.
     """
     whole = total_charges(task, round_sizes(task, queries))
     if task.life is not None:

@@ -1,21 +1,20 @@
 r"""A budget in whole numbers, and an account that cannot be overdrawn.
 
-Gaussian differential privacy composes by adding mu^2. A budget is therefore a cap on the sum of mu^2,
-kept in nano-units (1e9 per unit): charges are rounded up, caps are rounded down, and no floating
-point number takes part in a decision. Charges may be chosen after seeing earlier answers; a
-cap fixed beforehand still holds (Smith, Thakurta 2022: fully adaptive Gaussian composition, where
-stopping at the cap loses nothing).
+Gaussian differential privacy composes by adding mu^2. A budget is therefore a cap on the sum of mu^2, kept in
+nano-units (1e9 per unit). Charges are rounded up, caps are rounded down, and no floating point number takes part in a
+decision. Charges may be chosen after seeing earlier answers; a cap fixed beforehand still holds (Smith, Thakurta 2022:
+fully adaptive Gaussian composition, where stopping at the cap loses nothing).
 
 An `Account` is a frozen value; each transition returns the next one:
 
     reserve(id, amount)  ->  reserved  --post(id)-------------------->  posted
                                  \-----void(id, NothingLeft(...))--->  void
 
-A reservation counts against the cap from the moment it exists and until somebody *proves* that nothing
-left. Each step may run twice and twice equals once: the same id with the same amount is the same
-reservation. A crash can waste budget, never overspend it. A durable journal keeps these same rules.
+A reservation counts against the cap from the moment it exists until somebody *proves* that nothing left. Each step may
+run twice with the effect of one: the same id with the same amount is the same reservation. A crash can waste budget,
+never overspend it. A durable journal keeps these same rules.
 
-An epsilon as people read it: a bound is rounded up, so that what is printed still holds.
+`say_epsilon` prints an epsilon for people: a bound is rounded up, so that the printed number still holds.
 """
 
 from __future__ import annotations
@@ -49,41 +48,41 @@ State = Literal["reserved", "posted", "void"]
 NothingLeftBecause = Literal["never-asked", "below-quorum", "refused", "lapsed", "divided"]
 
 UNBOUNDED_NANO = 10**13
-"""What is charged at a level without a finite price, where it is not limited: more than any cap, so that no cap that is
-set later counts it as if something had been promised."""
+"""Charge at a level without a finite price, if the level is not limited. It exceeds any cap, so a cap that is set later
+does not count it as if something had been promised."""
 
 MOST_EPSILON = 1000.0
 LEAST_DELTA, MOST_DELTA = 1e-100, 1 - 1e-6
 """The range in which a budget is proved (`budget_for`)."""
 
 LEAST_DELTA_OF_WINNERS = 1e-16
-"""Below this delta an account pays for no winners: what their charges hold outside a Gaussian, `SPILL` mu^2 (below
-UNBOUNDED_NANO at most 1e-24), would not be lost in the part of delta that is kept back."""
+"""Below this delta an account pays for no winners. Their charges hold `SPILL` mu^2 outside a Gaussian (below
+UNBOUNDED_NANO at most 1e-24), which would exceed the part of delta that is held back."""
 
 _MARGIN = 1e-7
 _LAST_SPENDERS = 3
 
 
 def budget_for(epsilon: float, delta: float) -> int:
-    """The cap that (epsilon, delta) buys, in nano-units of mu^2, rounded down.
+    """Return the cap that (epsilon, delta) buys, in nano-units of mu^2, rounded down.
 
     **Claim.** mu-GDP with mu^2 = cap/1e9 implies (epsilon, delta), for every argument that is accepted. Proof:
     `labeler.accounting.gaussian` computes delta with a relative error below 1e-11 on this range, and returns a mu whose
     computed delta is at most the one asked for. It is asked with one part in 1e7 less of epsilon and of delta, and
-    delta falls in epsilon and grows in mu; so the true delta at mu is below delta (1 - 1e-7) (1 + 1e-11) < delta. The
+    delta falls in epsilon and grows in mu. So the true delta at mu is below delta (1 - 1e-7) (1 + 1e-11) < delta. The
     square is taken exactly and rounded down. (Tested against 60 digits over the whole range; outside it nothing is
     tested, and refused. An epsilon above MOST_EPSILON promises nothing that anybody could tell from "unlimited".)
 
-    **The sampler.** What is charged is the mu^2 of integer noise; its sampler is within M 2^-100 of it in total
-    variation, M noise samples in all (`labeler.accounting.integer`, step 3). The part of delta kept back pays for that
+    **The sampler.** The charge is the mu^2 of integer noise. Its sampler is within M 2^-100 of it in total
+    variation, M noise samples in all (`labeler.accounting.integer`, step 3). The part of delta held back pays for that
     while (1 + e^epsilon) M 2^-100 <= 1e-7 delta: 3e13 samples at epsilon 10 and delta 1e-5, 1e12 at 14. For more
     samples or a larger epsilon the statement is weaker by exactly this: everything that was released is within
-    M 2^-100, below 1e-17 for 1e13 samples, of releases of which (epsilon, delta) holds.
+    M 2^-100 of releases for which (epsilon, delta) holds. That is below 1e-17 for 1e13 samples.
 
-    **Winners.** Their charges hold at most SPILL mu^2 of delta outside the Gaussian, all together below 1e-24, which is
-    a hundred-millionth of any delta for which an account pays for them (`LEAST_DELTA_OF_WINNERS`): kept back, too.
+    **Winners.** Their charges hold at most SPILL mu^2 of delta outside the Gaussian, all together below 1e-24. That is
+    a hundred-millionth of any delta for which an account pays for them (`LEAST_DELTA_OF_WINNERS`): held back, too.
 
-    A task whose own price is epsilon fits a budget of the same epsilon where it is asked as it was priced: at once.
+    A task whose own price is epsilon fits a budget of the same epsilon if it is asked as it was priced: at once.
 
     Args:
         epsilon: at least 0, at most MOST_EPSILON.
@@ -113,18 +112,19 @@ def budget_for(epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=65_536)
 def epsilon_spent(nano: int, delta: float) -> float | None:
-    """An epsilon such that everything charged together is (epsilon, delta)-DP: the inverse of `budget_for`, rounded up.
+    """Return an epsilon such that all charges together are (epsilon, delta)-DP: the inverse of `budget_for`, rounded
+    up.
 
     Charges are mu^2 rounded up, so all of them together are mu-GDP with mu^2 = nano / 1e9, except for the imperfection
-    of the noise sampler. As in `budget_for`, one part in 1e7 of epsilon and of delta is kept back for that and for
-    floating-point error: `budget_for(epsilon_spent(n, delta), delta) >= n`, so a cap is never shown as overdrawn.
+    of the noise sampler. As in `budget_for`, one part in 1e7 of epsilon and of delta is held back for that and for
+    floating-point error. So `budget_for(epsilon_spent(n, delta), delta) >= n`: a cap is never shown as overdrawn.
 
     Args:
-        nano: what is charged, nano-units of mu^2, at least 0.
+        nano: sum of the charges, nano-units of mu^2, at least 0.
         delta: in (0, 1).
 
     Returns:
-        The bound; None where something without a finite price was charged.
+        The bound; None if something without a finite price was charged.
     """
     if nano <= 0:
         return 0.0
@@ -134,7 +134,7 @@ def epsilon_spent(nano: int, delta: float) -> float | None:
 
     mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
     epsilon = epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
-    # Beyond what a budget can be there is no cap to agree with.
+    # Beyond the largest budget there is no cap to agree with.
     while epsilon <= MOST_EPSILON and budget_for(epsilon, delta) < nano:
         epsilon = epsilon * (1 + 1e-12) + 1e-15
     return epsilon
@@ -144,13 +144,13 @@ def epsilon_spent(nano: int, delta: float) -> float | None:
 class NothingLeft:
     """The statement that nothing computed from private data under a reservation has left its owner.
 
-    Whoever makes one vouches for it: giving budget back on a guess overspends silently.
+    The code that makes one vouches for it: giving budget back on a guess overspends silently.
 
     Attributes:
         because: how it is known. "never-asked": no agent was sent the queries. "below-quorum": too few
             agents answered and the talliers opened nothing. "refused": every agent refused before answering.
             "lapsed": an agent's own promise has ended, and it never answered under it. "divided": nothing was asked
-            under it, and smaller reservations made in the same transaction take its place.
+            under it, and smaller reservations made in the same transaction replace it.
     """
 
     reservation_id: str
@@ -164,7 +164,7 @@ class NothingLeft:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One charge: its amount in nano-units of mu^2 and how far it has come."""
+    """One charge: its amount in nano-units of mu^2 and its state."""
 
     amount: int
     state: State = "reserved"
@@ -180,8 +180,8 @@ class Account:
     """A cap and everything charged against it, at one level.
 
     Attributes:
-        name: whose budget it is; printed in refusals, so nothing private.
-        level: whose presence it protects.
+        name: owner of the budget; printed in refusals, so nothing private.
+        level: "instance" or "agent", the unit whose presence it protects.
         cap: nano-units of mu^2.
         reservations: by id, in the order they were made.
     """
@@ -213,21 +213,21 @@ class Account:
 
     @property
     def spent(self) -> int:
-        """Posted and still reserved, nano-units."""
+        """Return posted plus reserved, nano-units."""
         return sum(entry.amount for entry in self.reservations.values() if entry.state != "void")
 
     @property
     def posted(self) -> int:
-        """Posted, nano-units."""
+        """Return posted, nano-units."""
         return sum(entry.amount for entry in self.reservations.values() if entry.state == "posted")
 
     @property
     def left(self) -> int:
-        """What can still be reserved, nano-units."""
+        """Return what can still be reserved, nano-units."""
         return self.cap - self.spent
 
     def reserve(self, reservation_id: str, amount: int) -> Account:
-        """Set aside the worst case before anybody is asked.
+        """Reserve the worst case before anybody is asked.
 
         Args:
             reservation_id: of the caller's choosing; the same id and amount again changes nothing.
@@ -252,7 +252,7 @@ class Account:
                 f"for again with {amount}; a different request needs a different id"
             )
         if known.state == "void":
-            # Answering "reserved" to a delayed repeat would let work start that nothing pays for.
+            # Reporting success to a delayed repeat would let work start that nothing pays for.
             raise PrivacyRefusal(
                 f"account {self.name!r}: reservation {reservation_id!r} was voided and pays for nothing; use a new id"
             )
@@ -338,12 +338,12 @@ _HUGE = 1_000_000
 
 
 def say_epsilon(epsilon: float | None, *, digits: int = 3) -> str:
-    """An epsilon as an upper bound: rounded up to so many significant digits, never below its value."""
+    """Return an epsilon as an upper bound: rounded up to `digits` significant digits, never below its value."""
     return _say(epsilon, digits, ROUND_CEILING)
 
 
 def say_estimate(epsilon: float | None, *, digits: int = 5) -> str:
-    """An epsilon that nobody relies on, rounded to nearest, for comparison with printed tables."""
+    """Return an epsilon that nobody relies on, rounded to nearest, for comparison with printed tables."""
     return _say(epsilon, digits, ROUND_HALF_EVEN)
 
 

@@ -1,6 +1,6 @@
-"""The client of a service's REST interface: api.client, under the name of the package that people install.
+"""The client of a service's REST interface: api.client, re-exported under the name of the installed package.
 
-It is loaded from above on first use, as what `import labeler` offers is.
+It is imported from the higher package on first use, like everything that `import labeler` offers.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@
     │   ├── Forged              its signature or seal does not hold
     │   ├── Replayed            its sequence number was seen before
     │   └── NotEnrolled         its sender is unknown, or its key was revoked
-    ├── AccessRefused           who asks may not have it                     exit 1
+    ├── AccessRefused           the caller may not have it                   exit 1
     │   ├── NotAuthenticated    no token, or one that is not known
     │   └── NotAllowed          the token's role does not reach this far
     ├── NotFound                there is nothing of that name                exit 1
@@ -60,9 +60,9 @@ class LabelerError(Exception):
     """The root: catch it to catch everything raised on purpose.
 
     Attributes:
-        problem_type: the `type` of an RFC 9457 problem document: the name of the class of this module that it is, or
-            that it descends from, in words with hyphens. Stable, so these names are.
-        exit_code: what a command line ends with (1 failed, 2 wrong usage, 75 try again).
+        problem_type: the `type` of an RFC 9457 problem document: the name of its class or nearest ancestor in this
+            module, in words with hyphens. It is stable, because these names are.
+        exit_code: exit status of a command line (1 failed, 2 wrong usage, 75 try again).
     """
 
     problem_type: ClassVar[str] = "error"
@@ -115,8 +115,8 @@ class IdenticalImages(BadData):
     """Private images are there more than once, and nobody said what to do with them.
 
     Attributes:
-        groups: for each image the names of its files, and how it contradicts itself. For the site's own people: the
-            message says how many there are, and no name.
+        groups: for each image the names of its files, and its contradictions. For the site's own people: the
+            message tells their number, and no name.
     """
 
     def __init__(self, message: str, *, groups: Sequence[tuple[tuple[str, ...], str]] = ()) -> None:
@@ -144,7 +144,7 @@ class BudgetExceeded(PrivacyRefusal):
     """The price of what was asked is higher than what is left.
 
     Attributes:
-        account: whose budget; empty where the refusal is about no single account.
+        account: owner of the budget; empty if the refusal is about no single account.
         level: "instance" or "agent"; empty as above.
         asked: nano-units of mu^2.
         left: nano-units of mu^2.
@@ -217,7 +217,7 @@ class NotEnrolled(ProtocolViolation):
 
 
 class AccessRefused(LabelerError):
-    """Who asks may not have it."""
+    """The caller may not have it."""
 
 
 class NotAuthenticated(AccessRefused):
@@ -245,7 +245,7 @@ class NotReady(LabelerError):
 
 
 class TryAgain(LabelerError):
-    """Nothing is wrong with the request; later it may go through."""
+    """The request is fine, and may succeed later."""
 
     exit_code = 75
 

@@ -1,6 +1,6 @@
-"""Accounting that no task of the service needs: what the papers' training loops cost.
+"""Accounting that no task of the service needs: the costs of the papers' training loops.
 
-sampled       a proven bound for rounds in which everybody takes part at random, and nobody sees who
-composition   exact composition of many sampled Gaussians
-federated     federated f-DP: what a client's training tells one other client, or all of them
+sampled       a proven bound for rounds with random, secret participation
+composition   exact composition of many sampled Gaussians, and federated f-DP: what a client's training tells one other
+              client, or all of them
 """

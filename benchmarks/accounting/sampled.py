@@ -1,24 +1,24 @@
-"""A proven upper bound on epsilon for rounds in which every contributor takes part at random, and nobody sees who.
+"""A proven upper bound on epsilon for rounds with random participation that nobody sees.
 
 Each round every record (instance level) or every agent (agent level) takes part with probability q, independently of
-the others (Poisson sampling), and what it adds to the sum is zero otherwise. Who took part stays inside the secret
-shares: an agent that is not sampled still sends a vector and its noise share. That hidden coin is worth privacy, and
-this module says how much, for the integer noise that really runs.
+the others (Poisson sampling), and otherwise adds zero to the sum. Participation stays inside the secret shares: an
+agent that is not sampled still sends a vector and its noise share. That hidden coin is worth privacy, and this module
+says how much, for the integer noise that really runs.
 
-`labeler.accounting.sampled` has the proof that T such rounds are dominated by so many one-dimensional ones, for real
-numbers and for integers on a grid, and the certified profile that is read here: P, Q of T rounds in either order, to
-which exact shares are within e^(+-Tc), c = m (tau + 2 kappa) for m coordinates a round (there, and
-`labeler.accounting.integer`). If those satisfy (e0, d0), then exact shares satisfy (e0 + 2Tc, e^(Tc) d0).
+`labeler.accounting.sampled` has the proof that equally many one-dimensional rounds dominate T such rounds, for real
+numbers and for integers on a grid. It also has the certified profile that is read here: P, Q of T rounds in either
+order. Exact shares are within e^(+-Tc) of them, c = m (tau + 2 kappa) for m coordinates a round (there, and
+`labeler.accounting.integer`). If P, Q satisfy (e0, d0), then exact shares satisfy (e0 + 2Tc, e^(Tc) d0).
 
 **The sampler, and rounds that fail.** Every one of the T m h unknown shares is within total variation t of exact. An
-agent may also be allowed to send zero in place of its vector in rounds of small probability (more records were sampled
-than fit its batch); let F bound that probability, summed over agents, for one round, on both inputs. Replacing the
-real transcript by the ideal one costs r = T (m h t + F) in total variation on either side, so delta grows by at most
-(1 + e^epsilon) r. A millionth of delta is set aside for r; a bound that needs more is reported as infinite. Epsilon is
-enlarged by one part in a million.
+agent may also send zero in place of its vector in rounds of small probability (more records were sampled than fit its
+batch). Let F bound that probability, summed over agents, for one round, on both inputs. Replacing the real transcript
+by the ideal one costs r = T (m h t + F) in total variation on either side, so delta grows by at most (1 + e^epsilon) r.
+A millionth of delta is set aside for r; a bound that needs more is reported as infinite. Epsilon is enlarged by one
+part in a million.
 
 A task is charged `labeler.accounting.sampled.IntegerSampled` instead, whose mu^2 adds up with everything else that a
-ledger holds; what is stated here is about these rounds alone.
+ledger holds; the bound here is about these rounds alone.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class SampledRounds:
 
     Attributes:
         event: one round, for a record or agent that was sampled; its level says which of the two is sampled.
-        sampling_probability: q, in (0, 1]. Fixed-size samples, shuffled batches and samples that are made known are
-            other mechanisms, and are not covered.
+        sampling_probability: q, in (0, 1]. Fixed-size samples, shuffled batches and published samples are other
+            mechanisms, and are not covered.
         rounds: T, at least 1.
         failure_probability: F, of a round in which an agent sends zero in place of what was defined, all agents
             together; see the module.
@@ -69,18 +69,18 @@ class SampledRounds:
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the distance a sampled contributor makes; rounded down."""
+        """The standard deviation of the noise over the distance a sampled contributor makes; rounded down."""
         return (1 - 1e-12) / math.sqrt(self.event.mu_squared)
 
 
 def epsilon_bound(rounds: SampledRounds, delta: float, *, total_variation: float = SAMPLER_TOTAL_VARIATION) -> float:
-    """An epsilon such that the integer mechanism, all its rounds together, is (epsilon, delta)-DP.
+    """Return an epsilon such that the integer mechanism, all its rounds together, is (epsilon, delta)-DP.
 
     For adding or removing a record of one agent (instance level), or for one agent whose vectors all become zero while
     its noise stays (agent level).
 
     Args:
-        rounds: how many there are must be fixed beforehand.
+        rounds: their number must be fixed beforehand.
         delta: in (0, 1).
         total_variation: bound on the distance of one sampled share from the exact discrete Gaussian.
 
@@ -103,9 +103,10 @@ def epsilon_bound(rounds: SampledRounds, delta: float, *, total_variation: float
 
 
 def noise_multiplier_of(epsilon: float, delta: float, *, sampling_probability: float, rounds: int) -> float:
-    """The noise multiplier that a budget asks for, for continuous noise; slightly too large rather than too small.
+    """Return the noise multiplier that a budget asks for, for continuous noise; slightly too large rather than too
+    small.
 
-    A starting point for choosing a sigma: what the integer mechanism then costs is `epsilon_bound`'s to say.
+    A starting point for choosing a sigma: `epsilon_bound` says what the integer mechanism then costs.
 
     Args:
         epsilon: positive and finite.
@@ -134,7 +135,7 @@ def noise_multiplier_of(epsilon: float, delta: float, *, sampling_probability: f
 
 
 def renyi_epsilon(noise_multiplier: float, delta: float, *, sampling_probability: float, rounds: int) -> float:
-    """min over whole orders of T rdp(alpha) + log(1/delta)/(alpha - 1): "as in the paper", never charged.
+    """Return min over whole orders of T rdp(alpha) + log(1/delta)/(alpha - 1): "as in the paper", never charged.
 
     rdp(alpha) = log(sum over k of binom(alpha, k) (1-q)^(alpha-k) q^k exp(k(k-1)/(2 z^2))) / (alpha - 1), with z the
     noise multiplier.

@@ -1,1 +1,1 @@
-"""How right labels and confidences are, at which price."""
+"""Accuracy of labels and confidences, at a price."""

@@ -1,22 +1,21 @@
-"""Answers read well: the same releases at the same price, read by students that know how noise and classes lie.
+"""Better reading of answers: the same releases at the same price, read by students that model noise and classes.
 
-Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histograms. Four ways to ask and read:
+Office-Caltech10, each domain in turn the server, reverse-knn with k = 1, histograms. The ways to ask and read:
 
-* **as before**: as many clusters as `labeler bench office-caltech` chose, student `auto`;
+* **as before**: as many clusters as `labeler bench office-caltech` chose, student `auto`.
 * **leave one server out**: for each epsilon and each server, the number of clusters and the student that did best on
-  the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent) are measured on it;
-* **planned**: what the product does by itself: `labeler.expectation` from public facts (1,000 records of an agent
-assumed),
-  student `planned`;
-* **class means**: not votes but class means on public axes (`training.learner = "means"`, here the study's,
-  `benchmarks.rivals`), whose labels of the public images the student `followed` reads; axes chosen for each
-  server on the other three;
+  the mean of the **other three** servers (`TUNING_SPLITS` splits, no colluding agent).
+* **planned**: the product's own choice: `labeler.expectation` from public facts (1,000 records of an agent assumed),
+  student `planned`.
+* **class means**: not votes but class means on public axes (`training.learner = "means"`, see
+  `benchmarks.accuracy.rivals`). The student `followed` reads their labels of the public images; axes are chosen for
+  each server on the other three.
 * **without noise**: sigma 1 vote, which moves nothing.
 
 `SPLITS` splits x `DRAWS` draws of noise each, all by the real round (benchmarks.accuracy.office_caltech). The mean over
-servers is taken run by run, its deviation over runs. The last rows say what no reader of these counts can beat: public
-images divided into their classes without a mistake, the counts' only task being to say which class is which; the
-assignment of largest likelihood, noise as stated.
+servers is taken run by run, its deviation over runs. The last rows bound every reader of these counts. There the public
+images are divided into their classes without a mistake, and the counts only have to say which class is which. It is the
+assignment of largest likelihood, with the stated noise.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _BOUND_DRAWS: Final = 2000
 def bench_answers(
     *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Measure what reading well buys; see the module."""
+    """Measure the gain of better reading; see the module."""
     shards = embed_domains(data_folder(data), progress)
     study = _Study(Arena(shards), shards, SPLITS if full else 2, TUNING_SPLITS if full else 1)
     domains = office_domains(data, progress)
@@ -91,7 +90,7 @@ def bench_answers(
     rows += study.measure("as before, without noise", before)
     rows += study.measure("leave one server out, without noise", chosen)
     if out is not None:
-        from benchmarks.papers.chart import draw_chart  # loads what draws: a bench without --out draws nothing
+        from benchmarks.papers.chart import draw_chart  # imports matplotlib: a bench without --out draws nothing
 
         draw_chart(rows, out / "answers.png")
     return rows
@@ -103,7 +102,7 @@ class _Study:
         self._splits, self._tuning_splits = splits, tuning_splits
 
     def chosen(self, epsilon: float) -> dict[str, Setting]:
-        """For each server what was best on the mean of the others."""
+        """Return for each server the setting that was best on the mean of the others."""
         candidates = [Setting("reverse-knn", 1, count, student=kind) for count in COUNTS for kind in KINDS]
         draws = TUNING_DRAWS.get(epsilon, DRAWS)
         found = np.array(
@@ -119,14 +118,14 @@ class _Study:
         return {server: candidates[int(others[:, place].argmax())] for place, server in enumerate(DOMAINS)}
 
     def planned(self, server: str, epsilon: float, colluding: int) -> Setting:
-        """What the product asks and reads by itself."""
+        """Return the setting that the product chooses by itself."""
         images = int(PUBLIC_SHARE * len(self._shards[server].sources))
         asked = Setting("reverse-knn", 1, None, colluding_agents=colluding, student="planned")
         task = self._arena.task(server, asked, "planned", 20, epsilon=epsilon)
         return replace(asked, count=questions_for(task, public_images=images))
 
     def measure(self, name: str, settings: dict[str, Setting], *, epsilon: float | None = None) -> list[BenchRow]:
-        """A row for each server, and one for their mean."""
+        """Return a row for each server, and one for their mean."""
         rows, all_runs = [], []
         for server, setting in settings.items():
             started = time.perf_counter()
@@ -141,7 +140,7 @@ class _Study:
         return [*rows, _row(MEAN, name, together, tasks[0], None, {})]
 
     def bound(self, server: str, epsilon: float, colluding: int) -> BenchRow:
-        """Classes matched right where the public images are divided into classes without a mistake."""
+        """Return the share of classes matched right if the public images are divided into classes without a mistake."""
         setting = Setting("reverse-knn", 1, None, colluding_agents=colluding)
         task = self._arena.task(server, setting, "bound", 20, epsilon=epsilon)
         classes = task.num_classes
@@ -157,7 +156,7 @@ class _Study:
 
 
 def class_means(domains: dict[str, Split], epsilon: float, colluding: int, *, splits: int) -> list[BenchRow]:
-    """A row for each server, and one for their mean, of class means whose labels the public images refine."""
+    """Return a row for each server, and one for their mean, of class means whose labels the public images refine."""
     found: dict[tuple[str, int], list[float]] = {}
     for server in DOMAINS:
         for split in range(splits):
@@ -206,7 +205,7 @@ def _means_of(world: World, learners: Learners, axes: int, epsilon: float) -> li
 
 
 def _noisy(votes: NDArray[np.int64], task: Task, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Log likelihoods of matching each true class's cluster to each class, up to what cancels."""
+    """Return log likelihoods of matching each true class's cluster to each class, up to common terms."""
     classes = task.num_classes
     counts = np.diag(votes.astype(np.float64)) + rng.normal(0.0, task.total_sigma_votes, (classes, classes))
     return counts * votes[:, None]

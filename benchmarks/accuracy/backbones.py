@@ -1,12 +1,12 @@
-"""Frozen backbones side by side on Office-Caltech10: the default of `labeler embed`, a larger one, and MobileNetV2.
+"""A comparison of frozen backbones on Office-Caltech10: the default of `labeler embed`, a larger one, and MobileNetV2.
 
-For each backbone and server domain two numbers: how many of the server's photographs exact neighbours label right
-without any privacy (k is 5 % of each agent's records, every agent's votes as fractions), which is what the features
-can do; and the student's accuracy on unseen photographs where `reverse-knn` asks about 15 clusters at epsilon 0.5
-with one curious participant, which is what a user gets. Nothing is chosen on these servers.
+For each backbone and server domain there are two numbers. One says what the features can do: the share of the server's
+photographs that exact neighbours label right without any privacy (k is 5 % of each agent's records, every agent's votes
+as fractions). The other says what a user gets: the student's accuracy on unseen photographs where `reverse-knn` asks
+about 15 clusters at epsilon 0.5 with one curious participant. Nothing is chosen on these servers.
 
-Beside them a first job as the documents describe it: `amazon` and `dslr` label all of `webcam` with the defaults of
-`labeler.run` (two questions for each class), at the same price, with 20 draws of noise.
+A further row is a first job as the documents describe it: `amazon` and `dslr` label all of `webcam` with the defaults
+of `labeler.run` (two questions for each class), at the same price, with 20 draws of noise.
 """
 
 from __future__ import annotations

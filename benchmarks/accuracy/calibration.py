@@ -1,10 +1,10 @@
-"""Do confidences hold? Of labels that are stated between 85 and 95 %, what share is right.
+"""Calibration of confidences: the share of right labels among those stated between 85 and 95 %.
 
-Three data sets: Office-Caltech10 (each domain labelled by the other three: private and public images of other kinds),
-CIFAR-10 (its 10,000 test images halved: public, and three agents) and USPS (test public, train at three agents;
-pixels). Each is labelled several times, with other splits and noise; every public image counts, and truth is looked at
-only to score. Votes are counted without the rounds (the same votes; the rounds are measured elsewhere), the noise is
-the task's.
+There are three data sets. Office-Caltech10: the other three domains label each domain (private and public images of
+other kinds). CIFAR-10: its 10,000 test images halved, public and three agents. USPS: test public, train at three
+agents, as pixels. Each is labelled several times, with other splits and noise. Every public image counts, and truth is
+used only to score. Votes are counted without the rounds (the same votes; the rounds are measured elsewhere), and the
+noise is the task's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAST_LABELS = 500
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0)
 FIRST_SEED = 300
-"""The constants of calibration were chosen with seeds below it."""
+"""The constants of calibration were chosen with smaller seeds."""
 
 Records = tuple[NDArray[np.int16], NDArray[np.int64]]
 """Features and labels."""
@@ -43,7 +43,7 @@ Records = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Public images with their truth, and what each agent holds."""
+    """Public images with their truth, and the records of each agent."""
 
     public: Records
     private: tuple[Records, ...]
@@ -52,7 +52,7 @@ class Case:
 def bench_calibration(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """A row per data set and price; see the module."""
+    """Return a row per data set and price; see the module."""
     office = {domain: ordered(shard) for domain, shard in embed_domains(data_folder(data), progress).items()}
     cifar = cifar10_test_features(data_root(data), progress=progress)
     digits = usps(data_root(data))

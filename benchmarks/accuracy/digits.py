@@ -1,7 +1,8 @@
-"""What is measured on scikit-learn's handwritten digits: the demo over seeds, and an audit of every method.
+"""Benches on scikit-learn's handwritten digits: the demo over seeds, and an audit of every method.
 
 `labeler bench digits`: five agents, SimCLR pretrained on the public part. `labeler bench audit`: each method's promise
-of epsilon 5 beside what adversaries of `labeler audit` prove of it; noise and coins are seeded: the same table again.
+of epsilon 5, and what adversaries of `labeler audit` prove of it. Noise and coins are seeded, so the table can be
+repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SEEDS = range(5)
 
 
 def bench_digits(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Run the demo with seeds 0 to 4 (quick: 0 and 1) and give the student's mean accuracy."""
+    """Run the demo with seeds 0 to 4 (quick: 0 and 1) and return the student's mean accuracy."""
     seeds = SEEDS if full else SEEDS[:2]
     accuracies, seconds, privacy = [], [], {}
     for seed in in_turn(progress, "Demo over seeds", seeds):
@@ -99,10 +100,10 @@ CASES: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
         (STRONGEST,),
     ),
 }
-"""By name: fields of the task, and who attacks it."""
+"""Fields of the task and its adversaries, by name."""
 
 MORE_RUNS: Final = {"aux-distill, records bounded": 2_000}
-"""Of attacks that are told more of what they prove by more runs."""
+"""Runs of attacks that prove more with more runs."""
 
 
 def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
@@ -132,7 +133,7 @@ def bench_audit(*, full: bool = False, progress: ProgressCallback = silent) -> l
 
 
 def audited(fields: dict[str, Any], classes: tuple[str, ...]) -> Task:
-    """The task with the noise that its promise takes."""
+    """Return the task with the noise that its promise takes."""
     whole = fields | {"name": "audit", "classes": classes, "delta": DELTA, "agents": 3, "colluding_agents": 1}
     draft = parse_task(whole | {"sigma_votes": 1.0, "backbone_fingerprint": "audit"})
     return draft.model_copy(update={"sigma_votes": solve_sigma(draft, EPSILON)})

@@ -1,34 +1,34 @@
-"""Votes for life: fifty jobs on ten topics under one promise of epsilon 1.0, beside fresh budgets and sums of prices.
+"""Votes for life: fifty jobs on ten topics under one promise of epsilon 1.0, against fresh budgets and sums of prices.
 
 (And of 0.1, where noise matters more.)
 
-Three agents hold photographs of all topics; ten requesters ask five times each, in a
-random order. Of a topic's public images 70 % are the requester's, clustered into QUESTIONS questions, and 30 % score
-the student, another split for each job. Every job goes the way of the product: ballots and spends of
-`workers.voting`, spends kept in a journal on disk, integer noise, the student that reads counts.
+Three agents hold photographs of all topics; ten requesters ask five times each, in a random order. Of a topic's public
+images 70 % are the requester's, clustered into QUESTIONS questions, and 30 % score the student, another split for each
+job. Every job takes the product's path: ballots and spends of `workers.voting`, spends in a journal on disk, integer
+noise, the student that reads counts.
 
 Compared on the same splits and questions:
 
-* **for life**: a vote costs a fifth of B, so an image has five; only images of the topic's classes that are near
-  enough vote. All fifty jobs together are one promise.
+* **for life**: a vote costs a fifth of B, so an image has five; only images of the topic's classes that are near enough
+  vote. All fifty jobs together are one promise.
 * **for life, any class**: the same without `asked_classes`: images of other topics that are near enough pay, too.
-* **fresh**: each job alone with a whole budget of its own, as no federation can offer fifty times: plain
-  reverse kNN, every image votes.
-* **fifty by sum**: what fifty jobs that add up their prices have of one budget: a fiftieth of mu^2 each.
+* **fresh**: each job alone with a whole new budget, which no federation can offer fifty times: plain reverse kNN, every
+  image votes.
+* **fifty by sum**: the share of one budget that each of fifty jobs gets if their prices add up: a fiftieth of mu^2.
 * **jobs by sum**: how many jobs with the noise of "for life" the sum of prices allows.
 
-**What was chosen, and where.** Which similarity is near enough follows from the requester's own images: the NEAR
-quantile of how similar they are to the questions that are not theirs. Rule and NEAR were chosen with amazon as the
-requesters' domain and other classes of the other sets, by how many of the agents' images they let through. (The first
-rule, the 2 % quantile of how similar images are to their own questions, was dropped after its first look at webcam,
-whose photographs are of few objects and resemble each other more than anybody else's: 76 % right for life where fresh
-budgets gave 94 %. dslr was not looked at before.) Everything else is as other benches have it, or the first of a list.
+**Choosing settings.** The requester's own images decide which similarity is near enough: the NEAR quantile of their
+similarity to the questions that are not theirs. Rule and NEAR were chosen with amazon as the requesters' domain and
+other classes of the other sets, by the number of the agents' images that they let through. (The first rule was the 2 %
+quantile of the similarity of images to their own questions. It was dropped after its first look at webcam, whose
+photographs show few objects and resemble each other more than others': 76 % right for life where fresh budgets gave 94
+%. dslr was not looked at before.) Everything else is as other benches have it, or the first of a list.
 
 Noise is seeded, so that the table can be repeated.
 
-Topics are of photographs, small photographs and digits, as one federation may hold them. Every image is seen by the
-same frozen MobileNetV2 (ImageNet), small ones enlarged to 128 x 128: 1,280 features. Features are computed once and
-kept in the user's cache folder.
+Topics are of photographs, small photographs and digits, as one federation may hold them. The same frozen MobileNetV2
+(ImageNet) embeds every image, small ones enlarged to 128 x 128: 1,280 features. Features are computed once and kept in
+the user's cache folder.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from workers.voting import NeighborIndexes, lifetime_ballots, select_records
 EPSILON, DELTA = 1.0, 1e-5
 JOBS_EACH = 5
 QUESTIONS = 8
-"""Four for each of two classes."""
+"""Questions of a job: four for each of two classes."""
 
 NEAR = 0.5
 REPORTED = ("caltech10", "webcam", "dslr")
@@ -91,7 +91,7 @@ PUBLIC_SHARE = 0.7
 QUICK_DRAWS, FULL_DRAWS = 1, 2
 SMALL_EPSILON = 0.1
 Votes = Literal["asked", "any", "plain"]
-"""Whose images vote: of the classes asked about, of any class, or every one at each job's own price."""
+"""The images that vote: those of the classes asked about, of any class, or all at each job's own price."""
 
 _KEY = SiteKey(seeded_source(b"site key life").bytes(KEY_BYTES))
 
@@ -103,7 +103,7 @@ class Job:
     Attributes:
         topic: its number.
         questions: what is asked.
-        public: the requester's images; labels serve to score alone.
+        public: the requester's images; labels are only for scoring.
         unseen: the images that score the student.
         near: the least similarity at which an image votes.
     """
@@ -135,7 +135,7 @@ def measured(
     data: Path | None = None,
     progress: ProgressCallback = silent,
 ) -> list[BenchRow]:
-    """The rows of one domain of requesters."""
+    """Return the rows of one domain of requesters."""
     started = time.perf_counter()
     found = federation(server, data, progress)
     budget = set_aside_nano(budget_for(epsilon, DELTA))
@@ -206,7 +206,7 @@ def _row(server: str, metric: str, value: float, settings: dict[str, Any]) -> Be
 
 
 def _jobs(found: Federation, draw: int, *, near: float) -> list[Job]:
-    """Five of each topic, each with a split of its own, in an order that mixes them."""
+    """Return five jobs of each topic, each with a separate split, in an order that mixes them."""
     rng = np.random.default_rng([20261122, draw])
     jobs = []
     for topic, labels in enumerate(found.topics):
@@ -235,7 +235,7 @@ def _answered(
     votes: Votes,
     draw: int,
 ) -> NDArray[np.float64]:
-    """Student accuracy of each job, asked one after the other of agents that keep what they spend."""
+    """Return the student accuracy of each job, asked one after the other of agents that keep what they spend."""
     accuracies = []
     stores = [open_database(journal.with_suffix(f".{number}.db"), allow_unsynced=True) for number in range(len(shards))]
     spends = [LifetimeSpends(database) for database in stores]
@@ -277,13 +277,13 @@ def _answered(
 
 
 def _life(found: Federation, job: Job, budget: int, votes: Votes) -> Life:
-    """What one record may spend, and on which job."""
+    """Return what one record may spend, and on which job."""
     asked = tuple(found.classes[label] for label in found.topics[job.topic]) if votes == "asked" else None
     return Life(budget_nano=budget, least_similarity=job.near, asked_classes=asked)
 
 
 def _task(found: Federation, name: str, vote_nano: float, life: Life | None) -> Task:
-    """A task in which one vote costs at most so much."""
+    """Return a task in which one vote costs at most `vote_nano`."""
     fields = {
         "name": name,
         "classes": found.classes,
@@ -293,7 +293,7 @@ def _task(found: Federation, name: str, vote_nano: float, life: Life | None) -> 
         "agents": len(found.private),
         "colluding_agents": 1,
         "backbone_fingerprint": "mobilenetv2",
-        # A little more noise than the price says: what passing from integers to real numbers costs.
+        # A little more noise than the price says: the cost of passing from integers to real numbers.
         "sigma_votes": (NANO / vote_nano) ** 0.5 * (1 + 1e-5),
     }
     return parse_task(fields | {"life": None if life is None else life.model_dump()})
@@ -343,14 +343,14 @@ class Images:
     labels: NDArray[np.int64]
 
     def of(self, labels: tuple[int, ...]) -> Images:
-        """Those of some classes."""
+        """Return the images of some classes."""
         mine = np.isin(self.labels, labels)
         return Images(self.features[mine], self.labels[mine])
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What three agents hold, and what requesters of ten topics have.
+    """The records of three agents, and the images of requesters of ten topics.
 
     Attributes:
         classes: of all sets, thirty.
@@ -366,11 +366,11 @@ class Federation:
 
 
 def federation(server: str, data: Path | None, progress: ProgressCallback = silent) -> Federation:
-    """Three agents and the requesters of ten topics.
+    """Return three agents and the requesters of ten topics.
 
-    Five topics are pairs of classes of Office-Caltech10 in their order, of which one domain is the requesters' and the
-    others are one agent's each; three are the first pairs of CIFAR-10, two of MNIST. Where settings are chosen, they
-    are the other pairs: two of CIFAR-10, three of MNIST.
+    Five topics are pairs of classes of Office-Caltech10 in their order: one domain is the requesters', and each other
+    domain is one agent's. Three are the first pairs of CIFAR-10, two of MNIST. Where settings are chosen, they are the
+    other pairs: two of CIFAR-10, three of MNIST.
 
     Args:
         server: the requesters' domain of Office-Caltech10.
@@ -409,7 +409,7 @@ def _small(split: Split, rows: NDArray[np.int64]) -> Images:
 
 
 def _digits(root: Path, progress: ProgressCallback) -> Shard:
-    """The first digits of MNIST's test half, in their order: each agent's, then the requesters'."""
+    """Return the first digits of MNIST's test half, in their order: each agent's, then the requesters'."""
     from feature_store.backbones import load_backbone, parse_spec
 
     weights = root / "backbones" / "mobilenetv2_100.safetensors"

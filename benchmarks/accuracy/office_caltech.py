@@ -1,14 +1,14 @@
 """Office-Caltech10: three photo collections vote on images of a fourth (Zhu et al. 2021, table 2).
 
-Each domain in turn is the server, whose images are public; the other three are agents with labels. Of the
-server's images 70 % are public and 30 % are kept to score the student, in `SPLITS` random splits.
+Each domain in turn is the server, whose images are public; the other three are agents with labels. Of the server's
+images 70 % are public and 30 % are kept to score the student, in `SPLITS` random splits.
 
 **Choosing settings.** What a method asks (how many clusters, how many neighbours) is chosen per epsilon on amazon and
-caltech10 as servers, by mean student accuracy over `TUNING_SPLITS` splits; then webcam and dslr are measured with
-exactly that, `DRAWS` draws of noise per split. Choosing on two servers and reporting the other two keeps the
-reported numbers honest; the tuning rows are printed too.
+caltech10 as servers, by mean student accuracy over `TUNING_SPLITS` splits. Then webcam and dslr are measured with
+exactly that, `DRAWS` draws of noise per split. The reported numbers stay honest, because they are of other servers than
+the tuned ones; the tuning rows are printed too.
 
-**For whom a price holds** (labeler.planning). Settings are chosen with no colluding agent; every reported row is
+**For whom a price holds** (labeler.planning). Settings are chosen with no colluding agent. Every reported row is
 measured with none, as the papers count, and with one, as a new task does unless it says otherwise.
 
 Every number comes out of the real round: agents with exact indexes, discrete noise, secret shares, talliers. Noise is
@@ -61,13 +61,13 @@ BACKBONE: dict[str, Any] = {
     "architecture": "mobilenetv2_100",
     "options": {"pad_type": "same", "bn_eps": 1e-3},
     "transform": {"resize": 256, "crop": 224, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"},
-    "decoder": "pillow",  # with which the tables of BENCHMARKS.md were measured
+    "decoder": "pillow",  # the decoder with which the tables of BENCHMARKS.md were measured
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to ask: what is chosen on the tuning servers.
+    """A way to ask, chosen on the tuning servers.
 
     Attributes:
         method: how agents vote.
@@ -142,7 +142,7 @@ def bench_office_caltech(
 
 
 def data_folder(data: Path | None) -> Path:
-    """The folder of real data sets."""
+    """Return the folder of real data sets."""
     root = data_root(data)
     if not (root / "office-caltech10").is_dir() or not (root / "backbones").is_dir():
         raise InvalidSetting(
@@ -152,12 +152,12 @@ def data_folder(data: Path | None) -> Path:
 
 
 def mobilenet(root: Path) -> BackboneSpec:
-    """MobileNetV2 1.0, whose weights lie beside the photographs."""
+    """Return MobileNetV2 1.0, whose weights are in the folder of the photographs."""
     return parse_spec(BACKBONE | {"weights": root / "backbones" / "mobilenetv2_100.safetensors"})
 
 
 def embed_domains(root: Path, progress: ProgressCallback, spec: BackboneSpec | str | None = None) -> dict[str, Shard]:
-    """One shard per domain, embedded the first time and kept in the user's cache folder."""
+    """Return one shard per domain, embedded the first time and kept in the user's cache folder."""
     backbone, photos = load_backbone(spec or mobilenet(root)), root / "office-caltech10"
     classes = sorted(path.name for path in (photos / "amazon").iterdir())
     found = {}
@@ -168,7 +168,7 @@ def embed_domains(root: Path, progress: ProgressCallback, spec: BackboneSpec | s
 
 
 class Arena:
-    """The four domains, with one agent for each that lives through all measurements."""
+    """The four domains, with one agent for each, kept through all measurements."""
 
     def __init__(self, shards: dict[str, Shard]) -> None:
         self._shards = shards
@@ -193,7 +193,7 @@ class Arena:
         epsilon: float | None = None,
         sigma: float | None = None,
     ) -> BenchRow:
-        """Student accuracy at a price (or a noise), mean and deviation over splits and draws of noise."""
+        """Return student accuracy at a price (or a noise), mean and deviation over splits and draws of noise."""
         started = time.perf_counter()
         accuracies, tasks = self.runs(server, setting, splits=splits, draws=draws, epsilon=epsilon, sigma=sigma)
         instance = [price(task).instance for task in (tasks[0], tasks[-1])]
@@ -229,7 +229,7 @@ class Arena:
         epsilon: float | None = None,
         sigma: float | None = None,
     ) -> tuple[list[float], list[Task]]:
-        """Accuracy of each run, as a share, splits in the outer order, and its task."""
+        """Return the accuracy of each run, as a share, splits in the outer order, and its task."""
         accuracies, tasks = [], []
         for split, draw in itertools.product(range(splits), range(draws)):
             public, test = self._split(server, split)
@@ -261,7 +261,7 @@ class Arena:
         return accuracies, tasks
 
     def groups(self, server: str, split: int, setting: Setting) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-        """Of each public image of a split, which question stands for it, and its true class."""
+        """Return, for each public image of a split, the question that covers it, and its true class."""
         public, _ = self._split(server, split)
         return self._ask(server, split, public, setting).assignment, np.asarray(self._shards[server].labels)[public]
 
@@ -298,7 +298,7 @@ class Arena:
         epsilon: float | None = None,
         sigma: float | None = None,
     ) -> Task:
-        """The task of one run, at a price or a noise."""
+        """Return the task of one run, at a price or a noise."""
         task = parse_task(
             {
                 "name": f"office-caltech10 {server}",

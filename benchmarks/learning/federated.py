@@ -1,18 +1,18 @@
 """Federated training: the papers' FedAvg, DP-FedAvg (private for whole agents) and DP-FedSGD (for every record).
 
     the global model --> every sampled agent runs SGD on its own records --> its update, theta_i - theta
-                     --> (DP: clipped to S, summed privately) --> the mean update moves the global model --> again
+                     --> (DP: clipped to S, summed privately) --> the mean update moves the global model --> again.
 
-**DP-FedAvg, agent level (zero-out).** Agent i's vector in a round is Delta_i min(1, S/|Delta_i|), all parameters in
-one vector, or zero if its coin says so; its norm is at most S. Replacing everything an agent ever sends by zero changes
-one summand of each round, by at most S when sampled: the `SampledSum` at level "agent" with largest_norm S is the price
+**DP-FedAvg, agent level (zero-out).** Agent i's vector in a round is Delta_i min(1, S/|Delta_i|), all parameters in one
+vector, or zero if its coin says so; its norm is at most S. Replacing everything an agent ever sends by zero changes one
+summand of each round, by at most S when sampled. So the `SampledSum` at level "agent" with largest_norm S is the price
 of all rounds together, whatever the agents do locally and however the server uses what was opened. The server divides
-by the public expected number of agents, q N: dividing by the number really sampled would make it known. In double
-precision the clipped norm stays below S because the factor is lowered by 2^-40; an update that is not finite becomes
-zero, which is again a matter of that agent alone.
+by the public expected number of agents, q N: dividing by the number really sampled would reveal it. In double precision
+the clipped norm stays below S because the factor is lowered by 2^-40. An update that is not finite becomes zero, which
+is again a matter of that agent alone.
 
 What the server does with the sums is post-processing: momentum, and averaging the models of the last rounds, which
-takes out noise for nothing.
+removes noise at no cost.
 
 References: McMahan et al. 2017 (FedAvg); McMahan et al. 2018, algorithm 1, flat clipping and the estimator with the
 expected denominator (DP-FedAvg); Geyer et al. 2017.
@@ -20,16 +20,15 @@ expected denominator (DP-FedAvg); Geyer et al. 2017.
 **DP-FedSGD** is private for every record:
 
     each step: coins per record --> clipped per-record gradients, summed at the agent --> summed privately over agents
-               --> divided by the public expected batch --> one step of the server's model
+               --> divided by the public expected batch --> one step of the server's model.
 
-Every record of every agent is in a step's batch with probability q, independently, and nobody sees
-which are. A record in the batch moves its agent's sum by at most `sum_sensitivity(C)`, floats included; the
-`SampledSum` of level "instance" with that sensitivity is the price of all steps. Two things are needed for the proof
-to be about what runs:
+Every record of every agent is in a step's batch with probability q, independently, and nobody sees which are. A record
+in the batch moves its agent's sum by at most `sum_sensitivity(C)`, floats included. The `SampledSum` of level
+"instance" with that sensitivity is the price of all steps. The proof is about what runs only with these two measures:
 
 * *Places.* The batch has a fixed, public number of places, and sampled records take places in uniformly random order
-  (`benchmarks.sums.random_places`). Without a record, the others' places have the same law; pairing equal
-  places, only the record's own place differs, and `benchmarks.learning.gradients` bounds what that does.
+  (`benchmarks.sums.random_places`). Without a record, the others' places have the same law. Pairing equal places, only
+  the record's own place differs, and `benchmarks.learning.gradients` bounds what that does.
 * *Room.* If more records are sampled than there are places, the agent sends zeros. `plan_fed_sgd` makes that as rare as
   `_FAILURES` over the whole training for agents of up to `most_records` records, and the accountant pays for it.
 
@@ -63,7 +62,7 @@ from labeler.randomness import ByteSource
 from workers.progress import ProgressCallback, silent
 
 SourceOf = Callable[[str], ByteSource]
-"""Gives a secret source for each purpose ("round 3, noise of agent 7"); the same purpose is never asked for twice."""
+"""Returns a secret source for each purpose ("round 3, noise of agent 7"); no purpose is asked for twice."""
 
 _SHRINK = 1 - 2.0**-40
 _GROUP = 25
@@ -71,7 +70,7 @@ _GROUP = 25
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a sampled agent does between receiving the global model and sending its update: plain SGD.
+    """A sampled agent's work between receiving the global model and sending its update: plain SGD.
 
     Attributes:
         iterations: E, steps of SGD, over its own records in random order, again and again if need be.
@@ -86,7 +85,7 @@ class LocalTraining:
     last_learning_rate: float | None = None
 
     def rate(self, number: int, rounds: int) -> float:
-        """The learning rate of round `number` of `rounds`, counted from 0."""
+        """Return the learning rate of round `number` of `rounds`, counted from 0."""
         last = self.learning_rate if self.last_learning_rate is None else self.last_learning_rate
         share: float = (last / self.learning_rate) ** (number / max(1, rounds - 1))
         return self.learning_rate * share
@@ -94,7 +93,7 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """How the server moves the global model by the mean update of a round.
+    """The move of the global model by the mean update of a round.
 
     Attributes:
         learning_rate: 1 adds the mean update as it is.
@@ -134,12 +133,12 @@ class Descent:
 
     @property
     def result(self) -> NDArray[np.float64]:
-        """The model that is returned."""
+        """Return the final model."""
         return self._sum / self._summed if self._summed else self.position
 
 
 class LocalUpdates(Protocol):
-    """How sampled agents turn the global model into updates, where it is not plain SGD.
+    """A replacement for plain SGD, by which sampled agents turn the global model into updates.
 
     An agent's update may depend on the global model, its own records, its own seed and public data, and on nothing
     else; then the price is as without it.
@@ -155,7 +154,7 @@ class LocalUpdates(Protocol):
         done: float,
         seeds: Sequence[int],
     ) -> Tensor:
-        """As `local_updates`; `done` is the share of the rounds that are over."""
+        """Return updates as `local_updates` does; `done` is the share of the rounds that are over."""
         ...
 
 
@@ -170,7 +169,7 @@ def local_updates(
     learning_rate: float,
     seeds: Sequence[int],
 ) -> Tensor:
-    """How far each of some agents moves the global model on its own records; secret.
+    """Return how far each of some agents moves the global model on its own records; secret.
 
     Args:
         module: the network.
@@ -211,7 +210,7 @@ def local_updates(
 
 
 def clipped(updates: Tensor, clip_norm: float) -> Tensor:
-    """Each row scaled to a norm of at most S; rows that are not finite become zero. Float64, same shape."""
+    """Scale each row to a norm of at most S; rows that are not finite become zero. Float64, same shape."""
     updates = updates.double()
     squared = updates.square().sum(-1, keepdim=True)
     factors = (clip_norm / squared.sqrt().clamp_min(1e-300)).clamp_max(1.0) * _SHRINK
@@ -233,11 +232,11 @@ def fed_avg(
     source_of: SourceOf,
     progress: ProgressCallback = silent,
 ) -> Parameters:
-    """FedAvg: no privacy. Each round's mean is over the agents sampled, each counting the same.
+    """Run FedAvg: no privacy. Each round's mean is over the agents sampled, each counting the same.
 
     Args:
         module: the network, without buffers.
-        params: where to start, no leading axis.
+        params: the start, no leading axis.
         inputs: all agents' records, float32, shape (N, records, ...).
         labels: int64, shape (N, records).
         sizes: records of each agent.
@@ -277,7 +276,7 @@ def dp_fed_avg(
     source_of: SourceOf,
     progress: ProgressCallback = silent,
 ) -> Parameters:
-    """DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
+    """Run DP-FedAvg: private for whole agents at the price `plan.epsilon(delta)`; see the module.
 
     Args:
         module, params, inputs, labels, sizes, training, local, server, progress: as for `fed_avg`.
@@ -360,7 +359,7 @@ _FAILURES = 1e-16
 
 @dataclass(frozen=True)
 class FedSgdPlan:
-    """What all parties agree on before DP-FedSGD starts; `sampled.epsilon(delta)` is its price.
+    """The terms on which all parties agree before DP-FedSGD starts; `sampled.epsilon(delta)` is its price.
 
     Attributes:
         sampled: rounds, probability, noise; level "instance".
@@ -400,7 +399,7 @@ def plan_fed_sgd(
     probability: float,
     rounds: int,
 ) -> FedSgdPlan:
-    """The plan with the least noise that a budget allows.
+    """Return the plan with the least noise that a budget allows.
 
     Args:
         epsilon, delta: of the whole training, per record.
@@ -482,7 +481,7 @@ def dp_fed_sgd(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch:
-    """Which record is in each place of one agent's batch. Secret; does not print.
+    """The record in each place of one agent's batch. Secret; does not print.
 
     Attributes:
         rows: int64, shape (capacity,); anything where a place is empty.
@@ -494,7 +493,7 @@ class Batch:
 
 
 def draw_batch(source: ByteSource, plan: FedSgdPlan, size: int) -> Batch:
-    """One step's coins for an agent's records, and random places for those sampled; all empty if they do not fit."""
+    """Draw one step's coins for an agent's records, and random places for those sampled; empty if they do not fit."""
     sampled = np.flatnonzero(poisson_sample(source, size, plan.sampled.sampling_probability))
     rows, is_taken = np.zeros(plan.capacity, dtype=np.int64), np.zeros(plan.capacity, dtype=np.bool_)
     if len(sampled) <= plan.capacity:
@@ -506,7 +505,7 @@ def draw_batch(source: ByteSource, plan: FedSgdPlan, size: int) -> Batch:
 def batch_sums(
     module: nn.Module, model: Parameters, inputs: Tensor, labels: Tensor, batches: Sequence[Batch], *, clip_norm: float
 ) -> NDArray[np.float64]:
-    """Every agent's sum of clipped gradients over its batch, float64, shape (N, D); secret before noise.
+    """Return every agent's sum of clipped gradients over its batch, float64, shape (N, D); secret before noise.
 
     An empty place holds a blank record of weight 0, so that nothing else in the batch moves when a record leaves.
     """
@@ -530,5 +529,5 @@ def _capacity(most_records: int, probability: float, failure: float) -> int:
 
 
 def _failure(most_records: int, probability: float, capacity: int) -> float:
-    """Probability that more records are sampled than there are places; enlarged for rounding."""
+    """Return the probability that more records are sampled than there are places; enlarged for rounding."""
     return 0.0 if capacity >= most_records else float(binom.sf(capacity, most_records, probability)) * (1 + 1e-6)

@@ -1,26 +1,26 @@
 """Sums of per-record gradients, each clipped to a norm: what one record can change is bounded, floats included.
 
-    record i --> gradient g_i of its own loss --> c_i g_i,  c_i = min(1, C/|g_i|)  --> sum over the records sampled
+    record i --> gradient g_i of its loss --> c_i g_i,  c_i = min(1, C/|g_i|)  --> sum over the records sampled.
 
 Adding or removing one record then adds or removes one vector of norm at most C, in real numbers. In floating point
 three things could let it move more, and each has its answer.
 
-1. **Norm and factor.** The norm of the float32 gradient that is really added is computed in pieces of at most 1,024
-   numbers in single precision, whose squares are added in double precision: in any order of summation it is off by at
-   most a relative 2^-14 / 1.9. So c_i is lowered by 2^-14 before it is rounded to float32, and |c_i g_i| < C.
-2. **Gradients of the other records.** Batched arithmetic rounds a row by a fixed sequence of operations that is given
-   by shapes and by the row's place, never by what other rows hold. Every batch therefore has a fixed shape, and an
-   absent record is a row of weight 0 in its place: the other rows keep their places, so their gradients keep every
-   bit. A caller that packs the sampled records into fewer rows must place them at random, independently of the data
-   (`labeler`'s proof for mixtures then pairs equal places; see `benchmarks.learning.federated`).
-3. **The sum.** Rows are summed in float32 in blocks of at most 32, blocks in double precision. Whatever the order,
-   32 terms are off by at most 33 * 2^-24 times the sum of their magnitudes, coordinate by coordinate, so a block's
-   error has a norm below 33 * 2^-24 * 32 C, twice that for two neighbouring blocks; other blocks keep every bit, and
-   double precision adds less than 2^-40 C for up to 1,000 blocks.
+- **Norm and factor.** The norm of the float32 gradient that is really added is computed in pieces of at most 1,024
+  numbers in single precision, whose squares are added in double precision. In any order of summation it is off by at
+  most a relative 2^-14 / 1.9. So c_i is lowered by 2^-14 before it is rounded to float32, and |c_i g_i| < C.
+- **Gradients of the other records.** Batched arithmetic rounds a row by a fixed sequence of operations. It depends on
+  shapes and on the row's place, never on what other rows hold. Every batch therefore has a fixed shape, and an absent
+  record is a row of weight 0 in its place. The other rows keep their places, so their gradients keep every bit. A
+  caller that packs the sampled records into fewer rows must place them at random, independently of the data
+  (`labeler`'s proof for mixtures then pairs equal places; see `benchmarks.learning.federated`).
+- **The sum.** Rows are summed in float32 in blocks of at most 32, blocks in double precision. In any order, 32 terms
+  are off by at most 33 * 2^-24 times the sum of their magnitudes, coordinate by coordinate. So a block's error has a
+  norm below 33 * 2^-24 * 32 C, twice that for two neighbouring blocks. Other blocks keep every bit, and double
+  precision adds less than 2^-40 C for up to 1,000 blocks.
 
 Together the sums on neighbouring sets differ by at most (1 + 2^-12) C: `SENSITIVITY_MARGIN`, which `sum_sensitivity`
-adds and which a caller must pay for. A gradient that is not finite contributes zero, which is a function of that
-record alone.
+adds and which a caller must pay for. A gradient that is not finite contributes zero, which is a function of that record
+alone.
 
 References: Abadi et al. 2016, algorithm 1 (clipping per example). Higham 2002, section 4.2 (error of a sum).
 """
@@ -52,7 +52,7 @@ _LEAST_CLIP_NORM = 1e-12
 
 
 def sum_sensitivity(clip_norm: float) -> float:
-    """How far one record moves a sum of `clipped_gradient_sums`, in L2 norm, at most.
+    """Return the most by which one record moves a sum of `clipped_gradient_sums`, in L2 norm.
 
     Args:
         clip_norm: C, at least 1e-12 (below, products of floats could vanish).
@@ -73,7 +73,7 @@ def clipped_gradient_sums(
     loss: Loss = functional.cross_entropy,
     chunk_floats: int = 1 << 22,
 ) -> dict[str, Tensor]:
-    """The sum over sampled rows of per-record gradients, each clipped over all parameters together.
+    """Return the sum over sampled rows of per-record gradients, each clipped over all parameters together.
 
     For one model, or for N models at once, each with its own rows. The sum is not private before noise is added.
 
@@ -141,11 +141,12 @@ def clipped_gradient_sums(
 def _linear_sums(
     params: Parameters, inputs: Tensor, labels: Tensor, weights: Tensor, clip_norm: float
 ) -> dict[str, Tensor]:
-    """The same for one linear layer, without a gradient per record: record i's is d_i (x_i, 1)^T, d_i = p_i - e_y.
+    """Return the sum for one linear layer, without a gradient per record: record i's is d_i (x_i, 1)^T, d_i = p_i -
+    e_y.
 
     Its norm is |d_i| sqrt(|x_i|^2 + 1), and a sum of such products is one matrix product. Everything after the logits
-    is in double precision, and the magnitudes of a product's terms have the norm of the product, so that the error of
-    the sum is below 2^-40 C as well.
+    is in double precision. The magnitudes of a product's terms have the norm of the product, so the error of the sum is
+    below 2^-40 C as well.
     """
     logits = torch.baddbmm(params["bias"].unsqueeze(1), inputs, params["weight"].transpose(1, 2))
     slopes = logits.double().softmax(-1)
@@ -160,7 +161,7 @@ def _linear_sums(
 
 
 def _factors(gradients: dict[str, Tensor], weights: Tensor, clip_norm: float) -> Tensor:
-    """c_i, float32, 0 for rows that are not sampled or not finite; such rows of `gradients` are cleared."""
+    """Return c_i, float32, 0 for rows that are not sampled or not finite; clear such rows of `gradients`."""
     squared = torch.zeros(weights.shape, dtype=torch.float64, device=weights.device)
     for gradient in gradients.values():
         flat = gradient.flatten(2)
@@ -186,7 +187,7 @@ def _weighted_sum(factors: Tensor, gradient: Tensor) -> Tensor:
 
 
 def flatten(params: Parameters, *, leading: int = 0) -> Tensor:
-    """All parameters in one vector, in the order of the mapping.
+    """Return all parameters in one vector, in the order of the mapping.
 
     Args:
         params: by name.
@@ -196,7 +197,7 @@ def flatten(params: Parameters, *, leading: int = 0) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Parameters, *, leading: int = 0) -> dict[str, Tensor]:
-    """The inverse of `flatten`: parameters shaped like those of `like`, from a vector or (N, D) vectors.
+    """Invert `flatten`: return parameters shaped like those of `like`, from a vector or (N, D) vectors.
 
     Args:
         vector: shape (D,), or (N, D) with leading = 1.

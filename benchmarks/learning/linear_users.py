@@ -1,7 +1,7 @@
 """Linear models of arrays: of one agent, and of thousands of users of a simulation at once.
 
 Both are `workers.learning.linear.train_rows` on other shapes of data. Users are trained in groups whose rows stay in a
-core's cache over all steps; measured, larger groups are slower.
+core's cache over all steps; measurements showed larger groups to be slower.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from workers.learning.linear import SLOPES, augmented, ball_axes, train_rows
 from workers.progress import ProgressCallback, silent
 
 NO_RECORD = -1
-"""The label of a row that only fills an array up: it is no record and changes nothing."""
+"""The label of a padding row: it is no record and changes nothing."""
 
 _NUMBERS_AT_ONCE = 1 << 18
 
 Truth = tuple[NDArray[np.bool_], NDArray[np.bool_]]
-"""Whether a row is of a class, shape (users, rows, classes), and whether it is a record, shape (users, rows, 1)."""
+"""Masks: the class of each row, shape (users, rows, classes), and records, shape (users, rows, 1)."""
 
 
 def train_linear(
     features: NDArray[np.floating], labels: NDArray[np.integer], *, terms: LinearTerms
 ) -> NDArray[np.float64]:
-    """One agent's model, of arrays.
+    """Train one agent's model, on arrays.
 
     Args:
         features: shape (num_records, dimension), any scale: rows are cut to `terms.feature_norm`.
@@ -43,7 +43,7 @@ def train_linear(
     Raises:
         BadData: a feature is not finite, a label is no class, or shapes do not fit.
         InvalidSetting: more weights than the proof's margin for rounding covers. Never for a number of records.
-        PrivacyRefusal: more records than the terms' public bound, which whoever answers with them keeps.
+        PrivacyRefusal: more records than the terms' public bound, which the caller enforces.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise BadData(f"records are rows with one label each, found shapes {features.shape} and {labels.shape}")
@@ -60,12 +60,12 @@ def train_users(
     terms: LinearTerms,
     progress: ProgressCallback = silent,
 ) -> NDArray[np.float64]:
-    """Every user's own model, as `train_linear` would give it up to rounding.
+    """Train every user's own model, as `train_linear` would up to rounding.
 
     Args:
         features: shape (users, rows, dimension).
         labels: shape (users, rows); NO_RECORD where a user has fewer records than rows.
-        progress: told how many users are done.
+        progress: called with the number of finished users.
 
     Returns:
         float64, shape (users, dimension + 1, num_classes).
@@ -104,7 +104,7 @@ def train_users(
 def linear_scores(
     features: NDArray[np.floating], weights: NDArray[np.float64], *, terms: LinearTerms
 ) -> NDArray[np.float64]:
-    """Scores of a model on rows, prepared as in training; the class is the largest.
+    """Return scores of a model on rows, prepared as in training; the class is the largest.
 
     Args:
         features: shape (n, dimension).

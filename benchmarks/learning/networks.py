@@ -1,14 +1,14 @@
 """Small networks that an agent trains on its own records: a convolutional one for digits, a linear one for features.
 
-They are ordinary modules without batch norm or dropout, so that they mean the same when many of them run at once
-(`torch.func.functional_call` under `vmap`) and when gradients are taken per record: with batch norm, one record
-would change what the network says about another in its batch.
+They are ordinary modules without batch norm or dropout. So they mean the same when many of them run at once
+(`torch.func.functional_call` under `vmap`) and when gradients are taken per record. With batch norm, one record would
+change the network's output for another in its batch.
 
-**Edge features** of grey digits are fixed: in which directions edges run, and where. Nothing is fitted, so nothing is
+**Edge features** of grey digits are fixed: the directions of edges, and their places. Nothing is fitted, so nothing is
 learned from data.
 
     image --blur--> gradient --> its length, dealt to the two nearest of 8 directions --> summed over 7 x 7 overlapping
-    cells --> square roots --> divided by the row's own norm
+    cells --> square roots --> divided by the row's own norm.
 
 A linear layer on such features learns digits from few records and much noise (Tramer, Boneh 2021 make the point for
 scattering features). Every number is a function of the one image.
@@ -17,14 +17,13 @@ References:
     Dalal, Triggs 2005, "Histograms of oriented gradients for human detection".
 
 **Domain-adversarial training** (DANN) fits agents' models to the requester's images, all agents at once. Agents'
-records and the public images may look different (digits of one post office and of another). A second head
-tries to tell from a model's features which of the two an image is from, and the features are trained to make that
-impossible: the gradient of the second head's loss reaches them with its sign turned, times a strength that grows from
-0 to 1. What is left in the features tells digits apart and not their origin.
+records and the public images may look different (digits of one post office and of another). A second head tries to tell
+from a model's features which of the two an image is from, and the features are trained to make that impossible. The
+gradient of the second head's loss reaches them with its sign turned, times a strength that grows from 0 to 1. The
+remaining features tell digits apart and not their origin.
 
-*Privacy.* Public images cost nothing to read. An agent's model is still a function of its own records, its own seed
-and public data, so what one record or one agent can change of the votes, and with it the price, is as without
-adaptation.
+*Privacy.* Public images cost nothing to read. An agent's model is still a function of its own records, its own seed and
+public data. So what one record or one agent can change of the votes is as without adaptation, and so is the price.
 
 References:
     Ganin, Ustinova, Ajakan, Germain, Larochelle, Laviolette, Marchand, Lempitsky 2016, "Domain-adversarial training of
@@ -33,7 +32,7 @@ References:
 **FedAvg+DA and DP-FedAvg+DA.** A sampled agent starts from the global model and runs this training on its own records
 and the requester's unlabelled images, in place of plain SGD. Features, classifier and domain head are one vector: all
 of it is averaged, and in DP-FedAvg all of it is clipped and covered by noise. The papers find that averaging such
-updates hurts: every agent's features move towards the public images by a way of their own.
+updates hurts: every agent's features move towards the public images in a different way.
 
 References: Zhu et al. 2021, section 5.1 (the variants); Ganin et al. 2016.
 """
@@ -66,7 +65,7 @@ _MEAN, _DEVIATION = 0.1307, 0.3081
 
 
 def small_convnet(num_classes: int = 10) -> nn.Module:
-    """A network of 55,594 parameters (for ten classes) for grey images of 28 x 28.
+    """Return a network of 55,594 parameters (for ten classes) for grey images of 28 x 28.
 
     The first convolution moves in steps of two: at full size it would cost more than everything after it.
 
@@ -91,12 +90,12 @@ def small_convnet(num_classes: int = 10) -> nn.Module:
 
 
 def linear_head(dimension: int, num_classes: int) -> nn.Module:
-    """Multinomial logistic regression: one linear layer from features of shape (n, dimension) to logits."""
+    """Return multinomial logistic regression: one linear layer from features of shape (n, dimension) to logits."""
     return nn.Linear(dimension, num_classes)
 
 
 def image_tensor(images: NDArray[np.uint8]) -> Tensor:
-    """Images as `small_convnet` takes them: shifted and scaled by MNIST's published mean and deviation.
+    """Return images as `small_convnet` takes them: shifted and scaled by MNIST's published mean and deviation.
 
     The constants are public and the same for every set, so normalising reads nothing off private images.
 
@@ -118,7 +117,7 @@ _ROWS_AT_ONCE = 2_000
 
 
 def edge_features(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Features of norm 1 (0 for an empty image).
+    """Return features of norm 1 (0 for an empty image).
 
     Args:
         images: uint8, shape (n, 28, 28).
@@ -155,7 +154,7 @@ def _features(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 class DomainAdversarial(nn.Module):
-    """A classifier with a second head that guesses where an image is from.
+    """A classifier with a second head that guesses the origin of an image.
 
     Args:
         features: from inputs to features of shape (n, width).
@@ -171,26 +170,26 @@ class DomainAdversarial(nn.Module):
         self.domain = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, inputs: Tensor, strength: float | None = None) -> Any:
-        """Logits of the classes; with a strength also, behind the reversal of gradients, logits of being public."""
+        """Return logits of the classes; with a strength, also of being public, behind the reversal of gradients."""
         features = self.features(inputs)
         logits = self.classifier(features)
         return logits if strength is None else (logits, self.domain(reversed_gradient(features, strength)).squeeze(-1))
 
 
 def adversarial_convnet(num_classes: int = 10) -> DomainAdversarial:
-    """`small_convnet` with a domain head on its hidden layer."""
+    """Return `small_convnet` with a domain head on its hidden layer."""
     layers = list(cast(nn.Sequential, small_convnet(num_classes)))
     head = cast(nn.Linear, layers.pop())
     return DomainAdversarial(nn.Sequential(*layers), head, width=head.in_features)
 
 
 def reversed_gradient(values: Tensor, strength: float) -> Tensor:
-    """The same values; gradients pass them multiplied by -strength (Ganin et al. 2016, equation 17)."""
+    """Return the same values; gradients pass them multiplied by -strength (Ganin et al. 2016, equation 17)."""
     return (1 + strength) * values.detach() - strength * values
 
 
 def strength_at(progress: float) -> float:
-    """lambda_p = 2 / (1 + exp(-10 p)) - 1 at the share p of training that is done: 0 at first, while features form."""
+    """Return lambda_p = 2 / (1 + exp(-10 p)) - 1 at the finished share p of training: 0 at first, as features form."""
     return 2 / (1 + math.exp(-10 * progress)) - 1
 
 
@@ -209,7 +208,7 @@ def adapt_together(
 ) -> Parameters:
     """Train N models, each on its own records and, without their labels, on the same public images.
 
-    Every step shows each agent as many public images as records, in an order of its own. The loss of an agent is its
+    Every step shows each agent as many public images as records, in a separate order. The loss of an agent is its
     cross-entropy on its records plus the domain head's logistic loss, on both halves.
 
     Args:
@@ -277,7 +276,7 @@ class AdversarialUpdates:
         done: float,
         seeds: Sequence[int],
     ) -> Tensor:
-        """theta_i - theta, float64, shape (agents, D); the reversed gradient grows over the rounds."""
+        """Return theta_i - theta, float64, shape (agents, D); the reversed gradient grows over the rounds."""
         updates = []
         for first in range(0, len(inputs), _GROUP):
             part = slice(first, first + _GROUP)
@@ -291,7 +290,7 @@ class AdversarialUpdates:
 
 
 def with_domain_head(network: nn.Sequential, *, hidden: int = 8) -> DomainAdversarial:
-    """A network whose last layer is linear, with a small domain head on what that layer sees."""
+    """Return a network whose last layer is linear, with a small domain head on what that layer sees."""
     *features, classifier = network
     if not isinstance(classifier, nn.Linear):
         raise InvalidSetting("a domain head needs a network whose last layer is linear")

@@ -4,15 +4,13 @@ Parameters carry a leading axis over agents, and one step of all agents is one f
 whole batch (`torch.func.functional_call` under `vmap`, which turns N convolutions into one grouped one). The loss is a
 sum of one term per agent and the optimiser works element by element, so no agent's model depends on another's.
 
-That independence is what the price of the votes rests on (`labeler.methods`: leaving one agent out changes nobody
-else's ballot). It is why each agent has a seed of its own for order and augmentation: training agent i together with
-others gives the model that training it alone gives, up to rounding. Outside simulations each agent trains at its own
-site, alone.
+The price of the votes relies on that independence (`labeler.methods`: leaving one agent out changes nobody else's
+ballot). So each agent has its own seed for order and augmentation: training agent i together with others gives the
+model that training it alone gives, up to rounding. Outside simulations each agent trains at its own site, alone.
 
-Moved copies of small images: a digit that is shifted, turned or scaled a little is still that digit.
-
-The random numbers are an argument, not drawn here: whoever trains many agents at once draws each agent's numbers from
-that agent's own stream, so that one agent's model does not depend on who else is there.
+`moved` shifts, turns or scales small images a little: the digit is still that digit. The random numbers are an
+argument, not drawn there. A caller that trains many agents at once draws each agent's numbers from that agent's own
+stream. So one agent's model does not depend on which others are there.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ Model = TypeVar("Model", bound=nn.Module)
 Loss = Callable[[Parameters, Tensor, Tensor, float], Tensor]
 
 _BLOCK_ANSWERS = 2000
-"""Models times inputs answered at once: more would leave the processor's caches."""
+"""Models times inputs answered at once: more would exceed the processor's caches."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How every agent trains.
+    """The training settings of every agent.
 
     Attributes:
         epochs: passes over the largest agent's records.
@@ -62,7 +60,7 @@ class Training:
 
 
 def initial_parameters(factory: Callable[[], Model], num_models: int, *, seed: int) -> tuple[Model, Parameters]:
-    """N models with starting weights of their own, and a module that says how to apply them.
+    """Return N models with separate starting weights, and a module that says how to apply them.
 
     Args:
         factory: makes one model from torch's global generator, which is left as it was.
@@ -101,8 +99,8 @@ def train_together(
 ) -> Parameters:
     """Train N models, each on its own records, by AdamW.
 
-    All agents take equally many steps: one with fewer records than the largest passes over them more often, in an order
-    drawn anew each time.
+    All agents take equally many steps: one with fewer records than the largest passes over them more often, each time
+    in a new order.
 
     Args:
         module: as of `initial_parameters`.
@@ -139,7 +137,8 @@ def optimize(
     sizes: Sequence[int] | None = None,
     progress: ProgressCallback = silent,
 ) -> Parameters:
-    """The loop of `train_together` with any loss that is a sum of one term per agent; arguments and errors as there.
+    """Run the loop of `train_together` with any loss that is a sum of one term per agent; arguments and errors as
+    there.
 
     Args:
         loss: of (parameters, inputs and labels of one batch of every agent, share of the training that is done).
@@ -166,7 +165,7 @@ def optimize(
 
 
 def predict_together(module: nn.Module, parameters: Parameters, inputs: Tensor) -> Tensor:
-    """What N models say about the same inputs.
+    """Return the logits of N models for the same inputs.
 
     Args:
         module: as of `initial_parameters`.
@@ -183,22 +182,22 @@ def predict_together(module: nn.Module, parameters: Parameters, inputs: Tensor) 
 
 
 def apply_together(module: nn.Module, parameters: Parameters, inputs: Tensor) -> Tensor:
-    """N models, each applied to its own inputs of shape (N, batch, ...): logits of shape (N, batch, num_classes)."""
+    """Apply each of N models to its own inputs of shape (N, batch, ...): logits of shape (N, batch, num_classes)."""
     logits: Tensor = vmap(lambda weights, shown: functional_call(module, weights, (shown,)))(parameters, inputs)
     return logits
 
 
 def of_each(values: Tensor, rows: Tensor) -> Tensor:
-    """Each agent's chosen rows: values (N, n, ...) and rows (N, batch) give (N, batch, ...)."""
+    """Return each agent's chosen rows: values (N, n, ...) and rows (N, batch) give (N, batch, ...)."""
     return values[torch.arange(len(rows))[:, None], rows]
 
 
 def batches(
     training: Training, seeds: Sequence[int], sizes: Sequence[int], longest: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every step's rows, int64 of shape (N, batch), and numbers for the jitter, (N, batch, NUMBERS) in [-1, 1].
+    """Yield every step's rows, int64 of shape (N, batch), and numbers for the jitter, (N, batch, NUMBERS) in [-1, 1].
 
-    An agent's rows and numbers come from its own seed and its own size, whoever else trains.
+    An agent's rows and numbers come from its own seed and its own size, whichever others train.
     """
     generators = [torch.Generator().manual_seed(stream(seed, 0)) for seed in seeds]
     for _ in range(training.epochs):
@@ -217,17 +216,17 @@ def _passes(size: int, longest: int, generator: torch.Generator) -> Tensor:
 
 
 def stream(*words: int) -> int:
-    """A seed for torch's generators that differs for every sequence of words."""
+    """Return a seed for torch's generators that differs for every sequence of words."""
     return int(np.random.SeedSequence(list(words)).generate_state(1, np.uint64)[0] >> 1)
 
 
 NUMBERS: Final = 5
-"""How many random numbers moving one image takes."""
+"""Random numbers that moving one image takes."""
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """How far an image may be moved; each amount 0 turns its change off.
+    """The amounts by which an image may be moved; each amount 0 turns its change off.
 
     Attributes:
         shift: in plus or minus this share of the side, down and right.
@@ -243,12 +242,12 @@ class Jitter:
 
 
 def moved(images: Tensor, numbers: Tensor, jitter: Jitter) -> Tensor:
-    """Move every image as its numbers say; what comes in from outside repeats the border.
+    """Move every image as its numbers say; the border repeats into what comes in from outside.
 
     Args:
         images: float, shape (n, channels, height, width).
         numbers: float in [-1, 1], shape (n, NUMBERS): shift right, shift down, rotation, zoom, shear.
-        jitter: the amounts that 1 stands for.
+        jitter: the amounts that 1 means.
 
     Returns:
         Images of the same shape.

@@ -1,7 +1,7 @@
-"""`labeler bench papers [NAME]`: a table per paper, our rows beside what the paper prints.
+"""`labeler bench papers [NAME]`: a table per paper, our rows next to what the paper prints.
 
-Every paper's module offers `cells(root, full=...)`, units of work that are kept when they are done, so that an
-interrupted `--full` goes on; and, where it has more to show than numbers, `pictures(rows, out)`.
+Every paper's module offers `cells(root, full=...)`: units of work that are kept when they are done, so that an
+interrupted `--full` continues. Where it has more to show than numbers, it also offers `pictures(rows, out)`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _one(paper: str, root: Path, full: bool, out: Path | None, progress: Progres
 
 
 def _module(paper: str) -> ModuleType:
-    # Loaded when it is run, so that naming it loads no library.
+    # Loaded when it is run: importing this module loads no library.
     return import_module(f"{__name__}.{paper.replace('-', '_')}")
 
 
@@ -94,14 +94,14 @@ class Cell:
 def run_cells(
     paper: str, cells: Sequence[Cell], *, code: str, keep: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """The rows of all cells, in order.
+    """Return the rows of all cells, in order.
 
     Args:
         paper: whose table it is.
         cells: what to measure.
         code: name of the module that measures.
-        keep: folder in which finished cells are kept; None measures everything and keeps nothing. A kept cell counts
-            as long as the code that measured it and the versions of libraries are the same.
+        keep: folder in which finished cells are kept; None measures everything and keeps nothing. A kept cell counts as
+            long as the code that measured it and the versions of libraries are the same.
     """
     rows: list[BenchRow] = []
     for done, cell in enumerate(cells):
@@ -112,7 +112,7 @@ def run_cells(
 
 
 def kept_cells_folder() -> Path:
-    """Where `--full` keeps finished cells: `papers` in the user's cache folder."""
+    """Return the folder in which `--full` keeps finished cells: `papers` in the user's cache folder."""
     return cache_folder() / "papers"
 
 
@@ -139,7 +139,7 @@ def _timed(cell: Cell, progress: ProgressCallback) -> list[BenchRow]:
 
 @cache
 def _code_digest(module: str) -> str:
-    """SHA-256 over a module and every module of this project it imports, directly or not.
+    """Return the SHA-256 over a module and every module of this project it imports, directly or not.
 
     A kept cell must not outlive the code that measured it, and need not be measured again when other code changes.
     """

@@ -5,23 +5,21 @@
   the public images (DANN), with and without moving the agents' images about, which is a kind of adaptation itself.
 * Training 100 agents together against one after another.
 
-How we ask: a backbone is pretrained on the public images (SimCLR), agents vote once per cluster of them, on the mean
-of what their models say, and abstain where that is less certain than `LEAST_CERTAINTY`; the noisy histogram is
-released and spread over the public images. The paper's way, 500 random images and winners, stands beside it with the
-same models.
+In our way of asking, a backbone is pretrained on the public images (SimCLR). Agents vote once per cluster of them, on
+the mean of what their models say, and abstain where that is less certain than `LEAST_CERTAINTY`. The noisy histogram is
+released and spread over the public images. The paper's way, 500 random images and winners, is measured with the same
+models.
 
 **Choosing settings.** Numbers of clusters, epochs, rates and the certainty were chosen with seed 1000, which draws
 other agents, other public images and other noise than the seeds reported. All images come from the same 10,000 (USPS:
-9,298), so a test image of one seed is a public image of another; nothing but these few numbers carries over.
+9,298), so a test image of one seed is a public image of another. Nothing but these few numbers carries over.
 
-Every vote takes the real way: a task, ballots checked and scaled by each agent, discrete noise, secret shares,
+Every vote takes the real path: a task, ballots checked and scaled by each agent, discrete noise, secret shares,
 talliers, and the release that the task allows. Noise is seeded, so that a table can be repeated; a real job draws it
-from the operating system. Public images are a part of what the requester holds; the rest of it is seen only to score
-the student.
+from the operating system. Public images are a part of what the requester holds; the rest of it only scores the student.
 
-A question may be one image, or a whole group of similar ones: then the agent votes for the class its model finds most
-probable over the group, and the mean over many images is right far more often than one answer. It is one vote all the
-same.
+A question may be one image, or a whole group of similar ones. Then the agent votes for the class its model finds most
+probable over the group, and the mean over many images is right far more often than one answer. It is still one vote.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ PAPER_USPS = {
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is; as the paper has it unless told otherwise.
+    """The size of a run; as the paper has it unless given otherwise.
 
     Attributes:
         seeds: of agents, public images, models and noise; one repetition each.
@@ -144,7 +142,7 @@ QUICK = Size(
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """All tables; not `full`: few agents, few epochs, one seed."""
+    """Return all tables; not `full`: few agents, few epochs, one seed."""
     size = FULL if full else QUICK
     adaptations = [
         Cell(
@@ -161,7 +159,7 @@ def cells(root: Path, *, full: bool) -> list[Cell]:
 
 
 def mnist_rows(root: Path, size: Size, progress: ProgressCallback) -> list[BenchRow]:
-    """MNIST at every epsilon, the paper's way of asking beside ours, and the agents without privacy."""
+    """Measure MNIST at every epsilon, with the paper's way of asking and with ours, and the agents without privacy."""
     data, table = mnist(root), Table(MNIST_CASE, PAPER_MNIST)
     for seed in size.seeds:
         partition = mnist_partition(data.train.labels, agents=size.agents, records=size.records, seed=seed)
@@ -182,7 +180,7 @@ def mnist_rows(root: Path, size: Size, progress: ProgressCallback) -> list[Bench
 
 
 def usps_rows(root: Path, size: Size, *, adapted: bool, progress: ProgressCallback) -> list[BenchRow]:
-    """MNIST -> USPS with one way of training; agents with SVHN join where torchvision's set is there."""
+    """Measure MNIST -> USPS with one way of training; agents with SVHN join where torchvision's set is there."""
     data, houses = mnist(root), svhn(root)
     table = Table(USPS_CASE, {USPS_EPSILON: PAPER_USPS[adapted]})
     words = f"AE-DPFL{' + DANN' if adapted else ''}"
@@ -216,7 +214,7 @@ def usps_rows(root: Path, size: Size, *, adapted: bool, progress: ProgressCallba
 
 @cache
 def _post_office(root: Path, size: Size, seed: int) -> Requester:
-    """Whoever holds USPS digits, the same in every cell; both halves of the set are one."""
+    """Return the requester with USPS digits, the same in every cell; both halves of the set are one."""
     digits = usps(root)
     images = Split(
         np.concatenate([digits.train.inputs, digits.test.inputs]),
@@ -234,7 +232,7 @@ def _train(
     seed: int,
     progress: ProgressCallback,
 ) -> NDArray[np.float32]:
-    """Train all agents together; what each then says of each public image."""
+    """Train all agents together; return what each then says of each public image."""
     inputs, labels, sizes = stacked(source, partition)
     seeds = [1000 * seed + agent for agent in range(len(partition))]
     factory = adversarial_convnet if adapted else small_convnet
@@ -252,7 +250,7 @@ def _train(
 
 
 def together_rows(root: Path, size: Size) -> list[BenchRow]:
-    """Seconds per epoch of all agents together and one after another, convolutional and linear."""
+    """Measure seconds per epoch of all agents together and one after another, convolutional and linear."""
     data = mnist(root)
     partition = mnist_partition(data.train.labels, agents=size.agents, records=size.records, seed=1)
     images, labels, _ = stacked(data.train, [own[: 2 * BATCH] for own in partition])
@@ -295,7 +293,7 @@ def _all_together(module: nn.Module, start: Parameters, inputs: Tensor, labels: 
 def _one_after_another(
     module: nn.Module, start: Parameters, inputs: Tensor, labels: Tensor, training: Training
 ) -> None:
-    """Each agent by itself, as one writes it with torch: the same batches, the same steps."""
+    """Train each agent by itself, as one writes it with torch: the same batches, the same steps."""
     for agent in range(len(labels)):
         module.load_state_dict({name: value[agent] for name, value in start.items()})
         optimizer = torch.optim.AdamW(module.parameters(), lr=training.learning_rate, foreach=True)
@@ -363,7 +361,7 @@ def requester(
 
 
 def svhn(root: Path) -> Split | None:
-    """House numbers (Netzer et al. 2011), grey, 28 x 28, through torchvision; None where the set is not there.
+    """Return house numbers (Netzer et al. 2011), grey, 28 x 28, through torchvision; None where the set is not there.
 
     The extra images belong to it where they are there: 140 agents of 3,000 need more than its training set.
     """
@@ -381,14 +379,14 @@ def svhn(root: Path) -> Split | None:
 
 
 def stacked(images: Split, partition: Sequence[Rows]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Agents' images and labels, padded to the largest agent, and how many of them count."""
+    """Return agents' images and labels, padded to the largest agent, and how many of them count."""
     longest = max(map(len, partition))
     rows = torch.from_numpy(np.stack([np.resize(own, longest) for own in partition]))
     return image_tensor(images.inputs)[rows], torch.from_numpy(images.labels)[rows], [len(own) for own in partition]
 
 
 def probabilities_of(module: torch.nn.Module, parameters: Parameters, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What each agent's model says of each image, shape (agents, n, num_classes)."""
+    """Return what each agent's model says of each image, shape (agents, n, num_classes)."""
     logits = predict_together(module, parameters, image_tensor(images))
     probabilities: NDArray[np.float32] = logits.softmax(dim=2).numpy()
     return probabilities
@@ -397,7 +395,7 @@ def probabilities_of(module: torch.nn.Module, parameters: Parameters, images: ND
 def task_for(
     epsilon: float, *, agents: int, queries: int, release: ReleaseKind = "histogram", num_classes: int = 10
 ) -> Task:
-    """A task whose agent-level price is at most epsilon, with the least noise that gives this."""
+    """Return a task whose agent-level price is at most epsilon, with the least noise that gives this."""
     task = parse_task(
         {
             "name": "ae-dpfl",
@@ -408,7 +406,7 @@ def task_for(
             "max_queries": queries,
             "release": release,
             "agents": agents,
-            # As the paper counts: nobody who takes part reads the release. Its price says so (labeler.planning).
+            # As the paper counts: no participant reads the release. Its price says so (labeler.planning).
             "colluding_agents": 0,
             "talliers": TALLIERS if release == "histogram" else 3,
         }
@@ -417,13 +415,13 @@ def task_for(
 
 
 def vote(task: Task, questions: QuerySet, ballots: Sequence[NDArray[np.int64]], *, seed: str) -> Release:
-    """One round: what an agent sends, what talliers add up, and what is opened.
+    """Run one round: an agent's messages, the talliers' sums, and what is opened.
 
     Args:
         task: the task.
         questions: what is asked.
         ballots: per agent, int64, shape (num_queries, num_classes).
-        seed: of the noise and of the shares; each agent has a stream of its own.
+        seed: of the noise and of the shares; each agent has its own stream.
     """
     round = round_of(task, QueryBatch(questions.features))
     answers = [
@@ -437,7 +435,7 @@ def vote(task: Task, questions: QuerySet, ballots: Sequence[NDArray[np.int64]], 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one round was worth.
+    """The scores of one round.
 
     Attributes:
         labels_right: share of public images whose label, as far as the release tells, is right.
@@ -455,7 +453,7 @@ class Votes:
     """Trained agents, ready to be asked.
 
     Attributes:
-        asker: who asks.
+        asker: the requester.
         probabilities: what each agent's model says of each public image, shape (agents, num_public, num_classes).
         seed: of questions, noise and student.
     """
@@ -466,12 +464,12 @@ class Votes:
 
     @property
     def mean_agent(self) -> float:
-        """Share of public images that an agent labels rightly by itself; no privacy."""
+        """The share of public images that an agent labels rightly by itself; no privacy."""
         return float((self.probabilities.argmax(axis=2) == self.asker.public.labels).mean())
 
     @property
     def plurality(self) -> float:
-        """Share of public images that most agents label rightly; no privacy."""
+        """The share of public images that most agents label rightly; no privacy."""
         counts = np.eye(self.probabilities.shape[2])[self.probabilities.argmax(axis=2)].sum(axis=0)
         return float((counts.argmax(axis=1) == self.asker.public.labels).mean())
 
@@ -526,15 +524,15 @@ class Table:
         self._started = time.perf_counter()
 
     def note_labels(self, method: str, right: float) -> None:
-        """A share of right labels that nothing private was paid for."""
+        """Add a share of right labels for which nothing private was paid."""
         self._labels.setdefault(method, []).append(100 * right)
 
     def note(self, method: str, epsilon: float, outcome: Outcome) -> None:
-        """One round."""
+        """Add one round."""
         self._outcomes.setdefault((method, epsilon), []).append(outcome)
 
     def rows(self, settings: dict[str, Any]) -> list[BenchRow]:
-        """One row per method and epsilon, for what the student reaches and for the labels it learnt from."""
+        """Return one row per method and epsilon, for the student's accuracy and for the labels it learnt from."""
         seconds = (time.perf_counter() - self._started) / max(1, len(self._labels) + len(self._outcomes))
         found = [
             mean_row(self._case, method, LABELS, values, seconds=seconds, settings=settings)
@@ -568,19 +566,19 @@ class Table:
 def group_ballots(
     probabilities: NDArray[np.floating], groups: NDArray[np.integer], *, num_groups: int, least_certainty: float = 0.0
 ) -> NDArray[np.int64]:
-    """One vote per group, for the class of the largest mean probability; none where that is not large enough.
+    """Cast one vote per group, for the class of the largest mean probability; none where that is not large enough.
 
-    An agent that knows six of ten digits is sure of nothing when it sees a seventh; its vote would only be noise with
-    a direction. Abstaining is a row of zeros.
+    An agent that knows six of ten digits is sure of nothing when it sees a seventh; its vote would only be noise with a
+    direction. Abstaining is a row of zeros.
 
-    What it costs: a row is one vote or none, so leaving an agent out moves at most one vote per group (squared L2 at
-    most 1), and one record, which may change the whole model, at most one vote here and one there (at most 2).
-    Groups are public; `least_certainty` may be public or the agent's own.
+    A row is one vote or none. So leaving an agent out moves at most one vote per group (squared L2 at most 1). One
+    record, which may change the whole model, moves at most one vote here and one there (at most 2). Groups are public;
+    `least_certainty` may be public or the agent's own.
 
     Args:
         probabilities: of one agent's model, shape (num_images, num_classes), finite.
-        groups: the question that stands for each public image, shape (num_images,), from 0.
-        num_groups: how many questions there are; one that stands for no image gets no vote.
+        groups: the question of each public image, shape (num_images,), from 0.
+        num_groups: how many questions there are; one without images gets no vote.
         least_certainty: mean probability below which the agent abstains.
 
     Returns:

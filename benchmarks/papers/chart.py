@@ -41,7 +41,7 @@ def draw_chart(rows: Sequence[BenchRow], path: Path) -> bool:
         path: the PNG file.
 
     Returns:
-        Whether there was anything to draw.
+        True if there was anything to draw.
     """
     accuracies = [row for row in rows if "accuracy" in row.metric]
     panels = {
@@ -61,7 +61,7 @@ def draw_chart(rows: Sequence[BenchRow], path: Path) -> bool:
 
 
 def _points(rows: Sequence[BenchRow]) -> dict[Method, list[tuple[float, float, float]]]:
-    """Epsilon, accuracy and deviation of every private method, by epsilon."""
+    """Return epsilon, accuracy and deviation of every private method, by epsilon."""
     points: dict[Method, list[tuple[float, float, float]]] = {}
     for row in rows:
         if row.epsilon:
@@ -97,7 +97,7 @@ def _panel(axes: Axes, case: str, rows: Sequence[BenchRow]) -> None:
 
 
 def _apart(epsilons: Sequence[float]) -> list[float]:
-    """Those far enough from the one before for their numbers not to run into each other."""
+    """Return the epsilons far enough from the one before that their numbers do not overlap."""
     kept: list[float] = []
     for epsilon in epsilons:
         if not kept or epsilon > _LEAST_RATIO * kept[-1]:

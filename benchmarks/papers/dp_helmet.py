@@ -1,36 +1,37 @@
 """Distributed DP-Helmet (Kirschte et al. 2022): blind averaging on CIFAR-10; figures 3 and 4, table 2.
 
 1,000 users hold 50 training images each, as features of a frozen MobileNetV2 (the paper: a SimCLR network of 795
-million weights). Everybody trains alone and sends one message; half of the users may pool their noise. Beside it stands
-the same learner on all 50,000 records at one trusted place, at the same epsilon, and the strongly non-iid division, in
-which every user knows a single class. Rows at "instance" level protect one record, those at "agent" level a whole user
-(corollary 10; the user's model becomes zero). What groups of records pay (corollary 9) is in a row's settings.
+million weights). Everybody trains alone and sends one message; half of the users may pool their noise. Two comparisons
+are at the same epsilon. One trains the same learner on all 50,000 records at one trusted place. The other is the
+strongly non-iid division, in which every user knows a single class. Rows at "instance" level protect one record, those
+at "agent" level a whole user (corollary 10; the user's model becomes zero). What groups of records pay (corollary 9) is
+in a row's settings.
 
 **Features.** 2,000 test images, without labels, are public: their mean and principal axes map features to `AXES`
 numbers of norm 1. The other 8,000 are what accuracy is measured on.
 
 **Choosing settings.** AXES, WHITENING and all terms were chosen with seed 7, on 40,000 training images of 800 users,
-scored on the other 10,000. No test label was looked at, and the rows are for other seeds, which draw another division,
-other public images and other noise. As in the paper, this choice is not paid for.
+scored on the other 10,000. No test label was used. The rows are for other seeds, which draw another division, other
+public images and other noise. As in the paper, this choice is not paid for.
 
 **Terms.** lambda is so large that every margin stays below 1 - h (|w x| <= c^2 / lambda < 0.9). There a hinge is a
-line, the svm of a user is the mean of its signed records, and the average of all users' is the svm of all records,
-whoever holds which: the condition of the paper's theorem 14, as a number. "a bound is kept": every user has at most
-RECORDS, as a public fact, so that one that leaves lets nobody in, and moves a model half as far (`labeler.descent`);
-the same learner, the same models, half the noise. The softmax is cut to a short norm, which
+line, and the svm of a user is the mean of its signed records. So the average of all users' is the svm of all records,
+however they are divided: the condition of the paper's theorem 14, as a number. "a bound is kept": every user has at
+most RECORDS, as a public fact. So no other record replaces one that leaves, and a record moves a model half as far
+(`labeler.descent`): the same learner, the same models, half the noise. The softmax is cut to a short norm, which
 shortens its gradients (fact 4 of `labeler.methods.blind_average`). "large models" has the lambda that serves one
 trusted place best at an epsilon of 1 and above.
 
-**Blind averaging.** Everybody trains alone, one private sum later there is one model:
+**Blind averaging.** Everybody trains alone; after one private sum there is one model:
 
-    records --train_linear--> weights --VectorSum: grid, noise share, secret shares--> talliers: sum, opened / users
+    records --train_linear--> weights --VectorSum: grid, noise share, secret shares--> talliers: sum, opened / users.
 
 One message per user, no second round. The sum is a `labeler.noise.VectorSum` with the norm and the sensitivity of
-`LinearTerms`; dividing by the number of contributors, which is public, divides sensitivity and noise alike (lemma 6).
+`LinearTerms`. Dividing by the number of contributors, which is public, divides sensitivity and noise alike (lemma 6).
 With an honest fraction t and d dropouts that the plan allows for, h = floor(t U) - d shares of noise are certainly
-unknown, so a share has variance sigma^2 / h: what nobody can subtract is sigma in the sum, even when everybody else
+unknown. So a share has variance sigma^2 / h: what nobody can subtract is sigma in the sum, even when everybody else
 pools what they know and the d are honest. (The paper sizes shares by t U alone.) Only the sum is noised enough: one
-user's share of noise alone protects too little, which is why weights leave a user as secret shares.
+user's share of noise alone protects too little, so weights leave a user as secret shares.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ TERMS: Final[dict[Learner, LinearTerms]] = {
 }
 LARGE_MODELS = replace(TERMS["softmax"], regularisation=0.005, radius=100.0, iterations=100)
 KEPT = "a bound is kept"
-"""Of rows whose users, or whose one place, keep a public bound on their records, here exactly as many as there are."""
+"""Marks rows whose users, or whose one place, keep a public bound on their records, here exactly their number."""
 
 USER_LEVEL: Final[dict[Learner, LinearTerms]] = {
     "softmax": replace(TERMS["softmax"], radius=0.05),
@@ -99,7 +100,7 @@ PAPER_CENTRAL: Final[dict[tuple[Learner, float], str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """Who holds the records, and what is protected.
+    """The division of the records, and what is protected.
 
     Attributes:
         method: for the table.
@@ -136,7 +137,7 @@ class World:
     test_labels: NDArray[np.int64]
 
     def deal(self, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Users' records, shapes (users, records, AXES) and (users, records)."""
+        """Return users' records, shapes (users, records, AXES) and (users, records)."""
         rows = np.arange(len(self.train))
         if setting.one_class:
             rows = np.argsort(self.train_labels, kind="stable")
@@ -144,13 +145,13 @@ class World:
         return self.train[rows].reshape(*shape, -1), self.train_labels[rows].reshape(shape)
 
     def accuracy(self, weights: NDArray[np.float64], terms: LinearTerms) -> float:
-        """Percent of the test images that are not public."""
+        """Return the percentage of the non-public test images labelled right."""
         found = linear_scores(self.test, weights, terms=terms).argmax(axis=1)
         return 100 * float((found == self.test_labels).mean())
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """Everything, or for a first look both learners at one epsilon, one seed and a fifth of the users."""
+    """Return every cell; for a first look both learners at one epsilon, one seed and a fifth of the users."""
     seeds = SEEDS if full else SEEDS[:1]
     epsilons = EPSILONS if full else (0.59,)
     settings: list[tuple[Setting, Sequence[float]]] = []
@@ -272,7 +273,7 @@ def _row(
 
 
 def _prices(setting: Setting, plan: VectorSum) -> dict[str, Any]:
-    """What the same noise is worth by the paper's own proof, and to groups and users."""
+    """Return what the same noise costs by the paper's own proof, and for groups and users."""
     terms = setting.terms
     prices: dict[str, Any] = {
         "as_in_paper_epsilon": epsilon_as_in_paper(terms, plan.sigma, setting.level),
@@ -285,13 +286,13 @@ def _prices(setting: Setting, plan: VectorSum) -> dict[str, Any]:
 
 
 def _price(event: IntegerSum) -> float | None:
-    """None where nothing can be proved: JSON has no infinity."""
+    """Return a price; None where nothing can be proved, because JSON has no infinity."""
     price = epsilon_bound(event, DELTA)
     return price if price < math.inf else None
 
 
 def sensitivity_as_in_paper(terms: LinearTerms) -> float:
-    """What Kirschte et al. prove of a whole model; what is charged is `LinearTerms.sensitivity`, which is less.
+    """Return what Kirschte et al. prove of a whole model; the charge is `LinearTerms.sensitivity`, which is less.
 
     Softmax: 2 (lambda R + sqrt(2) c) / (n lambda) (theorem 11). Svm: 2 (c + lambda R) / (n lambda) for one class (lemma
     2; Wu et al. 2017, lemma 8), and sqrt(K) times that for K classes as one vector. Both count the regulariser into
@@ -303,9 +304,10 @@ def sensitivity_as_in_paper(terms: LinearTerms) -> float:
 
 
 def epsilon_as_in_paper(terms: LinearTerms, sigma: float, level: Level) -> float:
-    """Theorem 8 and corollary 12, with the paper's s: sqrt(2 ln(1.25 / delta)) s / sigma; svm: K times that at delta/K.
+    """Return theorem 8 and corollary 12, with the paper's s: sqrt(2 ln(1.25 / delta)) s / sigma; svm: K times that at
+    delta/K.
 
-    A whole user: s = 2R (corollary 10). Shown only beside the exact value: it is loose, and not valid above 1.
+    A whole user: s = 2R (corollary 10). Shown only next to the exact value: it is loose, and not valid above 1.
     """
     models = 1 if terms.learner == "softmax" else terms.num_classes
     of_one = sensitivity_as_in_paper(terms) / math.sqrt(models) if level == "instance" else 2 * terms.radius
@@ -313,7 +315,7 @@ def epsilon_as_in_paper(terms: LinearTerms, sigma: float, level: Level) -> float
 
 
 def _speed(root: Path, *, full: bool) -> Cell:
-    """Training all users together against one after another."""
+    """Return a cell that trains all users together, and one after another."""
     users = USERS if full else 100
 
     def run(_: ProgressCallback) -> list[BenchRow]:
@@ -350,7 +352,7 @@ def _features(root: Path) -> DataSet:
 
 @lru_cache(maxsize=len(SEEDS))
 def cifar10_world(root: Path, seed: int, records: int) -> World:
-    """So many training images and the test images of a seed, after the map of its public images."""
+    """Return `records` training images and the test images of a seed, after the map of its public images."""
     data, rng = _features(root), np.random.default_rng(seed)
     order, shown = rng.permutation(len(data.train))[:records], rng.permutation(len(data.test))
     along = public_map(data.test.inputs[shown[:PUBLIC]])
@@ -359,7 +361,9 @@ def cifar10_world(root: Path, seed: int, records: int) -> World:
 
 
 def public_map(public: NDArray[np.float32]) -> Projection:
-    """The first AXES principal axes of the public images, each divided by its standard deviation to the WHITENING."""
+    """Return the first AXES principal axes of the public images, each divided by its standard deviation to the
+    WHITENING.
+    """
     rows = unit_rows(public)
     centred = rows - rows.mean(axis=0)
     variances, axes = np.linalg.eigh(centred.T @ centred / len(rows))
@@ -379,7 +383,7 @@ def blind_sum(
     honest_fraction: float = 1.0,
     max_dropouts: int = 0,
 ) -> VectorSum:
-    """The private sum of U users' weights.
+    """Return the private sum of U users' weights.
 
     Args:
         terms: how each of them trains.
@@ -397,7 +401,7 @@ def blind_sum(
         sensitivity=terms.sensitivity,
         sigma=sigma,
         agents=users,
-        # A product like 0.3 * 10 must not lose an honest user, nor gain one, to its last bit.
+        # A product like 0.3 * 10 must not lose or gain an honest user by its last bit.
         colluding_agents=users - math.floor(honest_fraction * users + 1e-9),
         max_dropouts=max_dropouts,
     )
@@ -414,7 +418,7 @@ def blind_sum_for(
     honest_fraction: float = 1.0,
     max_dropouts: int = 0,
 ) -> VectorSum:
-    """The sum with the least noise, within a hundredth of a percent, whose certified price is at most epsilon.
+    """Return the sum with the least noise, within a hundredth of a percent, whose certified price is at most epsilon.
 
     The grid costs a little, so sigma starts at what the continuous mechanism needs (Balle and Wang 2018) and grows.
     """
@@ -437,7 +441,7 @@ def blind_sum_for(
 
 
 def group_event(spec: VectorSum, records: int) -> IntegerSum:
-    """One opening, for a group of records that change together, with whatever users (Kirschte et al., Corollary 9).
+    """Return one opening, for a group of records that change together, of any users (Kirschte et al., Corollary 9).
 
     One record after the other, on the grid: the distance is at most their number times that of one.
     """
@@ -452,7 +456,7 @@ def group_event(spec: VectorSum, records: int) -> IntegerSum:
 
 
 def replaced_user_event(spec: VectorSum) -> IntegerSum:
-    """One opening, when all records of one user become others (Kirschte et al., Corollary 10: s = 2R).
+    """Return one opening, when all records of one user become others (Kirschte et al., Corollary 10: s = 2R).
 
     Two vectors within R lie at most 2R apart, on the grid S 2R + sqrt(D). That a user's vector becomes zero is half of
     this, and what `spec.event("agent")` is about.
@@ -472,7 +476,7 @@ def blind_average(
     sources: Iterable[ByteSource],
     talliers: int = 2,
 ) -> NDArray[np.float64]:
-    """The noisy mean of the models of those who contribute, by the steps that run in the service.
+    """Return the noisy mean of the models of those who contribute, by the steps that run in the service.
 
     Args:
         spec: the sum, from `blind_sum`.

@@ -2,32 +2,32 @@
 
 20 clients share 40,000 training images of CIFAR-10, divided by a Dirichlet distribution; the other 10,000 are the
 public set, without labels: 2,000 negatives and 8,000 images to distil on. (The paper's public set is STL-10, its
-backbone is pretrained on that set, and its heads see features that are not centred.) Everybody spends the same
-epsilon at instance level:
+backbone is pretrained on that set, and its heads see features that are not centred.) Everybody spends the same epsilon
+at instance level:
 
-* FedAVG+P: the average of the clients' private heads, applied to test images;
-* FedD+P: the mean of their soft labels, distilled; like FedAVG+P it has no certainty heads and spends all on the head;
+* FedAVG+P: the average of the clients' private heads, applied to test images.
+* FedD+P: the mean of their soft labels, distilled; like FedAVG+P it has no certainty heads and spends all on the head.
 * FedAUXfdp: soft labels weighted with private certainty, distilled.
 
-**Two ways to look at features.** "as in the paper": heads see the backbone's features, brought to one norm, under the
+**Two ways to look at features.** "as in the paper": heads see the backbone's features, scaled to one norm, under the
 paper's lambda of 0.01. "centred": they see the features less the mean of the public negatives, along the first `AXES`
 principal axes of these, under a lambda of 0.1. Certainty heads, which are fitted against the negatives anyway, are
 centred in both.
 
-**A bound is kept.** Every client holds at most its 2,000 records, as a public fact, so that one that leaves lets nobody
-in: half the noise (`labeler.methods.aux_distill`). Clients hold exactly as many, so that the heads are the same, and
-only the noise differs.
+**A bound is kept.** Every client holds at most its 2,000 records, as a public fact. So no other record replaces one
+that leaves: half the noise (`labeler.methods.aux_distill`). Clients hold exactly as many, so the heads are the same,
+and only the noise differs.
 
-**What to expect.** Seen as in the paper, clients of one class ruin an average of heads and a mean of answers, and
-certainty saves them: the order of table 2. Centred, no method is ruined and all end within a few points of each
-other.
+**Expected results.** As in the paper, clients of one class ruin an average of heads and a mean of answers, and
+certainty saves them: the order of table 2. Centred, no method is ruined and all end within a few points of each other.
 
-**Choosing settings.** AXES, lambdas, the share of the budget for certainty and the two sharpnesses were chosen by
-test accuracy on seeds 100 to 102; the rows are for other seeds, which draw another public set, partition and noise.
+**Choosing settings.** AXES, lambdas, the share of the budget for certainty and the two sharpnesses were chosen by test
+accuracy on seeds 100 to 102. The rows are for other seeds, which draw another public set, partition and noise.
 
-**The round.** From many clients' heads to one server model: certainty-weighted soft labels, summed, divided, learned.
+**The round** goes from many clients' heads to one server model: certainty-weighted soft labels, summed, divided,
+learned.
 
-    label(x) = sum_i f_i(x) g_i(x) / sum_i f_i(x)                          (Hoech et al. 2022, equation 1)
+    label(x) = sum_i f_i(x) g_i(x) / sum_i f_i(x)                          (Hoech et al. 2022, equation 1).
 
 Client i answers a public image x with S f_i(x) g_i(x) in whole numbers, f its certainty in [0, 1] and g its class
 probabilities. The answers travel as secret shares, so nobody sees a single client's; only the sum is opened. No noise
@@ -40,8 +40,8 @@ sent.
     J(W) = (1/N) sum_i loss(W x_i, t_i) + (lambda/2) |W|^2
 
 with the softmax loss of one row of W per class. L-BFGS in double precision starts at zero and runs until the gradient
-is as small as asked, or until it gets no further, which is no error: what comes out is post-processing. It must never
-see private records: how far it comes depends on them, so no sensitivity is proved for it. Agents train by
+is as small as asked, or until it gets no further. That is no error: the result is post-processing. It must never see
+private records: how far it comes depends on them, so no sensitivity is proved for it. Agents train by
 `workers.learning.descent`.
 
 N is len(features) here; scikit-learn's C is 1 / (lambda N).
@@ -99,7 +99,7 @@ PAPER_WITHOUT = (73.0, 73.3, 73.2, 73.0)
 
 @dataclass(frozen=True)
 class View:
-    """What heads see of an image.
+    """The features of an image that heads see.
 
     Attributes:
         name: for the table.
@@ -145,7 +145,7 @@ class World:
 
     @cached_property
     def rows(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The public images as heads and certainty heads see them."""
+        """Return the public images as heads and certainty heads see them."""
         return self.fitted[0].head_map(self.public), self.fitted[0].score_map(self.public)
 
     @cached_property
@@ -154,12 +154,15 @@ class World:
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """Table 2 and the curve over epsilon at alpha 0.01; not `full`: one seed, two alphas, one epsilon, one view."""
+    """Return table 2 and the curve over epsilon at alpha 0.01.
+
+    Not `full`: one seed, two alphas, one epsilon, one view.
+    """
 
     read: list[DataSet] = []
 
     def data(progress: ProgressCallback) -> DataSet:
-        # Read when the first cell asks: with finished cells kept, often never.
+        # Read when the first cell asks; with finished cells kept, it often never does.
         if not read:
             read.append(cifar10_features(root, progress=progress))
         return read[0]
@@ -242,7 +245,7 @@ def measure(world: World, method: str, epsilon: float | None, *, is_kept: bool =
     """Release every client's heads under epsilon (None: without noise) and do what the method does with them."""
     started = time.perf_counter()
     share = SCORES_SHARE if method == FEDAUX else 0.0
-    # Every client holds as many records as a mean divides by: the heads that are fitted are those of a kept bound, too.
+    # Every client holds as many records as a mean divides by, so the fitted heads are those of a kept bound, too.
     asked = replace(world.terms, max_records=world.terms.min_records) if is_kept else world.terms
     terms = None if epsilon is None else solve_noise(asked, epsilon=epsilon, delta=DELTA, scores_share=share)
     heads = [_released(world, client, share > 0, terms) for client in range(len(world.fitted))]
@@ -335,7 +338,7 @@ DEFAULT_SCALE = 1 << 16
 STUDENT_DIMENSIONS = 128
 STUDENT_REGULARISATION = 1e-4
 _STUDENT_TOLERANCE = 3.0
-# Nothing is proved of the server model, so its optimiser may stop where accuracy no longer moves.
+# Nothing is proved of the server model, so its optimiser may stop once accuracy no longer moves.
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,12 +354,12 @@ class ServerModel:
     features: PublicMap
 
     def predict_proba(self, inputs: NDArray[np.floating]) -> Array:
-        """Class probabilities, shape (n, num_classes)."""
+        """Return class probabilities, shape (n, num_classes)."""
         return softmax(self.features(inputs) @ self.weights.T)
 
 
 def grid_votes(soft_votes: Array, *, scale: int = DEFAULT_SCALE) -> NDArray[np.int64]:
-    """Soft votes as whole numbers from 0 to scale, with no row summing to more than scale.
+    """Return soft votes as whole numbers from 0 to scale, with no row summing to more than scale.
 
     Rounded down, because rounding to the nearest could push a row beyond the bound that talliers and tasks rely on.
     """
@@ -371,7 +374,7 @@ def grid_votes(soft_votes: Array, *, scale: int = DEFAULT_SCALE) -> NDArray[np.i
 def sum_votes(
     votes: Iterable[NDArray[np.int64]], *, sources: Iterable[ByteSource], talliers: int = 2
 ) -> NDArray[np.int64]:
-    """The sum of all clients' votes through secret shares: what talliers open, in one process.
+    """Return the sum of all clients' votes through secret shares: what talliers open, in one process.
 
     Args:
         votes: one array per client, all of one shape (num_queries, num_classes).
@@ -390,7 +393,7 @@ def sum_votes(
 
 
 def soft_labels(total: NDArray[np.int64]) -> Array:
-    """Equation 1: a row of sums divided by its own sum; equal shares where no client is certain of anything.
+    """Apply equation 1: a row of sums divided by its own sum; equal shares where no client is certain of anything.
 
     Args:
         total: summed votes, shape (num_queries, num_classes), not negative.
@@ -403,7 +406,7 @@ def soft_labels(total: NDArray[np.int64]) -> Array:
 
 
 def student_features(public: NDArray[np.floating]) -> PublicMap:
-    """The map of a server model: centre and first axes of all public features, STUDENT_DIMENSIONS at most."""
+    """Return the map of a server model: center and first axes of all public features, STUDENT_DIMENSIONS at most."""
     return fit_public_map(public, dimensions=min(STUDENT_DIMENSIONS, *public.shape))
 
 
@@ -414,7 +417,7 @@ def distil(
     features: PublicMap | None = None,
     regularisation: float = STUDENT_REGULARISATION,
 ) -> ServerModel:
-    """The server model: softmax regression of soft labels on public features. No private datum is near it.
+    """Fit the server model: softmax regression of soft labels on public features. It uses no private data.
 
     Args:
         public: features of the distillation images as stored, shape (num_queries, stored).
@@ -435,13 +438,13 @@ def distil(
 def paper_scores_share(
     epsilon_scores: float = 0.1, epsilon_head: float = 0.5, *, delta_scores: float = 1e-5, delta_head: float = 1e-5
 ) -> float:
-    """The share of mu^2 that the paper's two budgets give to the certainty head: 0.05 for its 0.1 and 0.5."""
+    """Return the share of mu^2 that the paper's two budgets give to the certainty head: 0.05 for its 0.1 and 0.5."""
     scores, head = mu_of_epsilon(epsilon_scores, delta_scores), mu_of_epsilon(epsilon_head, delta_head)
     return scores**2 / (scores**2 + head**2)
 
 
 def solve_noise(terms: LocalHeadTerms, *, epsilon: float, delta: float, scores_share: float) -> LocalHeadTerms:
-    """The same terms with the least noise for which the release of both heads is certified (epsilon, delta).
+    """Return terms with the least noise for which the release of both heads is certified (epsilon, delta).
 
     Args:
         terms: everything but the noise.
@@ -485,13 +488,13 @@ class Fit:
 
 
 def fit_multinomial(features: Array, targets: Array, *, regularisation: float, tolerance: float = 1e-5) -> Fit:
-    """Softmax regression of class probabilities: one row of weights per class, also for classes nobody has.
+    """Fit softmax regression of class probabilities: one row of weights per class, also for classes without records.
 
     Args:
         features: public, shape (n, dimension), with the constant that carries the intercept; n at least 1.
         targets: shape (n, num_classes), rows are probabilities: one-hot labels, or soft labels.
         regularisation: lambda of the averaged loss.
-        tolerance: distance from the minimiser that is tried for: |W - W*| <= |grad J(W)| / lambda.
+        tolerance: target distance from the minimiser: |W - W*| <= |grad J(W)| / lambda.
     """
     shape = (targets.shape[1], features.shape[1])
     size, records = math.prod(shape), len(features)

@@ -3,15 +3,16 @@
 * MNIST, 100 agents with 600 records of 6 digits each: FedAvg, and DP-FedAvg at agent level.
 * MNIST -> USPS, 60 agents with 1,000 records each: the same, with and without adaptation to 3,000 public images (DA).
   (The paper adds 140 agents with SVHN.)
-* Office-Caltech10, three domains as agents, a fourth to be labelled: DP-FedSGD at instance level and FedAvg, as a
-  linear head on the frozen backbone on which kNN-DPFL votes, beside it. (The paper trains whole networks.)
+* Office-Caltech10, three domains as agents, a fourth to be labelled: DP-FedSGD at instance level and FedAvg. Both train
+  a linear head on the frozen backbone on which kNN-DPFL votes, and are compared with it. (The paper trains whole
+  networks.)
 * One noisy step of ours against the same step by Opacus.
 
 Every private sum is the real one: integers, discrete noise, secret shares. Noise and coins are seeded, so that a table
 can be repeated. **Choosing settings.** Networks, rates, clipping norms and numbers of rounds were chosen on seed 0, by
-test accuracy as the paper's grid search does; the rows are for other seeds, which draw other agents, samples and noise.
+test accuracy as the paper's grid search does. The rows are for other seeds, which draw other agents, samples and noise.
 
-**Office-Caltech10 by gradients** (table 2 of 2021): of the domain that is to be labelled 70 % of its images are public
+**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labelled 70 % of its images are public
 and 30 % are kept for the test, in the same splits as `labeler bench office-caltech`, on the same frozen backbone. A
 head on frozen features is what the noise of DP-FedSGD can bear. Steps, rates and clipping norm were chosen with amazon
 and caltech10 as servers; the rows are for webcam and dslr.
@@ -81,7 +82,7 @@ PAPER: Final[dict[str, dict[str, str]]] = {
 
 
 def tiny_convnet() -> nn.Module:
-    """A network of 5,386 parameters for digits: noise on a sum grows with the root of their number."""
+    """Return a network of 5,386 parameters for digits: noise on a sum grows with the root of their number."""
     return nn.Sequential(
         nn.Conv2d(1, 8, kernel_size=5, stride=3, padding=1),
         nn.ReLU(),
@@ -93,13 +94,13 @@ def tiny_convnet() -> nn.Module:
 
 
 def pooled_linear() -> nn.Module:
-    """A linear model of 1,970 parameters on digits at half size."""
+    """Return a linear model of 1,970 parameters on digits at half size."""
     return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(14 * 14, 10))
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """How a federation of digits is trained.
+    """The training of a federation of digits.
 
     Attributes:
         network: of every agent.
@@ -124,7 +125,7 @@ DP_EPSILONS: Final = {MNIST_CASE: (0.5, 1.0, 2.0, 2.7, 4.3), USPS_CASE: (1.0, 2.
 
 
 def averaging_at(case: str, epsilon: float) -> Averaging:
-    """How DP-FedAvg is run at a price: at a small one, a smaller model for fewer rounds."""
+    """Return the settings of DP-FedAvg at a price: at a small one, a smaller model for fewer rounds."""
     if epsilon < 1.5:
         server, training = ServerStep(1.0, 0.5, 0.5), LocalTraining(20, 30, 0.2, 0.1)
         return Averaging(pooled_linear, 0.5, 12 if epsilon >= 1 else 8, training, server, 0.4)
@@ -135,7 +136,7 @@ def averaging_at(case: str, epsilon: float) -> Averaging:
 
 
 def cells(root: Path, *, full: bool) -> list[Cell]:
-    """All tables; not `full`: a few small agents on digits, for few rounds, with one seed."""
+    """Return all tables; not `full`: a few small agents on digits, for few rounds, with one seed."""
     if not full:
         small = ((MNIST_CASE, None, False), (USPS_CASE, None, True), (MNIST_CASE, 4.3, False))
         return [*(_digits_cell(root, *which, full=False) for which in small), _ratio_cell(pairs=5)]
@@ -149,7 +150,7 @@ def _ratio_cell(*, pairs: int) -> Cell:
 
 
 def digits_federation(root: Path, case: str, seed: int, *, full: bool = True) -> Federation:
-    """MNIST's agents, tested on MNIST or on USPS; 3,000 images are public and neither seen nor tested on.
+    """Return MNIST's agents, tested on MNIST or on USPS; 3,000 images are public and neither seen nor tested on.
 
     Args:
         root: folder of the data sets.
@@ -208,7 +209,7 @@ def _train(
     seed: int,
     progress: ProgressCallback,
 ) -> tuple[float, SampledSum | None]:
-    """Test accuracy of one training, and its plan where it is private."""
+    """Return the test accuracy of one training, and its plan where it is private."""
     network = averaging.network if adaptation is None else partial(_adversarial, averaging.network)
     module, stacked = initial_parameters(network, 1, seed=seed)
     start = {name: value[0] for name, value in stacked.items()}
@@ -267,12 +268,12 @@ class Federation:
 
 
 def sources_of(prefix: str) -> SourceOf:
-    """Seeded sources for a simulation; rows made with them can be repeated."""
+    """Return seeded sources for a simulation; rows made with them can be repeated."""
     return lambda purpose: seeded_source(f"{prefix}: {purpose}".encode())
 
 
 def accuracy_of(module: nn.Module, model: Parameters, data: Federation) -> float:
-    """Share of the test images that a model labels right, in percent."""
+    """Return the share of the test images that a model labels right, in percent."""
     with torch.no_grad():
         logits = torch.cat([torch.func.functional_call(module, model, (part,)) for part in torch.split(data.test, 500)])
     return 100 * float((logits.argmax(1) == data.test_labels).double().mean())
@@ -286,7 +287,7 @@ def accuracy_row(
     reference: str | None,
     settings: Mapping[str, Any],
 ) -> BenchRow:
-    """Mean and deviation of a method's accuracies, by seed; no guarantee."""
+    """Return the mean and deviation of a method's accuracies, by seed; no guarantee."""
     return mean_row(
         case,
         method,
@@ -299,7 +300,7 @@ def accuracy_row(
 
 
 def priced(row: BenchRow, plan: SampledSum, delta: float) -> BenchRow:
-    """The row with the certified price of the rounds it was trained in."""
+    """Return the row with the certified price of the rounds it was trained in."""
     told = {
         "noise_multiplier": plan.accounted.noise_multiplier,
         "as_in_paper_epsilon": plan.as_in_paper_epsilon(delta),
@@ -309,7 +310,7 @@ def priced(row: BenchRow, plan: SampledSum, delta: float) -> BenchRow:
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """How DP-FedSGD is run on Office-Caltech10; chosen on amazon and caltech10 as servers."""
+    """The settings of DP-FedSGD on Office-Caltech10; chosen on amazon and caltech10 as servers."""
 
     probability: float = 0.2
     rounds: int = 30
@@ -327,14 +328,14 @@ MOST_RECORDS: Final = 1_200
 AXES: Final = 64
 SPLITS: Final = 5
 ROUNDS: Final = 30
-"""Of FedAvg."""
+"""Rounds of FedAvg."""
 
 PAPER_FEDSGD = {"webcam": "25.8 % at 4.0 (paper, as printed)", "dslr": "42.7 % at 3.9 (paper, as printed)"}
 PAPER_OFFICE_FEDAVG = {"webcam": "96.5 % (paper, ResNet-50)", "dslr": "97.8 % (paper, ResNet-50)"}
 
 
 def office_cell(root: Path, server: str) -> Cell:
-    """FedAvg, DP-FedSGD and kNN-DPFL for one server, at several prices."""
+    """Return the cell of FedAvg, DP-FedSGD and kNN-DPFL for one server, at several prices."""
     settings = NoisySteps()
 
     def run(progress: ProgressCallback) -> list[BenchRow]:
@@ -355,7 +356,7 @@ def gradient_rows(
     *,
     progress: ProgressCallback,
 ) -> list[BenchRow]:
-    """FedAvg, and DP-FedSGD at every price on features as they are and on public axes."""
+    """Measure FedAvg, and DP-FedSGD at every price on features as they are and on public axes."""
     rows = [_fed_avg_row(shards, server, splits, progress)]
     for axes in (None, AXES):
         rows += [_fed_sgd_row(shards, server, splits, axes, epsilon, progress) for epsilon in epsilons]
@@ -363,7 +364,7 @@ def gradient_rows(
 
 
 def office_federation(shards: Mapping[str, Shard], server: str, split: int, axes: int | None) -> Federation:
-    """Three domains' features as agents, 30 % of the fourth's as test.
+    """Return three domains' features as agents, and 30 % of the fourth's as test.
 
     Args:
         shards: of all domains.
@@ -443,7 +444,7 @@ def _fed_sgd_row(
 
 
 def office_case(server: str) -> str:
-    """The table's name for a server."""
+    """Return the table's name for a server."""
     return f"Office-Caltech10, {server}"
 
 
@@ -453,7 +454,7 @@ def _blank_head(data: Federation) -> tuple[nn.Module, Parameters]:
 
 
 def step_rows(*, pairs: int, batch: int = 64) -> list[BenchRow]:
-    """One noisy step of ours, and the median ratio to Opacus of pairs in turns, where Opacus is installed.
+    """Measure one noisy step of ours, and the median ratio to Opacus of pairs in turns, where Opacus is installed.
 
     Ours: clipped sums, one discrete Gaussian share on the grid, the step. Opacus: clipped sums, torch's normal noise,
     the step.

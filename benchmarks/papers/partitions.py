@@ -1,4 +1,4 @@
-"""How a data set is divided among agents, as the papers do it: rows of one set in, one list of rows per agent out.
+"""Partitions of a data set among agents, as in the papers: rows of one set in, one list of rows per agent out.
 
 A partition is part of an experiment's set-up: it reads labels, which no party of a real job could do. Same labels, same
 seed: same partition, so that every method of a table votes or learns with the same agents.
@@ -17,18 +17,18 @@ Rows = NDArray[np.int64]
 
 MNIST_CASE: Final = "MNIST, 100 agents x 600 of 6 digits"
 USPS_CASE: Final = "MNIST -> USPS, 60 agents x 1,000"
-"""What tables and charts call these two federations: rows of one case are compared with each other."""
+"""Names of these two federations in tables and charts: rows of one case are compared with each other."""
 
 
 def mnist_partition(
     labels: NDArray[np.int64], *, agents: int = 100, digits_per_agent: int = 6, records: int = 600, seed: int
 ) -> list[Rows]:
-    """Agents that each know some of the digits (Zhu et al. 2021, section 5.1: 100 agents, 600 records of 6 digits).
+    """Return agents that each know some of the digits (Zhu et al. 2021, section 5.1).
 
-    The paper gives no rule for who gets which digits. Here a digit has places at agents in proportion to its records,
-    an agent draws its digits at random in proportion to the places left, and the records of a digit are dealt evenly
-    to its agents: `records` / `digits_per_agent` of each digit, or some fewer where the set is used up (MNIST at the
-    paper's size: at least 99 of 100). No record is at two agents.
+    The paper has 100 agents with 600 records of 6 digits, and gives no rule for who gets which digits. Here a digit has
+    places at agents in proportion to its records, and an agent draws its digits at random in proportion to the places
+    left. The records of a digit are dealt evenly to its agents: `records` / `digits_per_agent` of each digit, or a few
+    less where the set is used up. (MNIST at the paper's size: at least 99 of 100.) No record is at two agents.
 
     Args:
         labels: int64, shape (n,), classes from 0.
@@ -68,7 +68,7 @@ def mnist_partition(
 
 
 def iid_partition(labels: NDArray[np.int64], *, clients: int, records: int | None = None, seed: int) -> list[Rows]:
-    """Equal random parts; with `records`, that many for each client and the rest for nobody."""
+    """Return equal random parts; with `records`, that many for each client and the rest for nobody."""
     order = np.random.default_rng(seed).permutation(len(labels))
     if records is not None:
         if clients * records > len(labels):
@@ -79,10 +79,10 @@ def iid_partition(labels: NDArray[np.int64], *, clients: int, records: int | Non
 
 
 def dirichlet_partition(labels: NDArray[np.int64], *, clients: int, alpha: float, seed: int) -> list[Rows]:
-    """Equally many records per client, in class shares drawn from a symmetric Dirichlet (Hsu, Qi, Brown 2019).
+    """Return equally many records per client, in class shares from a symmetric Dirichlet (Hsu, Qi, Brown 2019).
 
-    Clients take their records one after another; a class that is used up is left out and the others' shares are
-    scaled up, as in Hsu et al. Small alpha: few classes per client; large alpha: all alike.
+    Clients take their records one after another; a class that is used up is left out and the others' shares are scaled
+    up, as in Hsu et al. Small alpha: few classes per client; large alpha: all alike.
 
     Args:
         labels: int64, shape (n,), classes from 0.
@@ -121,7 +121,7 @@ def dirichlet_partition(labels: NDArray[np.int64], *, clients: int, alpha: float
 
 
 def shard_partition(labels: NDArray[np.int64], *, clients: int, shards_per_client: int, seed: int) -> list[Rows]:
-    """Records sorted by label, cut into equal shards, dealt at random (McMahan et al. 2017, section 3)."""
+    """Return records sorted by label, cut into equal shards, dealt at random (McMahan et al. 2017, section 3)."""
     count = clients * shards_per_client
     if shards_per_client < 1:
         raise InvalidSetting(f"a client has at least 1 shard, found {shards_per_client}")
@@ -135,7 +135,9 @@ def shard_partition(labels: NDArray[np.int64], *, clients: int, shards_per_clien
 
 
 def _in_proportion(total: int, counts: NDArray[np.int64], *, most: int) -> NDArray[np.int64]:
-    """Whole numbers up to `most` that sum to a total, in proportion to counts as far as they go (Webster's method)."""
+    """Return whole numbers up to `most` that sum to a total, in proportion to counts as far as possible (Webster's
+    method).
+    """
     given = np.zeros(len(counts), dtype=np.int64)
     for _ in range(total):
         given[np.argmax(np.where(given < most, counts / (2 * given + 1), -1.0))] += 1

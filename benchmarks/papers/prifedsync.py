@@ -1,33 +1,32 @@
-"""PriFedSync (Zheng, Chen, Long, Su 2021): the eighteen printed mu beside exact ones, and its training on MNIST.
+"""PriFedSync (Zheng, Chen, Long, Su 2021): the eighteen printed mu against exact ones, and its training on MNIST.
 
-The mu of tables 1 to 3 are limits (theorem 2). Beside each stand the exact composition it is the limit of,
-C_{B/n}(G_{1/sigma}) composed K R times, and what three ways to draw batches really cost. Training is on the paper's
+The mu of tables 1 to 3 are limits (theorem 2). Next to each is the exact composition it is the limit of,
+C_{B/n}(G_{1/sigma}) composed K R times, and the real cost of three ways to draw batches. Training uses the paper's
 partition (100 clients of 4 shards of MNIST sorted by label, 600 records each) and its test: 200 test digits of the
 classes that a client has seen. The model is smaller than the paper's two-layer CNN: a linear layer on fixed features
 (`benchmarks.learning.networks`).
 
-PriFedSync: clients that train models of their own with noise of their own, and draw on each other through a mean.
+In PriFedSync, clients train their own models with their own noise, and draw on each other through a mean.
 
     round r, for every client i of the round's schedule:
       pull       h_i = (1 - alpha) w_i + alpha w_global                             (equation 2.1)
-      K times    g   = sum over a Poisson sample of its records of clipped gradients
-                 g~  = g on the integer grid + its own discrete Gaussian noise      (`labeler.noise`)
-                 w_i = a step with momentum along g~ / B                            (noisy SGD)
+      K times    g   = sum over a Poisson sample of its records of clipped gradients.
+                 g~  = g on the integer grid + its own discrete Gaussian noise      (`labeler.noise`).
+                 w_i = a step with momentum along g~ / B                            (noisy SGD).
       send       w_i
-    server:      w_global = (1 - eta) w_global + eta mean of the w_i that were sent
+    server:      w_global = (1 - eta) w_global + eta mean of the w_i that were sent.
 
 **Privacy** (instance level: add or remove one record of one client; n, the schedule and all settings are public). A
-step's sum moves by at most C (1 + 2^-12) with the record (`benchmarks.learning.gradients.sum_sensitivity`), which
+step's sum moves by at most C (1 + 2^-12) with the record (`benchmarks.learning.gradients.sum_sensitivity`). The record
 is in it with probability B/n, by a coin that stays at the client. So a client's K R_i steps are
-`benchmarks.accounting.sampled.SampledRounds`, and `PriFedSync.price` is their bound; each step may depend on
-everything that was seen before. All else (momentum, w_i, the mean, helper models, everybody's next
-round) is a function of g~ and of other clients' records. **So the bound holds against the server, against any other
-client, and against all of them together**: weak and strong federated f-DP are the same here
-(`benchmarks.accounting.composition`). The noise of one client protects it alone: `agents=1`, nobody else's is relied
-on, and averaging needs no second noise.
+`benchmarks.accounting.sampled.SampledRounds`, and `PriFedSync.price` is their bound; each step may depend on everything
+that was seen before. All else (momentum, w_i, the mean, helper models, everybody's next round) is a function of g~ and
+of other clients' records. **So the bound holds against the server, against any other client, and against all of them
+together**: weak and strong federated f-DP are the same here (`benchmarks.accounting.composition`). The noise of one
+client protects it alone: `agents=1`, it relies on no other's noise, and averaging needs no second noise.
 
-**Client sampling.** Who takes part when is drawn beforehand, without looking at data, and public. A client pays for
-the rounds it takes part in; the price of training is that of the client with the most.
+**Client sampling.** The schedule of participation is drawn beforehand, without looking at data, and public. A client
+pays for the rounds it takes part in; the price of training is that of the client with the most.
 
 References:
     Zheng, Chen, Long, Su 2021, algorithms 1 and 2, equation 2.1. Abadi et al. 2016.
@@ -61,7 +60,7 @@ from labeler.randomness import ByteSource, seeded_source
 from workers.progress import ProgressCallback, silent
 
 NO_RECORD = -1
-"""The label of a row that only fills an array up: it is no record, and never sampled."""
+"""The label of a padding row: it is no record, and never sampled."""
 
 _SHRINK = 1 - 2.0**-20
 _LEAST = 1e-12
@@ -73,16 +72,16 @@ _MOST_ROWS = 100_000
 class LinearClients:
     """Multinomial logistic regression without a constant, on features.
 
-    The gradient of a record with features x and label y is x (p - e_y)^T, of norm |x| |p - e_y|: so it is clipped
-    without being formed, and the sum is one matrix product. Sampled rows are packed, so a record moves others to
-    other places, where they may be rounded otherwise. In double precision a score is off by at most 2 d 2^-53 |x|
-    |w|, so all n gradients together by n d 2^-50 |x|^2 |w|, and the sum itself by n^2 2^-52 C. What the sums of two
-    neighbours may differ by beyond C is kept within half of the margin 2^-12 C that `sum_sensitivity` pays for: n is
+    The gradient of a record with features x and label y is x (p - e_y)^T, of norm |x| |p - e_y|. So it is clipped
+    without being formed, and the sum is one matrix product. Sampled rows are packed, so a record moves others to other
+    places, where they may be rounded otherwise. In double precision a score is off by at most 2 d 2^-53 |x| |w|. So all
+    n gradients together are off by n d 2^-50 |x|^2 |w|, and the sum itself by n^2 2^-52 C. The sums of two neighbours
+    may differ beyond C by at most half of the margin 2^-12 C that `sum_sensitivity` pays for. To keep to it, n is
     bounded, and models so long that the first term could reach 2^-14 C are refused.
 
     Attributes:
         inputs: (N, n, d) float32, rows of norm at most 1.
-        labels: (N, n) int64, NO_RECORD for rows that are none.
+        labels: (N, n) int64, NO_RECORD for padding rows.
         num_classes: how many.
     """
 
@@ -106,7 +105,7 @@ class LinearClients:
         return self.inputs.shape[2] * self.num_classes
 
     def gradient_sums(self, clients: Tensor, models: Tensor, sampled: Tensor, *, clip_norm: float) -> Tensor:
-        """Per client the sum of its sampled records' gradients, each clipped; not private before noise is added.
+        """Return per client the sum of its sampled records' gradients, each clipped; not private before noise is added.
 
         Adding or removing one record moves the client's sum by at most `sum_sensitivity`.
 
@@ -126,7 +125,7 @@ class LinearClients:
         counts = torch.gather(sampled, 1, rows).double()
         weights = models.reshape(len(clients), -1, self.num_classes)
         longest = float(weights.square().sum(1).max().sqrt())
-        # Models are functions of what was released, so refusing tells nothing.
+        # Models are functions of what was released, so refusing reveals nothing.
         if not self.labels.shape[1] * weights.shape[1] * 2.0**-50 * longest <= 2.0**-14 * clip_norm:
             raise PrivacyRefusal(
                 f"a model of length {longest:.3g} has left the range in which rounding is proved harmless; "
@@ -147,14 +146,14 @@ class LinearClients:
         return sums.flatten(1)
 
     def correct(self, models: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Which test records each model gets right, bool, shape (N, t): (N, D) models on (N, t, d) inputs."""
+        """Return which test records each model gets right, bool, shape (N, t): (N, D) models on (N, t, d) inputs."""
         scores = torch.bmm(inputs.double(), models.reshape(len(models), -1, self.num_classes))
         return scores.argmax(2) == labels
 
 
 @dataclass(frozen=True)
 class PriFedSync:
-    """Every number of a training; the defaults are the paper's for MNIST.
+    """The numbers of a training; the defaults are the paper's for MNIST.
 
     Attributes:
         clients: m.
@@ -188,11 +187,11 @@ class PriFedSync:
         sum_sensitivity(self.clip_norm)
 
     def local_training(self, rounds: int) -> LocalTraining:
-        """One client's part, for accountants of continuous noise."""
+        """Return one client's part, for accountants of continuous noise."""
         return LocalTraining(self.records, self.batch, self.noise_multiplier, self.iterations, rounds)
 
     def noisy_sum(self, dimension: int) -> VectorSum:
-        """One step of one client: the sum of its clipped gradients, with noise of its own."""
+        """Return one step of one client: the sum of its clipped gradients, with its own noise."""
         sensitivity = sum_sensitivity(self.clip_norm)
         return VectorSum(
             dimension=dimension,
@@ -203,7 +202,7 @@ class PriFedSync:
         )
 
     def price(self, dimension: int, rounds: int, delta: float) -> tuple[float, float]:
-        """What a client pays that took part in so many rounds.
+        """Return the price of a client that took part in `rounds` rounds.
 
         Args:
             dimension: D, numbers per model.
@@ -220,14 +219,16 @@ class PriFedSync:
         return epsilon, mu_of_epsilon(epsilon, delta)
 
     def schedule(self, *, seed: int) -> NDArray[np.bool_]:
-        """Who takes part in which round: bool, shape (rounds, clients). Public, so the generator need not be secret."""
+        """Draw the participants of each round: bool, shape (rounds, clients). Public, so the generator need not be
+        secret.
+        """
         drawn = np.random.default_rng(seed).random((self.rounds, self.clients))
         return drawn < self.sync_probability
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What training leaves behind; all of it is covered by the price.
+    """The results of training; the price covers all of them.
 
     Attributes:
         models: w_i, float64, shape (m, D).
@@ -295,7 +296,7 @@ def train(
 
 
 def sample(settings: PriFedSync, source: ByteSource) -> NDArray[np.bool_]:
-    """A Poisson sample: each row by a coin of its own that shows B/n, or less by at most 2^-64.
+    """Draw a Poisson sample: each row by a separate coin that shows B/n, or less by at most 2^-64.
 
     Returns:
         bool, shape (records,).
@@ -315,7 +316,7 @@ MODEL = "linear on fixed edge features (3,920 numbers)"
 
 @dataclass(frozen=True)
 class Printed:
-    """A row of the paper's tables: where, how the mu came about, what is printed."""
+    """A row of the paper's tables: its place, the settings of its mu, the printed value."""
 
     table: str
     sync_probability: float
@@ -349,8 +350,9 @@ PRINTED = (
 """The eighteen different mu that are printed; table 2's rows of B = 16 repeat table 1."""
 
 _OURS = PriFedSync(batch=RECORDS, iterations=1, rounds=40, clip_norm=0.25, learning_rate=32.0, momentum=0.9)
-"""Whole batches, so that nothing is lost to sampling and the composition is Gaussian. The rate was chosen by
-test accuracy with one seed of the three, which no price here covers; from 16 to 64 the accuracy moves by 0.3 points."""
+"""Whole batches, so that nothing is lost to sampling and the composition is Gaussian. The rate was chosen by test
+accuracy with one seed of the three, which no price here covers; from 16 to 64 the accuracy moves by 0.3 points.
+"""
 
 _AS_IN_PAPER = PriFedSync(rounds=1, clip_norm=0.25, learning_rate=2.0)
 """The paper's B, K, sigma, p and alpha. Its noisy Adam divides a linear layer's small gradients by the size of the

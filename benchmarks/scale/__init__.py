@@ -1,1 +1,1 @@
-"""Cost against size: very many agents in one round, very many records in one search."""
+"""Cost against size: many agents in one round, many records in one search."""

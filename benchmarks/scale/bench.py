@@ -1,12 +1,12 @@
 """`labeler bench scale`: agents of a round, records of a search and queries of a job against cost, with slopes.
 
-Sizes grow within one run and are compared with each other, so what is told are ratios and exponents; slopes are of CPU
-seconds, which move less than the clock where a machine does other work beside it.
+Sizes grow within one run and are compared with each other, so the results are ratios and exponents. Slopes are of CPU
+seconds, because other work on the machine moves them less than clock time.
 
-A shard larger than the memory that may search it is searched in one process, and shared out to several. Features are
-random unit vectors on the grid of real ones (feature_store.rows), written to a file and mapped. Each search runs
-in an interpreter of its own on one core. What several processes found over their parts is merged by (similarity,
-record id), as the index merges its own parts.
+A shard larger than the memory for its search is searched in one process, and divided among several. Features are random
+unit vectors on the grid of real ones (feature_store.rows), written to a file and mapped. Each search runs in a separate
+interpreter on one core. What several processes found over their parts is merged by (similarity, record id), as the
+index merges its own parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AGENTS, RECORDS, DIMENSION, K = 3, 2_000, 256, 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a run is."""
+    """The sizes of a run."""
 
     records: tuple[int, ...]
     agents: tuple[int, ...]
@@ -84,7 +84,7 @@ def bench_scale(
     method: str | None = None,
     progress: ProgressCallback = silent,
 ) -> list[BenchRow]:
-    """Measure every dimension of size, or with `agents` or `method` rounds alone."""
+    """Measure every dimension of size; with `agents` or `method`, only rounds."""
     sizes = FULL if full else QUICK
     if agents is not None or method is not None:
         wanted = sizes.agents if agents is None else _numbers(agents)
@@ -171,7 +171,7 @@ def _records(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
 
 def _queries(sizes: Sequence[int], folder: Path) -> list[BenchRow]:
     found = {}
-    for count in (50, *sizes):  # the first one finds nothing warmed, and is not counted
+    for count in (50, *sizes):  # the first run warms up, and is not counted
         job = synthetic_job(folder, agents=AGENTS, records=RECORDS, queries=count, dimension=DIMENSION, k=K)
         found[count] = seconds_of(lambda job=job, count=count: run_job(job(f"job-{count}")), time.process_time)  # type: ignore[misc]
     slope = Slope.of({count: found[count] for count in sizes})
@@ -189,14 +189,14 @@ def _slope_rows(case: str, method: str, slope: Slope, unit: str, settings: dict[
 
 
 LIMIT_BYTES: Final = 512 * 2**20
-"""What an index may take. The rest of a GiB is for the interpreter, its libraries and the tables of ids."""
+"""The memory limit of an index. The rest of a GiB is for the interpreter, its libraries and the tables of ids."""
 
 _WRITTEN_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of features and how it is searched.
+    """A file of features and the search over it.
 
     Attributes:
         path: int16, (records, dimension).
@@ -216,7 +216,7 @@ class Searched:
     """One process's search.
 
     Attributes:
-        seconds, cpu_s: of building and searching; the second is less moved by what else the machine does.
+        seconds, cpu_s: of building and searching; other work on the machine moves the second less.
         peak_bytes: most anonymous memory of the process.
         found: file of record ids and similarities, shape (queries, k).
     """
@@ -228,7 +228,7 @@ class Searched:
 
 
 def write_features(path: Path, *, records: int, dimension: int, seed: int = 0) -> None:
-    """Random unit vectors times 2048, rounded, one block after the other: as features of images are stored."""
+    """Write random unit vectors times 2048, rounded, one block after the other: as features of images are stored."""
     into = np.lib.format.open_memmap(path, mode="w+", dtype=np.int16, shape=(records, dimension))
     rng = np.random.default_rng(seed)
     for start in range(0, records, _WRITTEN_AT_ONCE):
@@ -250,7 +250,7 @@ def search_together(stored: Stored, *, processes: int, folder: Path, records: in
 
 
 def merged_ids(parts: list[Searched]) -> NDArray[np.int64]:
-    """The first k record ids of all parts by (similarity descending, id ascending), shape (queries, k)."""
+    """Return the first k record ids of all parts by (similarity descending, id ascending), shape (queries, k)."""
     found = []
     for part in parts:
         with np.load(part.found) as file:
@@ -261,7 +261,7 @@ def merged_ids(parts: list[Searched]) -> NDArray[np.int64]:
 
 
 def ids_by_definition(stored: Stored, *, queries: int) -> NDArray[np.int64]:
-    """The first k record ids of the first few queries, by 64-bit integers and sorting alone."""
+    """Return the first k record ids of the first few queries, by 64-bit integers and sorting alone."""
     features = np.load(stored.path, mmap_mode="r")
     asked = np.array(features[:queries]).astype(np.int64)
     similarities = np.concatenate(
@@ -276,18 +276,18 @@ def ids_by_definition(stored: Stored, *, queries: int) -> NDArray[np.int64]:
 
 
 def record_ids(count: int) -> NDArray[np.int64]:
-    """Random ids in ascending order, as a shard keeps them."""
+    """Return random ids in ascending order, as a shard keeps them."""
     steps = np.random.default_rng(1).integers(1, 2**20, count, dtype=np.int64)
     return np.cumsum(steps)
 
 
 def _search(order: Mapping[str, Any]) -> Searched:
-    """Runs in the fresh interpreter."""
+    """Search, in the fresh interpreter."""
     whole = np.load(order["path"], mmap_mode="r")
     part = slice(order["first"], order["last"])
     ids = record_ids(order["records"])[part].copy()
     asked = np.array(whole[: order["queries"]])  # of the first records, whatever part of the file is searched
-    # The library and its workspace are there before the clock runs.
+    # Load the library and its workspace before the clock runs.
     build_index(whole[:600], ids[:600].copy()).search(asked[:8], 1)
     with PeakMemory() as peak:
         began, cpu = time.perf_counter(), time.process_time()

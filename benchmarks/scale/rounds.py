@@ -1,25 +1,24 @@
 """One round of a task among a thousand agents, or a hundred thousand, in one process: its cost, and its labels.
 
-    pool --deal--> groups of agents --ballots_of--> ballots --sum_group--> shares at each tallier --> opened, scored
+    pool --deal--> groups of agents --ballots_of--> ballots --sum_group--> shares at each tallier --> opened, scored.
 
-Each agent's noise, masks and shares are drawn by the functions of an agent in the service, and each tallier adds by
-those of a tallier. Sums of groups add up to the sum of all, so the size of a group changes no bit of the answer and
-memory does not grow with the number of agents. Only the histogram can be opened: sums over more than some eight hundred
-agents leave the range in which winners are compared (`labeler.sharing`). Noise and masks follow from the seed, so a
-run can be repeated: they protect nobody.
+The functions of an agent in the service draw each agent's noise, masks and shares, and those of a tallier add for each
+tallier. Sums of groups add up to the sum of all. So the size of a group changes no bit of the answer, and memory does
+not grow with the number of agents. Only the histogram can be opened: sums over more than some eight hundred agents
+leave the range in which winners are compared (`labeler.sharing`). Noise and masks follow from the seed, so a run can be
+repeated: they protect nobody.
 
 Many agents answer over one pool of labelled features, each as it would alone. An agent is a row of places in the pool,
-so memory follows the pool and not the federation. Where there are more places than records, records are dealt again,
+so memory follows the pool and not the federation. If there are more places than records, records are dealt again,
 though never twice to one agent.
 
-    knn            one matrix product scores all records of a group of agents; every agent keeps its own first k
-    reverse-knn    one search finds the nearest queries of all records of a group
-    ensemble       the heads of a group are trained one after the other, as agents do
-    blind-average  the models of a group are trained together (benchmarks.learning.linear_users)
+    knn            one matrix product scores all records of a group of agents; every agent keeps its own first k.
+    reverse-knn    one search finds the nearest queries of all records of a group.
+    ensemble       the heads of a group are trained one after the other, as agents do.
+    blind-average  the models of a group are trained together (benchmarks.learning.linear_users).
 
-What counts votes is equal bit for bit to `workers.voting` of one agent after the other: similarities are exact
-integers, and the same functions count. Heads are equal, models of blind-average up to rounding. Tests hold both to the
-real agents.
+Votes are equal bit for bit to `workers.voting` of one agent after the other: similarities are exact integers, and the
+same functions count. Heads are equal, models of blind-average up to rounding. Tests compare both with the real agents.
 """
 
 from __future__ import annotations
@@ -64,15 +63,15 @@ from workers.learning.linear import predict, train_head
 from workers.progress import ProgressCallback, silent
 
 TRAINING: Final = {"regularisation": 1.0, "radius": 0.3, "iterations": 60}
-"""Of blind-average: models of short norm, which is what an agent pays for."""
+"""Training of blind-average: models of short norm, because an agent pays for the norm."""
 
 SourceOf = Callable[[int], ByteSource]
-"""The secret source of an agent, by its number, at its beginning."""
+"""Returns the secret source of an agent, by its number, at its start."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What is asked of how many agents.
+    """A task and a number of agents.
 
     Attributes:
         records: of each agent.
@@ -105,7 +104,7 @@ class Simulation:
             raise InvalidSetting("a round has at least one agent, one record per agent and one query")
 
     def task(self, pool: Pool) -> Task:
-        """What is asked."""
+        """Return the task."""
         fields: dict[str, Any] = {
             "name": "simulation",
             "classes": list(pool.classes),
@@ -130,14 +129,16 @@ class Simulation:
 
 
 def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = silent) -> dict[str, Any]:
-    """One round, and what it cost: seconds, CPU seconds by stage, bytes per party, memory, price, labels right."""
+    """Run one round; return its seconds, CPU seconds by stage, bytes per party, memory, price and share of right
+    labels.
+    """
     task = wanted.task(pool)
     batch, score = _questions(wanted, pool)
 
     def source_of(number: int) -> ByteSource:
         return seeded_source(f"labeler-simulate/1 {wanted.seed} {task.digest} {number}".encode())
 
-    # What a process does once, whatever the size: libraries are loaded, the table of the noise is made.
+    # Do first what a process does once, whatever the size: load libraries, make the table of the noise.
     few = Federation.dealt(pool, 2, records=wanted.records, seed=wanted.seed)
     sum_group(task, batch, ballots_of(task, batch, few), first=0, source_of=source_of)
     began = time.perf_counter()
@@ -171,7 +172,7 @@ def simulate(wanted: Simulation, pool: Pool, *, progress: ProgressCallback = sil
 
 
 def _questions(wanted: Simulation, pool: Pool) -> tuple[QueryBatch, Callable[[Task, Release], float]]:
-    """What is asked, and the share of right labels that a release of it gives."""
+    """Return the questions, and a function that scores a release of them by its share of right labels."""
     if wanted.method == "blind-average":
 
         def model_right(task: Task, release: Release) -> float:
@@ -196,7 +197,7 @@ class GroupSum:
 def sum_group(
     task: Task, batch: QueryBatch, ballots: NDArray[np.int64], *, first: int, source_of: SourceOf
 ) -> GroupSum:
-    """The answers of a group of agents, added up by each tallier.
+    """Add up the answers of a group of agents, by each tallier.
 
     Args:
         ballots: int64, shape (agents, num_queries, num_classes).
@@ -217,7 +218,7 @@ def sum_group(
 
 
 def total_of(groups: Sequence[tuple[AggregateShare, ...]]) -> tuple[AggregateShare, ...]:
-    """One sum per tallier over the agents of all groups of one round, ready to be opened (labeler.release)."""
+    """Return one sum per tallier over the agents of all groups of one round, ready to be opened (labeler.release)."""
     return tuple(_joined(parts) for parts in zip(*groups, strict=True))
 
 
@@ -235,7 +236,7 @@ def _joined(parts: Sequence[AggregateShare]) -> AggregateShare:
 
 
 def name_of(number: int) -> str:
-    """The id of an agent."""
+    """Return the id of an agent."""
     return f"agent-{number}"
 
 
@@ -244,14 +245,14 @@ class Traffic:
     """Bytes of one round's messages as they go over the wire, signed, sealed and framed; HTTP and TLS come on top.
 
     Attributes:
-        shares: what one agent sends, one message per tallier, through the coordinator.
+        shares: of one agent, one message per tallier, through the coordinator.
     """
 
     asked: int
     shares: tuple[int, ...]
 
     def of(self, agents: int) -> dict[str, int]:
-        """Per party: an agent, the busiest tallier, and the coordinator, which passes everything on."""
+        """Return bytes per party: an agent, the busiest tallier, and the coordinator, which passes everything on."""
         sent = sum(self.shares)
         return {
             "agent_receives": self.asked,
@@ -263,7 +264,7 @@ class Traffic:
 
 
 def traffic_of(task: Task, batch: QueryBatch) -> Traffic:
-    """Measured on real messages to and from one agent; all are equally long but for the digits of the agents' names."""
+    """Measure real messages to and from one agent; all are equally long but for the digits of the agents' names."""
     round, agent = round_of(task, batch), name_of(task.agents - 1)
     parties = [PartyKeys.generate() for _ in range(task.talliers)]
     talliers = tuple(
@@ -297,13 +298,13 @@ def traffic_of(task: Task, batch: QueryBatch) -> Traffic:
     return Traffic(len(frame([ask])), tuple(len(frame([message])) for message in sent))
 
 
-if __name__ == "__main__":  # in an interpreter of its own, so that its memory is its own
+if __name__ == "__main__":  # in a separate interpreter, so that its memory is its alone
     given = Simulation(**json.loads(sys.argv[1]))
     sys.stdout.write(json.dumps(simulate(given, digits_pool(seed=given.seed))))
 
 
 NOBODY: Final = -1
-"""Fills the row of an agent with fewer records than the largest."""
+"""Pads the row of an agent with fewer records than the largest."""
 
 GROUP_NUMBERS: Final = 2**22
 """Numbers of one group of agents: 32 MiB in double precision."""
@@ -327,7 +328,7 @@ class Federation:
 
     @classmethod
     def dealt(cls, pool: Pool, agents: int, *, records: int, seed: int) -> Federation:
-        """Give every agent so many records, drawn without repetition as far as the pool goes, and then again.
+        """Give every agent `records` records, drawn without repetition until the pool is used up, and then again.
 
         Args:
             records: of each.
@@ -349,24 +350,24 @@ class Federation:
 
     @property
     def most_records(self) -> int:
-        """Of one agent."""
+        """The most records of one agent."""
         return int(self.places.shape[1])
 
     def part(self, agents: slice) -> Federation:
-        """Some of the agents, over the same pool."""
+        """Return some of the agents, over the same pool."""
         return Federation(self.features, self.labels, self.places[agents])
 
     def record_labels(self) -> NDArray[np.int16]:
-        """int16, shape (agents, most_records); NOBODY where there is no record."""
+        """Return labels, int16, shape (agents, most_records); NOBODY where there is no record."""
         return np.where(self.places == NOBODY, np.int16(NOBODY), self.labels[self.places])
 
     def record_features(self) -> NDArray[np.int16]:
-        """int16, shape (agents, most_records, dimension); anything where there is no record."""
+        """Return features, int16, shape (agents, most_records, dimension); anything where there is no record."""
         return np.asarray(self.features[self.places])
 
 
 def ballots_of(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
-    """What each agent of a group contributes, without noise.
+    """Return what each agent of a group contributes, without noise.
 
     Args:
         task: what is asked, of a method of SIMULATED.
@@ -379,7 +380,7 @@ def ballots_of(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
 
 
 def group_size(task: Task, batch: QueryBatch, federation: Federation) -> int:
-    """How many agents answer at once: as many as keep within GROUP_NUMBERS, at least one."""
+    """Return how many agents answer at once: as many as keep within GROUP_NUMBERS, at least one."""
     records, dimension = federation.most_records, int(federation.features.shape[1])
     votes = len(batch) * task.num_classes
     found = {"knn": records * len(batch), "ensemble": records * (records + 4 * task.num_classes)}.get(task.method, 0)
@@ -391,7 +392,7 @@ def _knn(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
     count, most = labels.shape
     features = agents.record_features().reshape(count * most, -1).astype(np.float32)
     scores = batch.features.astype(np.float32) @ features.T  # exact: see feature_store.index.definition
-    # A place in an agent's row is the rank of the record's id, which is all that ties ask for.
+    # A place in an agent's row is the rank of the record's id, and ties need nothing else.
     keys = pack(scores.reshape(len(batch), count, most), np.arange(most, dtype=np.int64))
     keys[:, labels == NOBODY] = NO_KEY
     k = min(task.k, most)
@@ -412,7 +413,7 @@ def _reverse_knn(task: Task, batch: QueryBatch, agents: Federation) -> Ballots:
     has_record = labels != NOBODY
     queries = build_index(batch.features, np.arange(len(batch)))
     nearest = queries.search(features[has_record], min(task.k, len(batch))).record_ids
-    # Every agent has cells of its own in one long table of votes.
+    # Every agent has separate cells in one long table of votes.
     of_agent = np.repeat(np.arange(len(labels), dtype=np.int64), has_record.sum(axis=1))
     votes = reverse_knn_ballots(
         nearest + of_agent[:, None] * len(batch),
@@ -447,5 +448,6 @@ _WAYS: Final[Mapping[str, Callable[[Task, QueryBatch, Federation], Ballots]]] = 
 }
 
 SIMULATED: Final[tuple[MethodName, ...]] = ("knn", "reverse-knn", "ensemble", "blind-average")
-"""Methods that can answer for many agents at once; aux-distill fits each agent's private heads alone, and federated
-asks again and again about a model that has changed."""
+"""Methods that can answer for many agents at once. aux-distill fits each agent's private heads alone, and federated
+asks repeatedly about a changed model.
+"""

@@ -1,10 +1,10 @@
-"""A well-behaved requester's job while somebody attacks: seconds from submission to labels, beside the same in quiet.
+"""A well-behaved requester's job under attack: seconds from submission to labels, compared with quiet.
 
 Each attack is bounded in count and in rate, comes from this machine, and goes to a federation that is started for it.
-Attackers hold a requester's token of their own, or none. Connections that only hold something occupied come from
-other loopback addresses than the well-behaved requester's, as a stranger's would.
+Attackers hold a separate requester's token, or none. Connections that only hold something occupied come from other
+loopback addresses than the well-behaved requester's, as a stranger's would.
 
-What is wanted of the service is a ratio: while an attack goes on, a job takes at most three times its quiet time.
+The service must keep a ratio: while an attack goes on, a job takes at most three times its quiet time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.service.service import MAX_QUERIES, QUERIES, TASK, wanted_of
 from workers.progress import ProgressCallback, silent
 
 MOST_TIMES: Final = 3.0
-"""How much longer than in quiet a job may take."""
+"""A job may take this many times its quiet time."""
 
 AGENTS: Final = 3
 REQUESTS_PER_S: Final = 20.0
@@ -54,7 +54,7 @@ _ADDRESSES: Final = 10
 
 @dataclass(frozen=True, repr=False)
 class Scene:
-    """What an attacker knows.
+    """The knowledge of an attacker.
 
     Attributes:
         url: of the service.
@@ -62,7 +62,7 @@ class Scene:
         name: of that token.
         task_id: of a task of the attacker's.
         foreign_task_id: of the well-behaved requester's task.
-        vectors: a body of a job of its own task, without an idempotency key.
+        vectors: a body of a job in the attacker's task, without an idempotency key.
         administrator: of the service; revokes the attacker's token where the attack is about that.
     """
 
@@ -75,15 +75,15 @@ class Scene:
     administrator: str
 
     def client(self, *, token: str | None = None) -> httpx2.Client:
-        """A plain client that tries nothing twice."""
+        """Return a plain client that tries nothing twice."""
         return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {token or self.token}"}, timeout=30)
 
 
 Answers = Counter[int]
-"""How many answers of each status an attack got; 0 for connections that were refused or cut."""
+"""Answers of each status that an attack got; 0 for connections that were refused or cut."""
 
 Attack = Callable[[Scene, Answers, ExitStack], None]
-"""Sets itself going, and leaves what ends it with the stack."""
+"""Starts itself, and puts its end on the stack."""
 
 
 def bench_attacks(
@@ -147,7 +147,7 @@ def _rows(
 
 
 def replays(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """The key of one finished job, sent again and again."""
+    """Send the key of one finished job again and again."""
     key = {"Idempotency-Key": "the-same-again"}
     client = attacking.enter_context(scene.client())
     client.post("/v1/jobs", json=scene.vectors, headers=key)
@@ -155,7 +155,7 @@ def replays(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def many_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """New small jobs, as many as the service takes."""
+    """Submit new small jobs, as many as the service takes."""
     client = attacking.enter_context(scene.client())
 
     def submit(number: int) -> httpx2.Response:
@@ -165,7 +165,7 @@ def many_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Small archives of huge black images, as large as the service takes; each job is cancelled after it was sent."""
+    """Send small archives of huge black images, as large as the service takes; cancel each job after it was sent."""
     client = attacking.enter_context(scene.client())
     sizes = [BOMB_IMAGES]
 
@@ -189,7 +189,7 @@ def bombs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Connections that never finish their headers, opened anew when they are cut."""
+    """Open connections that never finish their headers, and reopen them when they are cut."""
     place = urlsplit(scene.url)
     held: list[socket.socket] = []
 
@@ -219,7 +219,7 @@ def slow_headers(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Guesses at a token, each with another address in X-Forwarded-For."""
+    """Guess tokens, each with another address in X-Forwarded-For."""
     client = attacking.enter_context(scene.client(token="lab_wrong"))
 
     def guess(number: int) -> httpx2.Response:
@@ -230,7 +230,7 @@ def wrong_tokens(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def foreign_tasks(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Jobs in somebody else's task."""
+    """Submit jobs in another requester's task."""
     client = attacking.enter_context(scene.client())
     body = scene.vectors | {"task_id": scene.foreign_task_id}
     _again(
@@ -241,7 +241,7 @@ def foreign_tasks(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def revoked_streams(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Event streams of a job, held open after the token that opened them was revoked."""
+    """Hold event streams of a job open after the token that opened them was revoked."""
     client = attacking.enter_context(scene.client())
     made = client.post("/v1/jobs", json=scene.vectors, headers={"Idempotency-Key": "watched"}).json()
 
@@ -258,7 +258,7 @@ def revoked_streams(scene: Scene, answers: Answers, attacking: ExitStack) -> Non
 
 
 def broken_images(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Jobs whose one image is cut off, of several tokens: none of them may come to a site."""
+    """Submit jobs whose one image is cut off, with several tokens: none of them may reach a site."""
     picture = io.BytesIO()
     Image.effect_noise((64, 64), 50).save(picture, format="png")
     request = {"task_id": "", "selection": {"strategy": "all"}}
@@ -276,7 +276,7 @@ def broken_images(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
 
 
 def cancelled_jobs(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Small jobs of several tokens, each cancelled at once, while sites are asked for their word."""
+    """Submit small jobs with several tokens, each cancelled at once, while sites are asked to approve."""
 
     def send(client: httpx2.Client, task_id: str) -> httpx2.Response:
         answer = client.post("/v1/jobs", json=scene.vectors | {"task_id": task_id})
@@ -292,7 +292,7 @@ def _of_several(
     send: Callable[[httpx2.Client, str], httpx2.Response],
     count: int,
 ) -> None:
-    """So many jobs of each token at once, each token in a task of its own; then one a second."""
+    """Send `count` jobs of each token at once, each token in a separate task; then one a second."""
     callers = []
     for number in range(TOKENS):
         token = new_token(scene.url, scene.administrator, f"{scene.name}, {number}")
@@ -306,7 +306,7 @@ def _of_several(
 
 
 def large_enrolments(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """A mebibyte of brackets without a token, where a site that was invited sends some 600 bytes."""
+    """Send a mebibyte of brackets without a token, where an invited site sends some 600 bytes."""
     body = json.dumps({"token": [[] for _ in range(260_000)]}).encode()
     client = attacking.enter_context(httpx2.Client(base_url=scene.url, timeout=30))
     headers = {"Content-Type": "application/json"}
@@ -314,7 +314,7 @@ def large_enrolments(scene: Scene, answers: Answers, attacking: ExitStack) -> No
 
 
 def dear_prices(scene: Scene, answers: Answers, attacking: ExitStack) -> None:
-    """Noise for a price of a million winners, always another one; each takes seconds of a processor."""
+    """Ask for the noise of a price of a million winners, always another one; each takes seconds of a processor."""
     task = TASK | {"method": "ensemble", "k": 1, "release": "winner", "max_queries": 1_000_000}
     del task["sigma_votes"]
     for place in range(VIEWERS):
@@ -341,11 +341,11 @@ ATTACKS: Final[dict[str, Attack]] = {
     "enrolments of 1 MiB without a token, 20 a second": large_enrolments,
     f"{VIEWERS} viewers that price a million winners each, always anew": dear_prices,
 }
-"""Every attack by what it is called in the table."""
+"""Every attack by its name in the table."""
 
 
 def black_images(count: int) -> bytes:
-    """An archive of black images of 64 megapixels each: some hundred bytes for each of them."""
+    """Return an archive of black images of 64 megapixels each: some hundred bytes for each of them."""
     picture = io.BytesIO()
     Image.new("L", (BOMB_SIDE, BOMB_SIDE)).save(picture, format="png", compress_level=9)
     packed = io.BytesIO()
@@ -362,13 +362,13 @@ def _again(
     *,
     per_s: float = REQUESTS_PER_S,
 ) -> None:
-    """Do something at a rate, in a thread, until the attack ends."""
+    """Repeat an action at a rate, in a thread, until the attack ends."""
     ended = threading.Event()
 
     def work() -> None:
         begun = time.monotonic()
         for number in itertools.count():
-            # A rate and no burst afterwards: what could not be sent in time is left out.
+            # A rate and no burst afterwards: what could not be sent in time is skipped.
             if ended.wait(max(0.0, begun + number / per_s - time.monotonic())):
                 return
             try:

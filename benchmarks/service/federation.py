@@ -41,16 +41,16 @@ class RunningService:
     home: Path
 
     def process_ids(self) -> dict[str, int]:
-        """Which process is which, now."""
+        """Return the current process ids by name."""
         pids: dict[str, int] = json.loads((self.home / "processes.json").read_bytes())
         return pids
 
 
 @contextmanager
 def running_service(home: Path) -> Iterator[RunningService]:
-    """`labeler up` in a process of its own, ready, until the block ends."""
+    """Run `labeler up` in a separate process, ready, until the block ends."""
     said = home.parent / "up.log"
-    # A session of its own, so that Ctrl-C stops the bench, which stops the federation in order.
+    # A separate session, so that Ctrl-C stops the bench, which stops the federation in order.
     command = tied_command("up", "--home", home, "--port", 0, "--json")
     with said.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
@@ -74,13 +74,13 @@ BUDGET_EPSILON: Final = 100.0
 
 
 def new_federation(home: Path, agents: int) -> LocalFederation:
-    """A federation of digits in a folder of its own."""
+    """Make a federation of digits in a new folder."""
     home.mkdir(mode=0o700)
     return make_federation(home, Plan(agents=agents, instance_epsilon=BUDGET_EPSILON, agent_epsilon="unlimited"))
 
 
 def embed_public(folder: Path) -> Shard:
-    """The public digits, embedded once: requesters bring vectors."""
+    """Embed the public digits once: requesters bring vectors."""
     inputs = folder / "inputs"
     inputs.mkdir()
     public = write_digits(inputs, seed=0, agents=AGENTS)["public"]
@@ -90,7 +90,7 @@ def embed_public(folder: Path) -> Shard:
 
 
 def complaints(federation: LocalFederation) -> list[str]:
-    """What any process logged as a warning or worse."""
+    """Return what any process logged as a warning or worse."""
     found = []
     for path in sorted(federation.logs.glob("*.log")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -113,7 +113,8 @@ _KINDS: Final = {
 
 
 def seconds_inside(logs: Path, began_at: float) -> dict[str, list[float]]:
-    """How long requests took by the coordinator's own log since a moment: from the end of their headers to the answer.
+    """Return the times of requests by the coordinator's own log since a moment: from the end of their headers to the
+    answer.
 
     A requester waits longer: until the coordinator reads what it sent, and until it reads what the coordinator wrote.
 
@@ -140,10 +141,10 @@ _PROGRAM = (
 
 
 def tied_command(*arguments: object) -> list[str]:
-    """A command of `labeler` for `subprocess`, as a child that ends with whoever started it, however that one ends.
+    """Return a command of `labeler` for `subprocess`, as a child that ends with its parent, however the parent ends.
 
-    A bench that is killed with SIGKILL cannot stop its federation. On Linux the child asks the kernel to kill it when
-    its parent's thread ends, before it loads anything; no hook between fork and exec does it, because the parent may
+    A bench that is killed with SIGKILL cannot stop its federation. On Linux the child asks the kernel, before it loads
+    anything, to kill it when its parent's thread ends. No hook between fork and exec does it, because the parent may
     have threads by then.
     """
     return [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), *map(str, arguments)]

@@ -1,11 +1,11 @@
 """Many requesters at once, each with its own token and task: price, submit, look until it is done, download, again.
 
-Every request is sent once (no patience), so that a refusal, a lost connection or a "too many requests" is counted and
-never hidden by a second try. A requester looks at its job once a second, as the answer to its submission asks it to.
-All of them wait in one thread, each over a connection of its own that speaks as little HTTP/1.1 as a load needs: a
-general client takes one to two milliseconds of CPU a request, of the cores that it shares with what it measures.
+Every request is sent once (no patience), so that a refusal, a lost connection or a "too many requests" is counted, and
+no second try hides it. A requester looks at its job once a second, as the answer to its submission asks it to. All of
+them wait in one thread. Each has a separate connection that speaks as little HTTP/1.1 as a load needs. A general client
+takes one to two milliseconds of CPU a request, of the cores that it shares with what it measures.
 
-`WellBehaved` is one requester beside whom others put a service under load or attack it.
+`WellBehaved` is one requester in a service that others load or attack.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from api.schema import FINISHED, EstimateRequest, Role, TaskRequest
 from labeler.errors import BadData, LabelerError, Unavailable
 
 LOOK_EVERY_S: Final = 1.0
-"""What `Retry-After` of an accepted job says."""
+"""The `Retry-After` of an accepted job."""
 
 QUIET_S: Final = 60.0
 """Longest silence within one request before it counts as an error."""
@@ -40,7 +40,7 @@ DEADLINE_S: Final = 300.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """An answer to one request.
 
     Attributes:
         status: of HTTP.
@@ -54,7 +54,7 @@ class Answer:
 
 
 class PlainConnection:
-    """A connection to one service, for one request at a time; it is made at the first, and again where it was closed.
+    """A connection to one service, for one request at a time; it opens at the first, and again where it was closed.
 
     Args:
         url: http://HOST:PORT of the service.
@@ -99,7 +99,7 @@ class PlainConnection:
             raise BadData(f"{method} {path}: an answer without a status or a Content-Length") from None
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
@@ -107,7 +107,7 @@ class PlainConnection:
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What every requester asks for.
+    """The request of every requester.
 
     Attributes:
         task: fields of each requester's task; the service adds a nonce, so each task is another one.
@@ -124,7 +124,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class PaidJob:
-    """A job that was completed, and what was agreed as its price.
+    """A job that was completed, and its agreed price.
 
     Attributes:
         job_id: the job.
@@ -143,7 +143,7 @@ class PaidJob:
 
 @dataclass
 class Load:
-    """What a load was made of and how it went.
+    """The requests of a load and their results.
 
     Attributes:
         seconds: latency of every request by its kind: price, submit, status, labels, and a whole job.
@@ -164,7 +164,7 @@ class Load:
     began_at: float = 0.0
 
     def queries_not_used_once(self, of_each_task: int) -> list[str]:
-        """Of each task as many queries are gone as labels were downloaded; what is not so, in words."""
+        """Check that each task lost as many queries as labels were downloaded; return the differences, in words."""
         found = []
         for task_id, left in self.queries_left.items():
             labels = sum(job.labels for job in self.jobs if job.task_id == task_id)
@@ -184,14 +184,14 @@ def put_under_load(
     on_start: Callable[[], None] = lambda: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> Load:
-    """Let requesters work side by side for a while; each finishes the job it is at.
+    """Let requesters work in parallel for a while; each finishes its current job.
 
     Args:
         url: of the service.
         token: of an administrator, who makes a token per requester.
         wanted: what they ask.
         requesters: how many at once.
-        seconds: no new job begins after that.
+        seconds: no new job starts after that.
         connect: how each of them connects (plainly).
         on_start: called when all of them have their task.
         on_end: called when all of them have their last labels.
@@ -215,7 +215,7 @@ async def _side_by_side(
 ) -> Load:
     load, cpu_s = Load(), time.thread_time()
     try:
-        # None begins before each has its task and its connection.
+        # None starts before each has its task and its connection.
         await asyncio.gather(*(one.make_task() for one in some))
         on_start()
         started, load.began_at = time.monotonic(), time.time()
@@ -235,12 +235,12 @@ async def _side_by_side(
 
 
 def _as_json(wanted: Wanted) -> list[str]:
-    """Every vector as it is sent, spelt before the load begins."""
+    """Return every vector as it is sent, spelt before the load starts."""
     return [json.dumps(row, separators=(",", ":")) for row in wanted.features.tolist()]
 
 
 class _Requester:
-    """One of them; stops at its first error."""
+    """One requester; stops at its first error."""
 
     def __init__(
         self, name: str, connection: PlainConnection, wanted: Wanted, vectors: Sequence[str], number: int
@@ -266,7 +266,7 @@ class _Requester:
             self.errors.append(str(error))
 
     async def work(self, until_s: float) -> None:
-        """One job after the other until that moment of `time.monotonic`."""
+        """Run one job after the other until that moment of `time.monotonic`."""
         while not self.errors and time.monotonic() < until_s:
             started = time.monotonic()
             try:
@@ -338,11 +338,11 @@ def _count_labels(body: bytes, ids: Sequence[str]) -> int:
 
 
 SHORT_DEADLINE_S: Final = 20.0
-"""Of a job whose time is compared with that of the same job in quiet."""
+"""Deadline of a job whose time is compared with that of the same job in quiet."""
 
 
 class WellBehaved:
-    """One requester with a task of its own that submits a small job, waits for its labels, and does it again.
+    """One requester with a separate task that submits a small job, waits for its labels, and does it again.
 
     Args:
         url: of the service.
@@ -363,7 +363,7 @@ class WellBehaved:
         self._client.close()
 
     def body(self, queries: int | None = None) -> dict[str, Any]:
-        """A job of its own as it is sent: vectors in JSON, some of them twice where more are asked than there are."""
+        """Return the body of a new job: vectors in JSON, some of them twice where more are asked than there are."""
         return {
             "task_id": self.task_id,
             "features": self._vectors(queries).tolist(),
@@ -378,12 +378,13 @@ class WellBehaved:
     def job_seconds(
         self, *, queries: int | None = None, deadline_s: float = SHORT_DEADLINE_S, labels: Path | None = None
     ) -> float:
-        """From submission to the end of one job; its deadline where it expired, and then more would have been needed.
+        """Return seconds from submission to the end of one job; its deadline where it expired, which is then a lower
+        bound.
 
         Args:
             queries: how many; what it usually asks where absent.
             deadline_s: of the job.
-            labels: file that takes its labels as Parquet, and then the seconds are those until it is written.
+            labels: file that takes its labels as Parquet; the seconds then end when it is written.
         """
         vectors = self._vectors(queries)
         started = time.perf_counter()
@@ -402,7 +403,7 @@ class WellBehaved:
         return time.perf_counter() - started
 
     def price_seconds(self) -> float:
-        """Of one question for the price of a task that nobody has asked for before."""
+        """Return the seconds of one request for the price of a new task."""
         task = {"sigma_votes": 100 + self._choose.random()}
         asked = TaskRequest.model_validate({**self._wanted.task, **task})
         started = time.perf_counter()
@@ -411,7 +412,7 @@ class WellBehaved:
 
 
 def new_token(url: str, token: str, name: str, role: Role = "requester") -> str:
-    """A token of somebody, made by an administrator."""
+    """Make a token for a name, as an administrator."""
     with Client(url, token) as admin:
         return admin.create_token(name, role).token or ""
 

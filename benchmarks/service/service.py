@@ -1,13 +1,13 @@
 """The whole service under load: fifty requesters with small jobs against real processes, and the same jobs by `run`.
 
-A federation is started as `labeler up` starts it: coordinator, embedder, five agents, three talliers and redis-server,
-each a process, on this machine, with every limit at its default. The requesters share its cores. The twin is the
-same job in one process, without messages, sealing or SQL: read and check the shards, price, vote, noise, tally,
-release; as in the speed bench, the student and the report are left out.
+A federation is started as `labeler up` starts it: coordinator, embedder, five agents, three talliers and redis-server.
+Each is a process on this machine, with every limit at its default. The requesters share its cores. The twin is the same
+job in one process, without messages, sealing or SQL: read and check the shards, price, vote, noise, tally, release. As
+in the speed bench, the student and the report are left out.
 
 At the end every label has to have been charged exactly once: the completed jobs against the journals, entry by entry,
-read after everything has stopped, from the coordinator's journal and from that of every agent, whose chains are
-checked from the first entry to the last. What does not add up is told in words; an empty list is the proof.
+read after everything has stopped. This covers the coordinator's journal and that of every agent, whose chains are
+checked from the first entry to the last. Differences are reported in words; an empty list is the proof.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ TASK: Final[dict[str, Any]] = {
     "delta": 1e-5,
     "colluding_agents": 1,
 }
-"""The same for the service and for `run`."""
+"""The same settings for the service and for `run`."""
 
 MAX_QUERIES: Final = 10_000
 MANY_JOBS: Final = 1000
-"""After so many the coordinator's memory is compared with what it was."""
+"""After this many jobs the coordinator's memory is compared with what it was."""
 
 RATIOS: Final = {500: "at most 3", 5000: "at most 2", 50_000: "at most 1.3"}
 
 _MORE_S = 30.0
 _MOST_S = 240.0
 _WARM_S = 1.0
-"""In which every requester begins one job at least."""
+"""Seconds in which every requester starts at least one job."""
 
 
 def bench_service(
@@ -88,7 +88,7 @@ def bench_service(
             progress("Service", 1, 3)
             before = service.process_ids()
             wanted = wanted_of(public)
-            # A first job of each, after which threads and caches are what they stay.
+            # A first job of each; after it threads and caches stay as they are.
             warm = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=_WARM_S)
             at_first = _cost(service)
             load = put_under_load(service.url, service.token, wanted, requesters=REQUESTERS, seconds=seconds)
@@ -102,7 +102,7 @@ def bench_service(
             died = [name for name, pid in service.process_ids().items() if before.get(name) != pid]
             errors += [f"{name} died and was started again" for name in died]
         progress("Service", 2, 3)
-        # A federation of their own, so that the journals of the load hold the jobs of the load alone.
+        # A separate federation, so that the journals of the load hold only the jobs of the load.
         quiet = _alone(public, folder, jobs=20 if full else 5, sizes=sizes)
         jobs = [job for one in loads for job in one.jobs]
         wrong = discrepancies(federation, jobs)
@@ -119,7 +119,7 @@ def bench_service(
 
 
 def _cost(service: RunningService) -> NDArray[np.float64]:
-    """What a service has cost: CPU seconds and resident MiB of its coordinator, CPU seconds of all its parties."""
+    """Return the cost of a service: CPU seconds and resident MiB of its coordinator, CPU seconds of all its parties."""
     pids = service.process_ids()
     parties = sum(cpu_seconds(pid) for name, pid in pids.items() if name.startswith(("agent", "tallier")))
     coordinator = pids["coordinator"]
@@ -127,7 +127,7 @@ def _cost(service: RunningService) -> NDArray[np.float64]:
 
 
 def _on_to(jobs: int, service: RunningService, wanted: Wanted, *, done: int) -> list[Load]:
-    """More of the same load, until so many jobs were completed or `_MOST_S` have passed."""
+    """Continue the same load until `jobs` jobs were completed or `_MOST_S` have passed."""
     loads: list[Load] = []
     until_s = time.monotonic() + _MOST_S
     while done < jobs and time.monotonic() < until_s and not any(one.errors for one in loads):
@@ -138,7 +138,7 @@ def _on_to(jobs: int, service: RunningService, wanted: Wanted, *, done: int) -> 
 
 
 def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) -> dict[int, list[float]]:
-    """Seconds from submission to labels of jobs that have a service to themselves, by their queries."""
+    """Return seconds from submission to labels of jobs that have a service to themselves, by their queries."""
     federation, labels = new_federation(folder / "quiet", AGENTS), folder / "alone.parquet"
     settings = federation.home / "coordinator" / COORDINATOR_FILE
     # More vectors than one job may bring by default.
@@ -146,7 +146,7 @@ def _alone(public: Shard, folder: Path, *, jobs: int, sizes: tuple[int, ...]) ->
     with running_service(federation.home) as service:
         token = new_token(service.url, service.token, "alone")
         with WellBehaved(service.url, token, wanted_of(public)) as requester:
-            requester.job_seconds(labels=labels)  # the first one finds nothing warmed
+            requester.job_seconds(labels=labels)  # the first job warms up
             found = {QUERIES: [requester.job_seconds(labels=labels) for _ in range(jobs)]}
         for size in sizes:
             measured, warming = (3, 1) if size <= MAX_QUERIES else (1, 0)  # as many as a site answers in a day
@@ -193,7 +193,7 @@ def _cost_rows(spent: NDArray[np.float64], jobs: int, grown: NDArray[np.float64]
 
 
 def wanted_of(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:
-    """What every requester asks for."""
+    """Return the request of every requester."""
     fields = TASK | {"max_queries": max_queries, "backbone_fingerprint": public.fingerprint}
     return Wanted(fields, public.fingerprint, np.asarray(public.features, dtype=np.float64), QUERIES)
 
@@ -201,7 +201,7 @@ def wanted_of(public: Shard, *, max_queries: int = MAX_QUERIES) -> Wanted:
 def _in_process(
     federation: LocalFederation, public: Shard, folder: Path, *, jobs: int, queries: int = QUERIES
 ) -> list[float]:
-    """Seconds of each of the same jobs as `labeler run` does them, over the agents' own shards."""
+    """Return seconds of each of the same jobs as `labeler run` does them, over the agents' own shards."""
     shards = tuple(home / "images.shard" for home in federation.agents.values())
     file = TaskFile(task=TaskTable.model_validate(TASK))
     features = np.asarray(public.features, dtype=np.float64)
@@ -282,7 +282,7 @@ class Book:
     """A journal's ledger as it was found, its chain checked.
 
     Attributes:
-        name: whose.
+        name: of its party.
         entries: all.
         balances: as derived by the ledger.
     """
@@ -304,7 +304,9 @@ def read_book(name: str, home: Path) -> Book:
 
 
 def discrepancies(federation: LocalFederation, jobs: Sequence[PaidJob]) -> list[str]:
-    """Everything that does not add up between completed jobs and the ledgers of the coordinator and of every agent."""
+    """Return everything that does not add up between completed jobs and the ledgers of the coordinator and of every
+    agent.
+    """
     found = check_coordinator(
         read_book("coordinator", federation.coordinator), jobs, [f"agent:{name}" for name in federation.agents]
     )
@@ -314,11 +316,13 @@ def discrepancies(federation: LocalFederation, jobs: Sequence[PaidJob]) -> list[
 
 
 def check_coordinator(book: Book, jobs: Sequence[PaidJob], agent_accounts: Collection[str]) -> list[str]:
-    """In every account each job is reserved, given back as it is divided, and its round reserved and posted: once each.
+    """Check that every account reserves each job, gives it back as it is divided, and reserves and posts its round,
+    once each.
 
     Nothing else was charged or void.
 
-    Small jobs have one round each; a job of several is told as a discrepancy, since its rounds' prices are not known.
+    Small jobs have one round each. A job of several rounds is reported as a discrepancy, since its rounds' prices are
+    not known.
     """
     accounts = ["federation", *agent_accounts]
     expected: Counter[tuple[str, str, str, str, int]] = Counter()
@@ -338,7 +342,7 @@ def check_coordinator(book: Book, jobs: Sequence[PaidJob], agent_accounts: Colle
 
 
 def check_agent(book: Book, jobs: Sequence[PaidJob]) -> list[str]:
-    """The agent charged itself once per job, the same amounts; its reservations are named after rounds, not jobs."""
+    """Check that the agent charged itself once per job, the same amounts; its reservations name rounds, not jobs."""
     reservations: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for entry in book.entries:
         if entry.kind not in ("open", "cap"):

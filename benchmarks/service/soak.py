@@ -2,8 +2,8 @@
 
 A federation runs as `labeler up` starts it. Requesters submit jobs one after the other and send a request again when
 the service is away, as `Idempotency-Key` allows. Meanwhile SIGKILL hits a random process every few seconds:
-coordinator, embedder, an agent, a tallier or redis-server. When the load ends, every job must have completed, and
-every journal must hold each charge exactly once (`benchmarks.service.reconcile`).
+coordinator, embedder, an agent, a tallier or redis-server. When the load ends, every job must have completed, and every
+journal must hold each charge exactly once (`benchmarks.service.service`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PatientConnection(PlainConnection):
 
 
 class Killer(threading.Thread):
-    """Kills a random process every few seconds until it is told to stop.
+    """A thread that kills a random process every few seconds until it is stopped.
 
     Attributes:
         kills: how often each kind of process was killed.
@@ -89,7 +89,7 @@ class Killer(threading.Thread):
                 self.back_s.append(self._seconds_until_back())
 
     def stop(self) -> None:
-        """Kill nothing any more."""
+        """Stop killing."""
         self._stop_event.set()
         self.join()
 
@@ -110,7 +110,7 @@ def bench_soak(*, data: Path | None = None, full: bool = False, progress: Progre
     Args:
         data: folder on whose disk the journals lie; else the system's folder for temporary files.
         full: ten minutes; else one.
-        progress: told how far it is.
+        progress: called with the progress.
 
     Raises:
         Unavailable: the federation did not start.

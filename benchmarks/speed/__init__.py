@@ -1,1 +1,1 @@
-"""Numbers of speed: what the product takes beside the bare libraries."""
+"""Speed of the product, as ratios to the bare libraries."""

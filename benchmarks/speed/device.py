@@ -1,8 +1,8 @@
-"""What a CUDA device does for a party, as ratios within one run: exact search, a whole job, and when it is worth it.
+"""A CUDA device for a party, as ratios within one run: exact search, a whole job, and when it is worth it.
 
-Beside ours stands what anybody would write: one product in half precision and `torch.topk`, or FAISS's flat index on
-the device (float32). Neither settles ties; both twins get their records and queries where ours get them, on the host.
-Every measured search was compared with the definition on a few of its queries.
+Ours is compared with the obvious code: one product in half precision and `torch.topk`, or FAISS's flat index on the
+device (float32). Neither settles ties; both twins get their records and queries where ours get them, on the host. Every
+measured search was compared with the definition on a few of its queries.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bench_device(*, full: bool = False, progress: ProgressCallback = silent) -> 
 
 
 def _first_contact() -> list[BenchRow]:
-    """What a process pays once, before anything is charged: a child that finds the device and judges it."""
+    """Measure what a process pays once, before anything is charged: a child that finds the device and judges it."""
     rows = []
     for engine in _ENGINES:
         forget()
@@ -63,7 +63,7 @@ def _first_contact() -> list[BenchRow]:
 def _searches(records: int, *, queries: int) -> list[BenchRow]:
     rng = np.random.default_rng(1)
     features = np.concatenate([full_norm(rng, min(50_000, records), _DIMENSION)] * max(1, records // 50_000))
-    # Copies would tie; what shifts each of them by its number does not change how long anything takes.
+    # Copies would tie; shifting each by its number does not change any time.
     features[:, :4] = rng.integers(-30, 31, (records, 4))
     ids = rng.permutation(records).astype(np.int64)
     asked = full_norm(rng, queries, _DIMENSION)
@@ -95,7 +95,7 @@ def _searches(records: int, *, queries: int) -> list[BenchRow]:
 
 
 def _bare_torch(features: NDArray[np.int16], asked: NDArray[np.int16]) -> tuple[float, float]:
-    """Seconds of product and topk, and of the product alone."""
+    """Return seconds of product and topk, and of the product alone."""
     there = torch.from_numpy(features).cuda().half()
     taken = _least(lambda: _product_and_topk(there, asked)), _least(lambda: _product(there, asked))
     torch.cuda.empty_cache()
@@ -107,7 +107,7 @@ def _tiles(there: torch.Tensor, queries: NDArray[np.int16]) -> tuple[torch.Tenso
 
 
 def _product(there: torch.Tensor, queries: NDArray[np.int16]) -> None:
-    """The product and nothing else."""
+    """Compute the product and nothing else."""
     asked, starts = _tiles(there, queries)
     for start in starts:
         torch.mm(asked, there[start : start + (1 << 17)].T, out_dtype=torch.float32)
@@ -115,7 +115,7 @@ def _product(there: torch.Tensor, queries: NDArray[np.int16]) -> None:
 
 
 def _product_and_topk(there: torch.Tensor, queries: NDArray[np.int16]) -> NDArray[np.float32]:
-    """What anybody would write: a tile, its topk, topk of those."""
+    """Run the obvious code: a tile, its topk, topk of those."""
     asked, starts = _tiles(there, queries)
     best = torch.empty((len(queries), 0), dtype=torch.float32, device="cuda")
     for start in starts:
@@ -125,7 +125,7 @@ def _product_and_topk(there: torch.Tensor, queries: NDArray[np.int16]) -> NDArra
 
 
 def _worth(*, largest: int) -> list[BenchRow]:
-    """A whole small search, loading included, on the device and on the processor: where the one overtakes the other."""
+    """Time a whole small search, loading included, on the device and on the processor, to find where one overtakes."""
     rng = np.random.default_rng(2)
     build_index(full_norm(rng, 100, _DIMENSION), np.arange(100), engine="torch-gpu")  # the process has its device
     rows = []
@@ -165,6 +165,6 @@ def _job(folder: Path, *, agents: int, records: int, queries: int) -> list[Bench
 
 
 def _least(work: Callable[[], object]) -> float:
-    """Of five, after one that warms up; ours and the bare twins end with a copy to the host."""
+    """Return the least of five times, after a warm-up; ours and the bare twins end with a copy to the host."""
     work()
     return min(seconds_of(work) for _ in range(5))

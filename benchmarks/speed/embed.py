@@ -1,9 +1,10 @@
-"""What embedding spends on an image, step by step: both decoders beside each other, and the whole beside its parts.
+"""The cost of embedding an image, step by step: both decoders against each other, and the whole against its parts.
 
 Decoding and preparing are measured in processor time of one thread, which other work on the machine hardly moves; the
 decoders take turns. The whole (`labeler embed` without its command) takes turns with the forward pass alone and the
-input alone, so that a change of the machine's speed hits all three: in processor time where the processor computes, for
-there nothing can overlap and every core is busy, and by the clock where a GPU does.
+input alone, so that a change of the machine's speed hits all three. It is measured in processor time where the
+processor computes, for there nothing can overlap and every core is busy. Where a GPU computes, it is measured by the
+clock.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ def bench_embed(*, data: Path | None = None, full: bool = False, progress: Progr
 
 
 def _some(folder: Path, count: int) -> list[Path]:
-    """Photographs of all classes of a domain."""
+    """Return photographs of all classes of a domain."""
     files = sorted(folder.rglob("*.jpg"))
     return files[:: max(1, len(files) // count)][:count]
 
 
 def _steps(case: str, files: list[bytes], transform: Transform, *, turns: int) -> list[BenchRow]:
-    """Decode and prepare by each decoder, in milliseconds of one core, and what the new one takes of the old."""
+    """Measure decoding and preparing by each decoder, in milliseconds of one core, and the ratio of the new one to the
+    old.
+    """
     transforms = [transform.model_copy(update={"decoder": decoder}) for decoder in get_args(Decoder)]
     spent = {one.decoder: np.zeros((turns, 2)) for one in transforms}
     threads = torch.get_num_threads()
@@ -92,7 +95,7 @@ def _steps(case: str, files: list[bytes], transform: Transform, *, turns: int) -
 
 
 def _whole(files: list[Path], backbone: Backbone, *, turns: int) -> list[BenchRow]:
-    """A shard of photographs of about 500 x 500, beside the forward pass alone and the input alone."""
+    """Measure a shard of photographs of about 500 x 500, the forward pass alone, and the input alone."""
     slow = load_backbone(read_spec(DEFAULT_BACKBONE).model_copy(update={"decoder": "pillow"}))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -1,8 +1,8 @@
-"""How many reservations a ledger makes durable in a second, as a ratio to bare SQLite inserts in the same process.
+"""Durable reservations of a ledger per second, as a ratio to bare SQLite inserts in the same process.
 
-The bare twin writes one row of the same size per commit with the same settings; the ledger adds the chain of hashes,
-the balances with their CHECK, the reservation, and the anchor. Both take turns on the same disk. Nobody can be durable
-for less than the twin: one row, one commit, one sync.
+The bare twin writes one row of the same size per commit with the same settings. The ledger adds the chain of hashes,
+the balances with their CHECK, the reservation, and the anchor. Both take turns on the same disk. The twin is the least
+cost of durability: one row, one commit, one sync.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a Ray of one party's own costs and gains: images embedded, and records searched, against one process.
+"""The cost and gain of a party's own Ray cluster: images embedded, and records searched, against one process.
 
-Both sides have the same processors of one machine, so nothing is gained by more of them here: what is measured is what
-the way costs. Shards and neighbours are compared bit for bit each time.
+Both sides have the same processors of one machine, so more of them gain nothing here: the bench measures the overhead.
+Shards and neighbours are compared bit for bit each time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROWS_AT_ONCE = 20_000
 
 
 def bench_ray(*, full: bool = False, progress: ProgressCallback = silent) -> list[BenchRow]:
-    """Embedding and searching by two workers of Ray, against one process."""
+    """Measure embedding and searching by two workers of Ray, against one process."""
     images, records, turns = (600, 100_000, 2) if full else (64, 5_000, 1)
     rows: list[BenchRow] = []
     with tempfile.TemporaryDirectory(prefix="bench-ray-") as name:

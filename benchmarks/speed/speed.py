@@ -1,14 +1,12 @@
-"""How fast a job runs, as a ratio to the bare library calls in the same process, and other speeds and sizes.
+"""The speed of a job, as a ratio to the bare library calls in the same process, and other speeds and sizes.
 
-The bare twin of a job is what nobody can do without: one FAISS index per agent, one search of the queries, votes
-counted by numpy. Both twins start from the same shards on disk and take turns, so that a change of the machine's
-speed hits both.
+The bare twin of a job is what every job needs: one FAISS index per agent, one search of the queries, votes counted by
+numpy, no exact ties, no privacy. Both twins start from the same shards on disk and take turns, so that a change of the
+machine's speed hits both.
 
-What a search under a memory limit really adds to a process is measured in a fresh interpreter, over a shard it maps
-from a file, by the anonymous memory while the index is built and searched (`benchmarks.machine`). A small search comes
+The memory that a search under a limit adds to a process is measured in a fresh interpreter, over a shard it maps from a
+file. It is the anonymous memory while the index is built and searched (`benchmarks.machine`). A small search comes
 first: it loads the matrix library and its fixed workspace.
-
-The bare library call that benchmarks compare with: FAISS and numpy, no exact ties, no privacy.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> l
 
 
 def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int, public: bool = False) -> None:
-    """A shard of random unit vectors around ten class centres."""
+    """Write a shard of random unit vectors around ten class centres."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(len(CLASSES), dimension))
     labels = rng.integers(0, len(CLASSES), records).astype(np.int16)
@@ -76,7 +74,7 @@ def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int
 
 
 def run_job(request: LabellingJob) -> None:
-    """A job as `labeler run` does it until the release; the student and the report are left out."""
+    """Run a job as `labeler run` does until the release; the student and the report are left out."""
     with open_job_folder(request.out) as opened:
         prepared = prepare(request, opened)
         opened.begin(prepared.plan())
@@ -86,7 +84,7 @@ def run_job(request: LabellingJob) -> None:
 def synthetic_job(
     folder: Path, *, agents: int, records: int, queries: int, dimension: int, k: int = 50, **asked: Any
 ) -> Callable[[str], LabellingJob]:
-    """Shards of agents and of public images in a folder; gives a job over them for each name of an output."""
+    """Write shards of agents and of public images into a folder; return a job over them for each name of an output."""
     shards = tuple(folder / f"agent-{number}" for number in range(agents))
     for number, path in enumerate(shards):
         if not path.exists():
@@ -100,7 +98,7 @@ def synthetic_job(
 def beside_bare(
     job: Callable[[str], LabellingJob], votes: Callable[..., NDArray[np.int64]], *, turns: int
 ) -> list[tuple[float, float]]:
-    """Seconds of the bare twin and of the job, in turns; `votes` is the twin's search and count of one agent."""
+    """Return seconds of the bare twin and of the job, in turns; `votes` is the twin's search and count of one agent."""
     twin = job("twin")
 
     def bare() -> None:
@@ -161,7 +159,7 @@ def _memory(folder: Path, *, records: int) -> list[BenchRow]:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What one search used.
+    """Memory and time of one search.
 
     Attributes:
         shard_bytes: the features on disk (int16).
@@ -188,7 +186,7 @@ def measure_search_memory(
     limit_bytes: int | None = None,
     engine: str = "auto",
 ) -> MemoryUse:
-    """Search a shard of synthetic features that is larger than the memory limit, in a process of its own.
+    """Search a shard of synthetic features that is larger than the memory limit, in a separate process.
 
     Args:
         folder: where the features are written (records * dimension * 2 bytes) and removed again.
@@ -218,7 +216,7 @@ def measure_search_memory(
 
 
 def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> MemoryUse:
-    """Runs in the fresh interpreter."""
+    """Measure, in the fresh interpreter."""
     features = np.load(path, mmap_mode="r")
     if engine == "auto":
         engine = engine_of_processor(products_of(features.shape[1], max_records=None, searches=queries))
@@ -228,7 +226,7 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
     few_at_a_time = 40 * 600 + (1 << 20) + 24 * few.shape[1] * 150
     for limit in (None, few_at_a_time):
         build_index(few, record_ids[:600], engine=engine, memory_limit_bytes=limit).search(asked[:100], k)
-    # Heap that the warm-up freed but the allocator kept would be used again unseen.
+    # Otherwise heap that the warm-up freed but the allocator kept would be reused unseen.
     ctypes.CDLL(None).malloc_trim(0)
     with PeakMemory() as peak:
         began = time.perf_counter()
@@ -250,7 +248,7 @@ def bare_votes(
     k: int,
     num_classes: int,
 ) -> NDArray[np.int64]:
-    """What anybody would write: a flat FAISS index, one search, votes counted by numpy. For measuring only.
+    """Run the obvious code: a flat FAISS index, one search, votes counted by numpy. For measuring only.
 
     Args:
         features: int16, shape (n, d).
@@ -271,13 +269,13 @@ def bare_votes(
 def bare_device_search(
     features: NDArray[np.int16], queries: NDArray[np.int16], k: int, measured: Callable[[Callable[[], object]], float]
 ) -> float:
-    """Searches of a flat FAISS index on a CUDA device, as `measured` measures them; the index is made before.
+    """Measure searches of a flat FAISS index on a CUDA device by `measured`; the index is made before.
 
     Args:
         features: int16, shape (n, d).
         queries: int16, shape (nq, d).
         k: neighbours, at most n and 2048.
-        measured: given the search, how long it takes.
+        measured: returns how long the given search takes.
     """
     index = _device_index(features)
     return measured(lambda: index.search(queries.astype(np.float32), k))
@@ -290,7 +288,7 @@ def bare_device_votes(
     k: int,
     num_classes: int,
 ) -> NDArray[np.int64]:
-    """`bare_votes` with the index on a CUDA device."""
+    """Run `bare_votes` with the index on a CUDA device."""
     _, rows = _device_index(features).search(queries.astype(np.float32), k)
     return _counted(labels[rows], num_classes)
 

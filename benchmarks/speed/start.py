@@ -1,6 +1,6 @@
-"""How long people wait before anything happens: `labeler up` until it is ready and until it is gone, light commands.
+"""Waiting times: `labeler up` until it is ready and until it is gone, and light commands.
 
-Seconds are those of a clock on the wall; CPU seconds are those of every process that had to run, user and system, from
+Seconds are those of a clock on the wall. CPU seconds are those of every process that had to run, user and system, from
 the fork of the first to the moment measured. A first start makes the federation, keys, shards and journals; a second
 one opens it.
 """
@@ -55,7 +55,7 @@ class Run:
     Attributes:
         ready_s, ready_cpu_s: until jobs could be taken.
         stopped_s: from SIGTERM until nothing of it was left.
-        processes: how many it came to.
+        processes: their number.
         killed: what it says it had to kill, in words; empty where nothing.
     """
 
@@ -118,9 +118,9 @@ def _run(home: Path, *, status_cpu: list[float] | None = None, with_a_job: bool 
 
 
 def cpu_seconds_below(pid: int) -> dict[int, float]:
-    """CPU seconds, user and system, of a process and of all that descend from it, by process id.
+    """Return CPU seconds, user and system, of a process and of all its descendants, by process id.
 
-    What a process has waited for counts as its own.
+    The children that a process has waited for count as its own.
     """
     found: dict[int, tuple[int, float]] = {}
     ticks = os.sysconf("SC_CLK_TCK")
@@ -138,7 +138,7 @@ def cpu_seconds_below(pid: int) -> dict[int, float]:
 
 
 def _cpu_of(arguments: Sequence[object], **environment: str) -> float:
-    """CPU seconds of a command from its start to its end."""
+    """Return CPU seconds of a command from its start to its end."""
     command = [sys.executable, "-P", "-m", "workers.cli", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | environment)
     _, code, used = os.wait4(process.pid, 0)

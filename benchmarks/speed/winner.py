@@ -1,10 +1,10 @@
-"""What finding winners among three talliers costs, and what abstaining brings.
+"""The cost of finding winners among three talliers, and the gain of abstaining.
 
 Times are of three processes of this machine, which run already as talliers do, from the shares to the opened winners,
-their connections included; what it takes to start the three stands beside. The twin is MPyC's own `np_argmax` of the
+their connections included. The time to start the three is a separate number. The twin is MPyC's own `np_argmax` of the
 same shares in the same field, as its documentation runs it: three processes on loopback, no TLS, no checks, its own
-start included; the ratio counts the start of ours as well. It is an oracle too: written by others, and by other means.
-Label quality is that of five agents on handwritten digits at a noise where some answers are guesses.
+start included. The ratio counts the start of ours as well. The twin is an oracle too: written by others, and by other
+means. Label quality is that of five agents on handwritten digits at a noise where some answers are guesses.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _rows_of_ours(size: tuple[int, int], took: Took) -> list[BenchRow]:
 
 
 def _many_jobs(turns: int) -> list[BenchRow]:
-    """Small jobs that are due together: in one computation, and one computation each."""
+    """Measure small jobs that are due together: in one computation, and one computation each."""
     size = 10 * MANY_JOBS, 10
     shares = _shares(*size)
     together = min(_ours(shares, jobs=MANY_JOBS).seconds for _ in range(turns))
@@ -166,7 +166,7 @@ def _check(winners: NDArray[np.integer], shares: list[NDArray[np.uint64]]) -> No
 
 
 def _quality(*, repetitions: int) -> list[BenchRow]:
-    """Accuracy of answered labels and the share answered, on all public digits, by threshold."""
+    """Measure the accuracy of answered labels and the share answered, on all public digits, by threshold."""
     from feature_store.backbones import load_backbone
     from feature_store.embedding import embed_source
 

@@ -1,9 +1,9 @@
-"""A tallier of its own process for measuring: it gets ready, waits for a word, finds winners, and says what it took.
+"""A tallier in a separate process for measuring: it gets ready, waits for a line, finds winners, and reports the cost.
 
     python -m benchmarks.speed.winner_party FOLDER PARTY [JOBS]
 
-FOLDER holds what `write_trio` wrote. It says "ready" on standard output, and begins at a line on standard input. Then
-comes a line of JSON, the megabytes of memory it took at most, and winners are in `FOLDER/winners-PARTY.npy`.
+FOLDER holds what `write_trio` wrote. It prints "ready" on standard output, and starts at a line on standard input. Then
+it prints a line of JSON, the most megabytes of memory it took; winners are in `FOLDER/winners-PARTY.npy`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMAND = (sys.executable, "-m", "benchmarks.speed.winner_party")
 
 @dataclass(frozen=True)
 class Took:
-    """What one computation took, at its slowest and largest tallier.
+    """The cost of one computation, at its slowest and largest tallier.
 
     Attributes:
         seconds: from the word to the winners of all three, connections included.
@@ -67,8 +67,8 @@ def measure(folder: Path, *, jobs: int = 1) -> Took:
     """Run what `write_trio` wrote in three processes.
 
     Args:
-        folder: where it is.
-        jobs: as how many jobs of one computation, the queries divided among them.
+        folder: of its files.
+        jobs: the number of jobs of one computation, among which the queries are divided.
     """
     started = time.perf_counter()
     with ExitStack() as owned:

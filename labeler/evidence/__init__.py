@@ -1,9 +1,9 @@
-"""Evidence: what was asked of private records, what it cost and how that is proved, in one document to be checked.
+"""Evidence: one document, to be checked, of what was asked of private records, its cost and its proof.
 
-    document    its fields, and which of them are facts of a journal and which follow from them
-    derive      everything that follows from the facts, computed anew by whoever makes or checks a document, and
-                whether a document is what its own facts, and a journal's, say; which field is not
+    document    its fields: facts of a journal, and conclusions that follow from them
+    derive      everything that follows from the facts, computed again by every maker and checker of a document; and
+                whether a document agrees with its own facts, and a journal's, with the fields that do not
 
-Reading a journal for it, signing it and the same as a page to print lie above (`labeler.ledger.evidence`,
-`feature_store.results`).
+Other packages read a journal for it (`labeler.ledger.evidence`), sign it and print it as a page
+(`feature_store.results`).
 """

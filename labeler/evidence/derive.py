@@ -1,16 +1,15 @@
-"""What follows from the facts of a journal: prices by the accountant, and counts. Equal facts give equal documents.
+"""Conclusions from the facts of a journal: prices by the accountant, and counts. Equal facts give equal documents.
 
-Nothing here believes a number that stands in the facts beside what it can compute: the guarantee of a task comes from
-its fields, and what was spent is the larger of what the ledger charged and of what the accountant says a round of that
-size costs today.
+This module trusts no stated number that it can compute. The guarantee of a task comes from its fields. Spending is the
+larger of two numbers: the ledger's charge, and today's price of a round of that size by the accountant.
 
 A little over 400 lines: everything in a document that follows from its facts, each in a few lines.
 
-Whether a document is what its facts say, and what a journal says; and which field is not.
+The module also checks a document against its own facts and against a journal, and names the fields that differ.
 
-A signature tells that somebody changed a document, not what. So everything that follows from the facts is computed
-again, and where a journal is at hand the facts are read from it again, as of the head that the document names. Every
-field that differs is named by its place.
+A signature shows that a document was changed, but not where. So everything that follows from the facts is computed
+again. If a journal is at hand, the facts are read from it again, as of the head that the document names. Every field
+that differs is named by its place.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ UNITS: Final[dict[StatedLevel, tuple[Unit, str]]] = {
     "person": ("person", "all records of one person at one agent are added or removed; at two agents the two mus add"),
     "agent": ("agent", "everything that one agent contributes is replaced by nothing, its noise stays"),
 }
-"""A level of the accountant, as a unit that people protect."""
+"""The unit that people protect, for each level of the accountant."""
 
 ACCOUNTING: Final = (
     f"{METHOD}: mu^2 adds up over rounds (Dong, Roth, Su 2022; fully adaptive: Smith, Thakurta 2022); derivation in "
@@ -97,7 +96,7 @@ MEANING: Final = (
         "Times are those of the journal's own clock, in UTC. Epsilon and delta are rounded up.",
     ),
 )
-"""What a reader needs to know of every document of this format."""
+"""Notes that every reader of a document of this format needs."""
 
 AUDITED: Final = (
     "audits",
@@ -115,7 +114,7 @@ AGENT_ONLY: Final = (
 
 
 def derive(facts: Facts, software: Software) -> Evidence:
-    """The document of some facts."""
+    """Return the document of some facts."""
     meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
     meaning = (*meaning, AUDITED) if facts.audits else meaning
     audits = _audits(facts)
@@ -150,14 +149,14 @@ def derive(facts: Facts, software: Software) -> Evidence:
 
 
 def bound(value: float | None) -> str | None:
-    """A number as a decimal text that is not below it: six significant digits, rounded up; None for no bound."""
+    """Return a number as a decimal text not below it: six significant digits, rounded up; None for no bound."""
     if value is None or not math.isfinite(value):
         return None
     return _rounded(value, ROUND_CEILING)
 
 
 def at_least(value: float) -> str:
-    """A lower bound as a decimal text that is not above it: six significant digits, rounded down."""
+    """Return a lower bound as a decimal text not above it: six significant digits, rounded down."""
     return _rounded(max(value, 0.0), ROUND_FLOOR)
 
 
@@ -193,17 +192,17 @@ def _audits(facts: Facts) -> tuple[AuditFinding, ...]:
 
 
 def decimal(value: float) -> str:
-    """A delta as all parties wrote it, in plain digits.
+    """Return a delta as all parties wrote it, in plain digits.
 
     The binary number that the accountant computes with may lie below it or above, by one part in 10^16 at most. An
-    epsilon is enlarged by one part in 10^6 and a budget keeps back one in 10^7 (labeler.accounting.integer, step 4;
-    labeler.budget), which is more than that is worth, so the statement holds for the decimal.
+    epsilon is enlarged by one part in 10^6 and a budget holds back one in 10^7 (labeler.accounting.integer, step 4;
+    labeler.budget). Both outweigh that difference, so the statement holds for the decimal.
     """
     return format(Decimal(repr(value)), "f")
 
 
 def task_of(facts: TaskFacts) -> Task | None:
-    """The task, where its fields are there and are those of its digest."""
+    """Return the task if its fields are present and match its digest."""
     if facts.task is None:
         return None
     try:
@@ -214,10 +213,10 @@ def task_of(facts: TaskFacts) -> Task | None:
 
 
 def proof_of(method: str, traits: Method) -> str:
-    """Where the sensitivity of a method is stated and proved: the function whose docstring is the proof.
+    """Return the function that states a method's sensitivity, and whose docstring proves it.
 
     Raises:
-        PrivacyRefusal: nobody has stated it, so nothing can be evidence of it.
+        PrivacyRefusal: no sensitivity is stated, so there can be no evidence of it.
     """
     match traits.stated:
         case CountedVotes(squared=function):
@@ -228,7 +227,7 @@ def proof_of(method: str, traits: Method) -> str:
 
 
 def source_of(traits: Method) -> str:
-    """The paper of a method, as the first line of its module names it."""
+    """Return the paper of a method, from the first line of its module's docstring."""
     stated = traits.stated
     function = stated.squared if isinstance(stated, CountedVotes) else None if stated is None else stated.answer_sum
     words = "" if function is None else inspect.getdoc(inspect.getmodule(function)) or ""
@@ -236,17 +235,17 @@ def source_of(traits: Method) -> str:
 
 
 def charged_rounds(task: TaskFacts) -> list[Round]:
-    """The rounds whose charge is final, in order of jobs."""
+    """Return the rounds whose charge is final, in order of jobs."""
     return [one for job in task.jobs for one in job.rounds if one.charge == "posted"]
 
 
 def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int | None:
-    """What rounds amount to at a level: per round the larger of its charge and its price; None without a bound.
+    """Return the cost of rounds at a level: per round the larger of its charge and its price; None without a bound.
 
-    Where the task is not known its charges are all there is to go by.
+    If the task is not known, only the charges count.
     """
     if task is not None and task.life is not None and level == "instance":
-        # A round is charged the least there is; what all of them may cost was set aside once, and is what was promised.
+        # Each round is charged the minimum. The most that all may cost was set aside once, and equals the promise.
         return task.life.budget_nano if any(True for _ in rounds) else 0
     total = 0
     for one in rounds:
@@ -260,12 +259,12 @@ def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int 
 
 
 def _price_of(task: Task, one: Round) -> dict[Level, int]:
-    """What a round costs by today's accountant; of steps of training the first pays for all."""
+    """Return a round's cost by today's accountant; the first step of a training pays for all."""
     return round_charges(task, one.questions, answered=one.first_question or 0)
 
 
 def charged_nano(one: Round, level: Level) -> int:
-    """The largest charge of any account for a round, nano-units of mu^2."""
+    """Return the largest charge of any account for a round, nano-units of mu^2."""
     return max((charge.nano for charge in one.charges if charge.level == level), default=0)
 
 
@@ -373,7 +372,7 @@ def _cadence(facts: TaskFacts, rounds: list[Round]) -> Cadence:
 
 
 def _asked_again(rounds: list[Round]) -> int:
-    """How many question numbers lie in more than one of these rounds."""
+    """Return how many question numbers lie in more than one of these rounds."""
     ranges = sorted((one.first_question, one.questions) for one in rounds if one.first_question is not None)
     again, end = 0, 0
     for first, count in ranges:
@@ -415,7 +414,7 @@ def _remarks(facts: TaskFacts) -> list[str]:
 
 
 def software(version: str) -> Software:
-    """This program."""
+    """Return the description of this program."""
     return Software(name="private-labeler", version=version)
 
 
@@ -427,13 +426,14 @@ _BOUNDS: Final = frozenset(
         "proved_epsilon", "promised_epsilon", "proved_advantage", "promised_advantage",
     }
 )  # fmt: skip
-"""Computed with floating point: another machine may round the last digit up where this one does not."""
+"""Fields computed with floating point: another machine may round the last digit up if this one does not."""
 
 
 def contradictions(facts: Facts) -> list[str]:
-    """What cannot all be true in some facts; empty where nothing is.
+    """Return contradictions between some facts; empty if there are none.
 
-    The chain of hashes says who was charged for which round, and who was summed. Tables beside it must agree.
+    The chain of hashes says which accounts were charged for a round, and which agents were summed. The tables must
+    agree.
     """
     found: list[str] = []
     known = {task.digest for task in facts.tasks}
@@ -452,9 +452,9 @@ def contradictions(facts: Facts) -> list[str]:
 
 
 def differences(found: Evidence, expected: Evidence) -> list[str]:
-    """Every field of a document that is not what was expected, by its place; at most MOST_DIFFERENCES.
+    """Return every field of a document that differs from the expected one, by its place; at most MOST_DIFFERENCES.
 
-    A bound may differ by one in its last digit: another machine's arithmetic may round where this one does not.
+    A bound may differ by one in its last digit: another machine's arithmetic may round differently.
     """
     told: list[str] = []
     pairs = _unequal(found.model_dump(mode="json"), expected.model_dump(mode="json"), "")
@@ -467,7 +467,7 @@ def differences(found: Evidence, expected: Evidence) -> list[str]:
 
 
 def rebuilt(document: Evidence) -> Evidence:
-    """The document that a document's own facts give."""
+    """Return the document that a document's own facts give."""
     return derive(document.facts, document.software)
 
 
@@ -518,7 +518,7 @@ def _is_bound(place: str) -> bool:
 
 
 def _is_near(found: Any, expected: Any) -> bool:
-    """Whether two texts of a bound differ by one in the last digit that is kept."""
+    """Return whether two texts of a bound differ by one in the last digit that is kept."""
     if not isinstance(found, str) or not isinstance(expected, str):
         return False
     one, other = Decimal(found), Decimal(expected)

@@ -1,13 +1,12 @@
 """The fields of an evidence document. Public facts and numbers that follow from them; nothing private has a field.
 
-**Facts** were read from a verified journal: tasks as all parties agreed on them, who was asked, who declined, whose
-shares were summed, what was charged when, digests of what was released. **Everything else follows** from the facts by
-the accountant (`labeler.evidence.derive`), so a reader computes it again and believes no number. Epsilon and delta are
-decimal texts, rounded up: what stands there holds.
+**Facts** were read from a verified journal: tasks as all parties agreed on them, the agents that were asked,
+declined or were summed, charges with their times, digests of what was released. **Everything else follows** from
+the facts by the accountant (`labeler.evidence.derive`), so a reader computes it again and trusts no number. Epsilon and
+delta are decimal texts, rounded up, so the stated values hold.
 
-What an agent's journal knows of its own records (the version of its shard, what a record has spent) has no field. Its
-document names no other agent: it knows none.
-
+An agent's journal knows things about its records (the version of its shard, what a record has spent). They have no
+field. An agent's document names no other agent, because its journal knows none.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Bound = Annotated[str, Field(pattern=r"^[0-9]{1,30}(\.[0-9]{1,400})?$")]
 
 
 Unit = Literal["image", "person", "agent"]
-"""What people protect."""
+"""The units that people protect."""
 
 
 class _Part(BaseModel):
@@ -41,14 +40,14 @@ class _Part(BaseModel):
 
 
 class Scope(_Part):
-    """What a document is about.
+    """The subject of a document.
 
     Attributes:
-        party: whose journal it was read from.
+        party: role of the party whose journal was read.
         party_id: its name; "coordinator" for the coordinator.
         task: digest of the one task it is about; empty for all of a period.
         since, until: the period in which jobs were submitted (at an agent: rounds charged), the end excluded; empty
-            where it is not bounded.
+            if it is not bounded.
     """
 
     party: Literal["coordinator", "agent"]
@@ -59,14 +58,14 @@ class Scope(_Part):
 
 
 class Journal(_Part):
-    """How far the journal had come when it was read, its chain of hashes checked from `first_entry` on.
+    """The extent of the journal when it was read, its chain of hashes checked from `first_entry` on.
 
     Attributes:
-        first_entry: from where every entry, every step and every balance was checked.
-        entries: how many there were.
+        first_entry: every entry, step and balance was checked from this entry on.
+        entries: number of entries.
         head: hash of the last.
-        read_at: when; the facts are those of that moment.
-        last_entry_at: when the last entry was written; empty where there is none.
+        read_at: time of reading; the facts are those of that moment.
+        last_entry_at: when the last entry was written; empty if there is none.
     """
 
     first_entry: Literal[1] = 1
@@ -85,11 +84,11 @@ class Charge(_Part):
 
 
 class Refusal(_Part):
-    """An agent that did not answer, and what it said.
+    """An agent that did not answer, and its reply.
 
     Attributes:
-        said: "declined" before anybody was asked, "later" where a person had not decided, "refused" when asked.
-        reason: type of its refusal; empty where it is not kept.
+        said: "declined" before anybody was asked, "later" if a person had not decided, "refused" when asked.
+        reason: type of its refusal; empty if it is not kept.
         sentence: its own words.
     """
 
@@ -104,14 +103,14 @@ class Round(_Part):
 
     Attributes:
         number: within the job.
-        first_question: number of the first of them within the task; None where the journal does not know it.
-        charge: what became of its price; "none" where none was reserved for it alone.
+        first_question: number of the first of them within the task; None if the journal does not know it.
+        charge: state of its price; "none" if none was reserved for it alone.
         posted_entry, posted_at: the ledger's entry that made the charge final.
         charges: by account and level, as they are in the chain.
-        contributors: agents whose shares were summed; in the chain. Empty where nothing was summed.
+        contributors: agents whose shares were summed; in the chain. Empty if nothing was summed.
         refusals: agents that did not answer it.
         round_digest: names its messages and its noise.
-        release_digest: SHA-256 of what was opened, as it is kept.
+        release_digest: SHA-256 of the stored release.
     """
 
     number: Count
@@ -128,7 +127,7 @@ class Round(_Part):
 
 
 class Job(_Part):
-    """One labelling job.
+    """One labeling job.
 
     Attributes:
         state: how it ended, or "under way".
@@ -152,10 +151,10 @@ class TaskFacts(_Part):
     """A task and what was asked of it.
 
     Attributes:
-        digest: what every party knew it by; SHA-256 of its fields.
-        task: the fields; None where an agent's journal keeps only the digest.
-        participants: agents of the task; empty where the journal does not know them.
-        created_at: when it was made; empty where the journal does not know it.
+        digest: the name by which every party knew it; SHA-256 of its fields.
+        task: the fields; None if an agent's journal keeps only the digest.
+        participants: agents of the task; empty if the journal does not know them.
+        created_at: when it was made; empty if the journal does not know it.
         jobs: in the scope of the document.
     """
 
@@ -170,11 +169,11 @@ class AccountFacts(_Part):
     """One account at one level, over the whole life of the journal.
 
     Attributes:
-        account, level: whose budget.
-        cap_nano: nano-units of mu^2; None where charges are recorded and not limited.
+        account, level: identify the budget.
+        cap_nano: nano-units of mu^2; None if charges are recorded and not limited.
         posted_nano, reserved_nano: final charges, and those that may become so.
         is_unpriced: something was charged that names another level and not this one, which had no finite price; so
-            what the charges add up to bounds nothing.
+            the sum of the charges bounds nothing.
     """
 
     account: Text
@@ -191,8 +190,8 @@ class Facts(_Part):
     Attributes:
         delta: at which the accounts' budgets are stated, from the party's settings; a decimal.
         accounts: those of the federation and of the participants of the tasks.
-        audits: what attacks on the pipeline counted (labeler.auditing). No journal knows of them: they rest on the
-            word of who signs. Left out where there is none.
+        audits: counts of attacks on the pipeline (labeler.auditing). No journal knows of them: they rest on the
+            signer's word. Left out if there are none.
     """
 
     scope: Scope
@@ -208,13 +207,13 @@ class Facts(_Part):
 
 
 class Guarantee(_Part):
-    """What is guaranteed to one unit.
+    """The guarantee to one unit.
 
     Attributes:
         unit: "image" (one record), "person" or "agent".
-        neighbours: what "with or without it" means.
-        epsilon, delta: decimals, rounded up; epsilon None where there is no bound.
-        participant_epsilon: against one participant that reads the release; None where it is not stated or unbounded.
+        neighbours: the meaning of "with or without it".
+        epsilon, delta: decimals, rounded up; epsilon None if there is no bound.
+        participant_epsilon: against one participant that reads the release; None if it is not stated or unbounded.
         reason: why there is no bound.
     """
 
@@ -227,19 +226,19 @@ class Guarantee(_Part):
 
 
 class Mechanism(_Part):
-    """How the guarantee is made and where its proof is.
+    """The mechanism behind a guarantee, and the location of its proof.
 
     Attributes:
         system: its name in the papers.
-        source: the paper, and what of it holds here.
-        contribution: what each agent contributes.
-        noise: of what kind, and how much of it nobody can subtract.
+        source: the paper, and the part of it that holds here.
+        contribution: the contribution of each agent.
+        noise: its kind, and the part of it that nobody can subtract.
         proof: the function whose docstring is the proof of sensitivity.
         accounting: how epsilon is computed, and the module with the derivation.
         colluding_agents: how many may pool what they know.
         talliers: how many hold shares.
         quorum: fewest agents for which anything is opened.
-        holds_against: for whom the guarantee holds.
+        holds_against: the adversaries for whom the guarantee holds.
     """
 
     system: Text
@@ -256,7 +255,7 @@ class Mechanism(_Part):
 
 
 class Cohort(_Part):
-    """How many agents stood behind an answer: fewest and most, over rounds that were charged."""
+    """The fewest and the most agents behind an answer, over rounds that were charged."""
 
     participants: Count
     fewest_asked: Count
@@ -265,16 +264,16 @@ class Cohort(_Part):
 
 
 class Cadence(_Part):
-    """How often was asked.
+    """The frequency of questions.
 
     Attributes:
         jobs, jobs_completed: in the scope.
-        rounds_charged, questions_charged: for good.
-        first_at, last_at: of charges; empty where there is none.
-        days: on how many days something was charged.
+        rounds_charged, questions_charged: with final charges.
+        first_at, last_at: of charges; empty if there are none.
+        days: number of days on which something was charged.
         most_rounds_in_a_day: and the most on one of them.
         questions_asked_again: question numbers of a task that were charged more than once; must be 0.
-        releases: how many rounds were opened.
+        releases: number of opened rounds.
     """
 
     jobs: Count
@@ -290,14 +289,14 @@ class Cadence(_Part):
 
 
 class TaskFindings(_Part):
-    """What follows from the facts of one task.
+    """The conclusions from the facts of one task.
 
     Attributes:
-        mechanism: None where the task is not known.
+        mechanism: None if the task is not known.
         promised: the guarantees of all questions that the task may ever ask.
-        spent: what was charged of it in this scope, at the task's delta.
+        spent: charges of the task in this scope, at the task's delta.
         cohort, cadence: see there.
-        asked_and_refused: agents that refused at least once, with how often.
+        asked_and_refused: agents that refused at least once, with their number of refusals.
     """
 
     digest: Digest
@@ -310,9 +309,9 @@ class TaskFindings(_Part):
 
 
 class AccountFindings(_Part):
-    """What an account's charges amount to together, final and reserved, at the facts' delta; None without a bound.
+    """The epsilon of an account's charges together, final and reserved, at the facts' delta; None without a bound.
 
-    `cap_epsilon` is what it may amount to; None where charges are recorded and not limited.
+    `cap_epsilon` is the largest it may reach; None if charges are recorded and not limited.
     """
 
     account: Text
@@ -322,15 +321,15 @@ class AccountFindings(_Part):
 
 
 class AuditFinding(_Part):
-    """What one adversary of an audit proved, decimals: what was proved rounded down, what is promised rounded up.
+    """The result of one adversary of an audit, decimals: proved values rounded down, promised values rounded up.
 
     Attributes:
         task: digest of the task.
-        level: whose presence it told.
-        runs: how many lives of the task it counted; 1 with many canaries.
+        level: the unit whose presence it told.
+        runs: how many runs of the task it counted; 1 with many canaries.
         confidence: with which all findings of its audit hold together.
         proved_epsilon, promised_epsilon: at the task's delta.
-        proved_advantage, promised_advantage: true less false positives in telling who took part.
+        proved_advantage, promised_advantage: true minus false positives in telling which units took part.
         is_above: whether this refutes the promise.
     """
 
@@ -347,7 +346,7 @@ class AuditFinding(_Part):
 
 
 class Software(_Part):
-    """What made the document."""
+    """The program that made the document."""
 
     name: Text
     version: Text
@@ -359,10 +358,10 @@ class Evidence(_Part):
     Attributes:
         version: of the format.
         software: that made it.
-        tasks, accounts: what follows.
-        remarks: what a reader must know of these facts: contradictions that are no reason to refuse, such as a charge
+        tasks, accounts: the conclusions.
+        remarks: notes on these facts for a reader: contradictions that are no reason to refuse, such as a charge
             below today's price.
-        audits: what follows from the facts' audits.
+        audits: conclusions from the facts' audits.
         meaning: what refusals, exports, repeats and the chain say and do not say; fixed words of this format.
     """
 
@@ -387,10 +386,10 @@ def _without_empty(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_evidence(data: bytes) -> Evidence:
-    """A document from its JSON.
+    """Return a document from its JSON.
 
     Raises:
-        ProtocolViolation: it is none; one sentence per field that is missing, unknown or out of bounds.
+        ProtocolViolation: invalid; one sentence per field that is missing, unknown or out of bounds.
     """
     try:
         return Evidence.model_validate_json(data)
@@ -399,5 +398,5 @@ def parse_evidence(data: bytes) -> Evidence:
 
 
 def canonical_bytes(document: Evidence) -> bytes:
-    """The one spelling of a document: what is signed."""
+    """Return the one spelling of a document, which is signed."""
     return canonical_json(document.model_dump(mode="json"))

@@ -2,8 +2,8 @@
 
 Its fields and choices are those of the registry's schema (opendp/deployments-registry-data). Every number comes from
 the document, whose numbers follow from a verified journal. Fields that no journal knows say `TO_FILL`; the record's
-notes list them. The notes also answer what NIST SP 800-226 asks of a guarantee, from epsilon down to how data were
-collected, or say who can.
+notes list them. The notes also answer what NIST SP 800-226 asks of a guarantee, from epsilon to how data were
+collected, or name a party that can.
 
 A registry is public: no agent, requester or job is named here, whatever the document names.
 """
@@ -26,10 +26,10 @@ Section = dict[str, Any]
 
 
 def registry_record(document: Evidence) -> Section:
-    """The record, as nested fields: text, whole numbers, decimals, lists of text.
+    """Return the record, as nested fields: text, whole numbers, decimals, lists of text.
 
     Raises:
-        InvalidSetting: the document is not about exactly one task that is known, so there is no one deployment.
+        InvalidSetting: the document is not about exactly one known task, so there is not one deployment.
     """
     mechanism = document.tasks[0].mechanism if len(document.tasks) == 1 else None
     if mechanism is None or document.facts.scope.party != "coordinator":
@@ -96,7 +96,7 @@ def registry_record(document: Evidence) -> Section:
 
 
 def as_yaml(fields: Section, *, depth: int = 0) -> str:
-    """The record as YAML: text in double quotes, or in a block where it has several lines."""
+    """Return the record as YAML: text in double quotes, or in a block if it has several lines."""
     lines = []
     for key, value in fields.items():
         indent = "  " * depth
@@ -170,7 +170,7 @@ def _model(document: Evidence, found: TaskFindings, mechanism: Mechanism) -> Sec
 
 
 def _budgets(document: Evidence) -> str:
-    """What accounts have spent of what they may, without saying whose they are."""
+    """Return the spending and the limits of accounts, without saying whose they are."""
     said = []
     for level, unit in (("instance", "one image"), ("agent", "one organisation")):
         found = [one for one in document.accounts if one.level == level]
@@ -196,7 +196,7 @@ def _audits(document: Evidence) -> str:
 
 
 def _notes(document: Evidence, found: TaskFindings, mechanism: Mechanism) -> str:
-    """The questions of SP 800-226, answered from the document; what nobody has answered; what must be filled in."""
+    """Return the questions of SP 800-226: answered from the document, unanswered, and to be filled in."""
     meaning, cadence = dict(document.meaning), found.cadence
     promised = "; ".join(f"{UNITS[one.unit]}: {_said(one)}" for one in found.promised)
     answers = (

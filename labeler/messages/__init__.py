@@ -1,6 +1,6 @@
-"""What parties say to each other: a signed envelope, and a strict model for each body in it.
+"""Messages between parties: a signed envelope, and a strict model for each body in it.
 
-    envelope      header, signature, frames: who to whom, of which round, which number      (named here, too)
+    envelope      header, signature, frames: sender, recipient, round, number      (names re-exported here)
     bodies        a strict model for each body, and the one format in which all are written
 
 tests/golden/test_message_bytes.py holds the digests of their bytes.

@@ -1,28 +1,28 @@
-"""Bodies of messages, and how each is written: a frozen dataclass whose fields decide.
+"""Bodies of messages, and their format: a frozen dataclass whose fields define the body.
 
     body = {"version":"labeler-willing/1", ...}                     one JSON object
-    body = {"version":"labeler-share/1", ...} | line feed | arrays  where arrays belong to it (safetensors)
+    body = {"version":"labeler-share/1", ...} | line feed | arrays  if it has arrays (safetensors)
 
-A field is written under its own name. A field with a default is left out while it has it; bytes are hexadecimal, sets
-are sorted lists, and arrays stand behind the JSON. A field's type says how it is read, and refuses everything else.
+A field is written under its own name. A field is left out while it has its default. Bytes are hexadecimal, sets are
+sorted lists, and arrays follow the JSON. A field's type says how it is read, and refuses everything else.
 
-Bodies come from other parties, so reading believes nothing: models are strict (labeler.untrusted), sizes are bounded
-before anything is parsed, arrays are exactly those expected, and whatever digest is stated is computed again. Reading
-raises only errors of `labeler.errors`, whatever the bytes, and can run no code (no pickle).
+Bodies come from other parties, so reading trusts nothing. Models are strict (labeler.untrusted). Sizes are bounded
+before anything is parsed. Arrays are exactly those expected. Every stated digest is computed again. Reading raises only
+errors of `labeler.errors`, whatever the bytes, and can run no code (no pickle).
 
-    poll         party -> coordinator    where it stands, and what mail it wants
-    poll         coordinator -> party    `Mail`: where the coordinator stands
-    proposal     coordinator -> agent    this task, rounds of these sizes, until this moment
-    willing      agent -> coordinator    yes: the price is set aside in my own ledger until that moment
-    declined     agent -> coordinator    no, and why; or not yet (a person has to approve first)
-    withdrawn    coordinator -> agent    rounds of this job that were not asked will not be
-    ask, open-round, sum                 a round: what is asked of agents and talliers
-    answered, refused, holdings          what they answer in words
-    input-share, aggregate-share, winner what is sealed; shares and sums are secret
+    poll         party -> coordinator    the party's journal head, and the mail it wants.
+    poll         coordinator -> party    `Mail`: the coordinator's journal head.
+    proposal     coordinator -> agent    this task, rounds of these sizes, until this moment.
+    willing      agent -> coordinator    yes: the price is set aside in my own ledger until that moment.
+    declined     agent -> coordinator    no, and why; or not yet (a person has to approve first).
+    withdrawn    coordinator -> agent    rounds of this job that were not asked will not be.
+    ask, open-round, sum                 a round: the requests to agents and talliers.
+    answered, refused, holdings          their replies in words.
+    input-share, aggregate-share, winner sealed bodies; shares and sums are secret.
 
-Nothing before the ask depends on a record. An agent decides from its policy, its approvals, its own ledger and what is
-public of its shard; so a proposal is free for both, and who declines has lost nothing. A yes promises that a round that
-is asked until the moment named finds its price covered. The site's policy is read again at the ask.
+Nothing before the ask depends on a record. An agent decides from its policy, its approvals, its own ledger and the
+public facts of its shard. So a proposal is free for both, and an agent that declines has lost nothing. A yes promises
+that a round asked before the named moment finds its price covered. The site's policy is read again at the ask.
 
 More than 600 lines: one format and the list of everything that is written in it, each body with its checks.
 """
@@ -81,7 +81,7 @@ MAX_WAIT_S = 30.0
 MAX_ROUNDS = 100_000
 
 ANSWER_KINDS: tuple[Kind, Kind] = ("willing", "declined")
-"""What an agent says to a proposal."""
+"""An agent's replies to a proposal."""
 
 _MAX_QUERIES = 2**40
 _FEATURE_SCALE = 2048
@@ -91,7 +91,7 @@ Arrays = Mapping[str, type[np.generic]]
 
 
 def pack(version: str, content: Mapping[str, Any]) -> bytes:
-    """A body out of its fields; see the module.
+    """Return a body made of its fields; see the module.
 
     Raises:
         TooLarge: its JSON has more than 8 MiB.
@@ -116,20 +116,20 @@ def unpack(
     choices: Sequence[Arrays] = (),
     most_bytes: int = MAX_MESSAGE_BYTES,
 ) -> dict[str, Any]:
-    """The fields of a body, arrays among them; what is in them is for the caller, or for its model, to check.
+    """Return the fields of a body, arrays included; the caller, or its model, checks their values.
 
     Args:
         data: the body.
-        what: what it is, for errors: "a share".
-        version: what its field "version" must say.
-        model: whose fields it must have, no more and no fewer; or their names.
-        optional: names that it may have besides.
-        choices: sets of arrays; exactly those of one set must be there. None for a body without arrays.
-        most_bytes: largest body with arrays that is taken; more than a message may have only for one that never
-            travelled.
+        what: its name in errors: "a share".
+        version: the required value of its field "version".
+        model: the class whose fields it must have, no more and no fewer; or their names.
+        optional: names that it may also have.
+        choices: sets of arrays; exactly those of one set must be present. None for a body without arrays.
+        most_bytes: largest accepted body with arrays; more than a message may have only for one that was never
+            sent.
 
     Raises:
-        TooLarge: larger than is taken.
+        TooLarge: larger than accepted.
         ProtocolViolation: malformed, or with other fields or arrays.
     """
     arrays: dict[str, NDArray[Any]] = {}
@@ -164,7 +164,7 @@ def _arrays(data: bytes, what: str, choices: Sequence[Arrays]) -> dict[str, NDAr
 
 
 def written_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are written: all but those that have their default."""
+    """Return the fields of a dataclass that are written: all but those that have their default."""
     held = {one.name: (getattr(value, one.name), one.default) for one in fields(value)}
     return {
         name: found
@@ -191,17 +191,17 @@ def _plain(value: Any) -> Any:
 
 
 class Body:
-    """A model that travels; `version` says how it is written."""
+    """A model that is sent; `version` names its format."""
 
     version: ClassVar[str]
     what: ClassVar[str]
 
     def content(self) -> dict[str, Any]:
-        """Its fields, as they are written."""
+        """Return its fields, as they are written."""
         return written_fields(self)
 
     def encode(self) -> bytes:
-        """The body; `decode` gives it back."""
+        """Return the body; `decode` reverses this."""
         return pack(self.version, self.content())
 
     @classmethod
@@ -210,13 +210,13 @@ class Body:
 
         Raises:
             ProtocolViolation: malformed, or see the class.
-            TooLarge: larger than is taken.
+            TooLarge: larger than accepted.
         """
         return cls(**unpack(data, cls.what, cls.version, cls))
 
 
 def _model(model: type[Any]) -> BeforeValidator:
-    """Of a field that is a model: it is read out of an object with its fields."""
+    """Return the reader of a field that is a model: it reads an object with its fields."""
 
     def read(content: object) -> object:
         if not isinstance(content, Mapping):
@@ -237,11 +237,11 @@ def _round(content: object) -> object:
 
 
 def _task(content: object) -> Task:
-    """A task out of a body, with every field, as the coordinator stored it.
+    """Return the task in a body, with every field, as the coordinator stored it.
 
     Raises:
-        ProtocolViolation: it could be written otherwise.
-        InvalidTask, UnsafeGrid: it is none that can be answered.
+        ProtocolViolation: it could be written differently.
+        InvalidTask, UnsafeGrid: it cannot be answered.
     """
     if isinstance(content, Task):
         return content
@@ -273,15 +273,15 @@ Position = Annotated[str, spelt("|[0-9]{1,20}(-[0-9]{1,20})?", "empty or a posit
 
 @strict("a poll")
 class Poll(Body):
-    """Body of "poll": a party asks for its mail and says where it stands.
+    """Body of "poll": a party asks for its mail and states its journal head.
 
     Attributes:
         after: position of the last message it took, empty for none.
         wait_s: how long the coordinator may hold the request while there is no mail, 0 to 30.
         journal_seq: the head of the party's own journal; 0 and an empty hash while it has none.
         journal_hash: as above.
-        coordinator_seq: the highest head of the coordinator's journal this party has seen, so that a
-            coordinator restored from an old copy is found out; 0 and an empty hash for none.
+        coordinator_seq: the highest head of the coordinator's journal that this party has seen. It reveals a
+            coordinator restored from an old copy; 0 and an empty hash for none.
         coordinator_hash: as above.
         program: version of the program, for people.
         facts: what the coordinator needs to know of it (an agent: backbone_fingerprint, dimension, classes). Never a
@@ -318,7 +318,7 @@ class Mail(Body):
         coordinator_seq: head of the coordinator's journal; a party that has seen a higher one knows that the
             coordinator lost entries.
         coordinator_hash: as above; empty for 0.
-        journal_seq: the head of the party's own journal that came with its last answer: a journal that does not hold it
+        journal_seq: the head of the party's own journal that came with its last answer. A journal without it
             is an older copy, and takes no part. 0 and an empty hash for none.
         journal_hash: as above.
     """
@@ -336,22 +336,22 @@ class Mail(Body):
         _check_head(self.journal_seq, self.journal_hash, "journal", "an answer")
 
     def content(self) -> dict[str, Any]:
-        """See Body: an empty head is written, too."""
+        """See Body: an empty head is also written."""
         return dict(vars(self))
 
 
 def _check_head(seq: int, digest: str, journal: str, what: str) -> None:
-    """An empty hash belongs to an empty journal, and to no other."""
+    """Check that a hash is empty exactly if the journal is empty."""
     if seq and not digest:
         raise ProtocolViolation(f"{journal}_hash of {what} must be a SHA-256, 64 lower-case hexadecimal digits")
 
 
-# A round: what is asked, and what is answered in words.
+# A round: requests, and replies in words.
 
 
 @strict("a tallier key")
 class TallierKey:
-    """Where an agent's share goes: a tallier and its enrolled keys.
+    """The recipient of an agent's share: a tallier and its enrolled keys.
 
     Attributes:
         tallier_id: party id of the tallier.
@@ -375,13 +375,13 @@ class Ask(Body):
 
     Attributes:
         task: the whole task; its digest is computed by the agent, not taken from the message.
-        batch: the queries; of a step of training with the public model that it begins from.
+        batch: the queries; for a step of training with the public model that it starts from.
         talliers: the parties that get one share each, in tallier order; as many as the task says, all different.
-        expires_at: unix time in seconds; an answer after it is not waited for.
+        expires_at: unix time in seconds; later answers are ignored.
 
-    Raises:
-        ProtocolViolation: talliers do not match the task, the batch lies beyond the task's queries, or a
-            feature is longer than a normalised one, so that inner products with it would not be exact.
+        Raises:
+        ProtocolViolation: talliers do not match the task, or the batch lies beyond the task's queries. Or a
+            feature is longer than a normalized one, so that inner products with it would not be exact.
     """
 
     version: ClassVar[str] = "labeler-ask/1"
@@ -428,11 +428,11 @@ class Ask(Body):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Queries of each round that is asked: this one."""
+        """Return the number of queries of each round that is asked: this one."""
         return (len(self.batch),)
 
     def content(self) -> dict[str, Any]:
-        """See Body: the batch is written out, and digests are stated so that a changed ask names itself."""
+        """See Body: the batch is written out, and digests are stated so that a changed ask is detected."""
         content = written_fields(self)
         del content["batch"]
         return content | self._digests | {"first_query": 0} | written_fields(self.batch)
@@ -447,9 +447,9 @@ class Ask(Body):
 
         Raises:
             ProtocolViolation: malformed, or see the class.
-            InvalidTask, UnsafeGrid: the task is not one that can be answered.
+            InvalidTask, UnsafeGrid: the task cannot be answered.
             WrongDigest: task or batch do not have the stated digest.
-            TooLarge: larger than is taken.
+            TooLarge: larger than accepted.
         """
         names = ("task", "task_digest", "first_query", "batch_digest", "talliers", "expires_at")
         choices: list[Arrays] = [{"features": np.int16}, {"features": np.int16, "model": np.float64}]
@@ -461,7 +461,7 @@ class Ask(Body):
         try:
             ask = cls(**content, batch=QueryBatch(**batch))
         except InvalidSetting as error:
-            # A task that cannot be answered says so by its own name.
+            # A task that cannot be answered keeps its own class of error.
             raise ProtocolViolation(str(error)) if type(error) is InvalidSetting else error from None
         _check_stated("an ask", stated, ask._digests)
         return ask
@@ -469,10 +469,10 @@ class Ask(Body):
 
 @strict("an open-round")
 class OpenRound(Body):
-    """Body of "open-round": a tallier learns of a round, and whose shares it may take.
+    """Body of "open-round": announces a round, and the agents whose shares a tallier may take.
 
     Attributes:
-        tallier: index of the tallier in it, from 0.
+        tallier: index of the recipient, from 0.
         participants: verify key (Ed25519, 64 hexadecimal digits) of each agent; no two the same.
         expires_at: unix time in seconds, after which the round is given up unless it was summed.
     """
@@ -496,7 +496,7 @@ class OpenRound(Body):
 
 
 def _check_entries(round: Round, agents: int) -> None:
-    """Refuse a round of which a message or a tallier's sum would not fit into the largest message."""
+    """Refuse a round whose messages or sums would exceed the largest message."""
     words = words_per_query(round.terms, num_classes=round.num_classes, agents=agents)
     if round.num_queries * words > MAX_ENTRIES:
         raise TooLarge(
@@ -507,7 +507,7 @@ def _check_entries(round: Round, agents: int) -> None:
 
 @strict("a sum")
 class SumRequest(Body):
-    """Body of "sum": add up these agents; the charge stands in the ledger already.
+    """Body of "sum": add up these agents; the charge is in the ledger already.
 
     Attributes:
         contributors: the agents agreed on.
@@ -524,12 +524,12 @@ class SumRequest(Body):
 
 @strict("a refusal")
 class Refusal(Body):
-    """Body of "refused": why a party does not do what it was asked.
+    """Body of "refused": why a party does not fulfill a request.
 
     Attributes:
         reason: `problem_type` of the error.
         sentence: for people, at most 2000 printable characters; says nothing private.
-        is_final: False where it may be asked again later (a person has to approve first, for example).
+        is_final: False if it may be asked again later (for example because a person has to approve first).
     """
 
     version: ClassVar[str] = "labeler-refused/1"
@@ -540,7 +540,7 @@ class Refusal(Body):
 
     @classmethod
     def of(cls, error: LabelerError) -> Refusal:
-        """Convert an error into a refusal; errors that pass by themselves are not final."""
+        """Convert an error into a refusal; temporary errors are not final."""
         printable = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(error).split()))
         sentence = printable[:MAX_SENTENCE_CHARACTERS] or error.problem_type
         return cls(error.problem_type, sentence, not isinstance(error, TryAgain))
@@ -548,10 +548,10 @@ class Refusal(Body):
 
 @strict("an answer that was sent")
 class AnswerSent(Body):
-    """Body of an agent's "answered": its shares are on their way, and this is how far its journal is.
+    """Body of an agent's "answered": its shares are on their way, and this is its journal head.
 
-    The head covers what the answer was charged and what it spends. Whoever has seen it finds out an older copy of the
-    journal, in which the answer was never given.
+    The head covers what the answer was charged and what it spends. A party that has seen it detects an older copy of
+    the journal, in which the answer was never given.
 
     Attributes:
         journal_seq, journal_hash: head of the agent's journal.
@@ -565,16 +565,16 @@ class AnswerSent(Body):
 
 @strict("a settlement")
 class Settled(Body):
-    """Body of the coordinator's "answered" to an agent: nobody misses anything of this round any more.
+    """Body of the coordinator's "answered" to an agent: every party has what it needs of this round.
 
-    An agent says "answered" when its shares are on their way (`AnswerSent`); the coordinator says it back once every
+    An agent says "answered" when its shares are on their way (`AnswerSent`). The coordinator says it back once every
     tallier has summed the round, or the job has ended. The agent then erases what it stored of the round and the
     round's key.
 
-    A lying coordinator gains nothing by it. Said too early, the agent cannot answer the round again, and refuses with
-    the sentence with which it refuses every settled round: the coordinator could as well not have asked. Said never,
-    the agent erases by itself after the deadline it was asked with, and at the latest after a month. Said of a round
-    that the agent was not charged for, it changes nothing.
+    A lying coordinator gains nothing by it. If it says so too early, the agent cannot answer the round again, and
+    refuses with its sentence for every settled round: the coordinator could as well not have asked. If it never says
+    so, the agent erases after the deadline of the ask, and at the latest after a month. For a round that the agent was
+    not charged for, it changes nothing.
     """
 
     version: ClassVar[str] = "labeler-settled/1"
@@ -585,16 +585,16 @@ class Settled(Body):
 
 @strict("a proposal")
 class Proposal(Body):
-    """Body of "proposal": a submitted job, fixed, that agents have not been asked about.
+    """Body of "proposal": a submitted job, fixed, before agents are asked.
 
     Attributes:
         job_id: the coordinator's name for it.
         task: the whole task; its digest is computed by the agent.
         sizes: queries of each round, in order; each at least 1, together at most the task's.
-        talliers: who would get the shares, as in an ask.
+        talliers: the recipients of shares, as in an ask.
         expires_at: unix time in seconds; nothing is asked after it.
-        requester: who submitted it, as the coordinator says: for people, and for a site that divides its budget among
-            requesters (`per_requester`). Empty where it is not told.
+        requester: its submitter, as the coordinator says: for people, and for a site that divides its budget among
+            requesters (`per_requester`). Empty if it is not told.
 
     Raises:
         ProtocolViolation: the sizes or the talliers do not fit the task.
@@ -629,14 +629,14 @@ class Proposal(Body):
 
     @property
     def num_queries(self) -> int:
-        """Of all rounds together."""
+        """Return the queries of all rounds together."""
         return sum(self.sizes)
 
     @cached_property
     def digest(self) -> str:
-        """Digest by which agents know a proposal again: of its job, task, rounds and deadline.
+        """Return the digest by which agents recognize a proposal: of its job, task, rounds and deadline.
 
-        Talliers may change their keys, and who submitted it is the coordinator's word, so no answer hangs on either.
+        Talliers may change their keys, and the requester is the coordinator's word, so no answer depends on either.
         """
         content = [self.job_id, self.task.digest, list(self.sizes), self.expires_at]
         return hashlib.sha256(b"labeler-proposal/1\n" + canonical_json(content)).hexdigest()
@@ -651,9 +651,9 @@ class Proposal(Body):
 
         Raises:
             ProtocolViolation: malformed, or see the class.
-            InvalidTask, UnsafeGrid: the task is not one that can be answered.
+            InvalidTask, UnsafeGrid: the task cannot be answered.
             WrongDigest: the task does not have the stated digest.
-            TooLarge: larger than is taken.
+            TooLarge: larger than accepted.
         """
         names = ("job_id", "task", "sizes", "talliers", "expires_at", "task_digest")
         content = unpack(data, cls.what, cls.version, names, optional=("requester",))
@@ -715,12 +715,12 @@ class Withdrawn(Body):
     job_id: PartyId
 
 
-# What is sealed, and what is held of it.
+# Sealed bodies, and reports about them.
 
 
 @strict("a share")
 class _ShareHead:
-    """A share as it is written, but for its ids and its words or their seed."""
+    """A share as it is written, without its ids and its words or their seed."""
 
     shape: Annotated[
         tuple[Annotated[int, whole(1)], ...],
@@ -734,11 +734,11 @@ _SHARE_VERSIONS = {
     False: ("a share", "labeler-share/1"),
     True: ("a share of ballots and noise", "labeler-ballot-share/1"),
 }
-"""By whether ballots and noise come apart."""
+"""Arrays of a share, by whether ballots and noise are separate."""
 
 
 def share_to_bytes(share: ShareVector | BallotShare) -> bytes:
-    """Body of "input-share" before it is sealed. Secret.
+    """Return the body of "input-share" before it is sealed. Secret.
 
     The field in which shares add up is not written: both sides know it from the terms of the round.
     """
@@ -760,13 +760,13 @@ def share_from_bytes(
     """Read a share.
 
     Args:
-        data: what `share_to_bytes` wrote.
+        data: output of `share_to_bytes`.
         max_entries: most numbers the shared vector may have (queries times classes of the round). A seed of 32
-            bytes stands for a vector of any size, so without the bound a short message could fill the memory of
+            bytes expands to a vector of any size, so without the bound a short message could fill the memory of
             a tallier.
         terms: of the round, in a winner round. They say in which field the words must be residues, and whether
-            ballots and noise come apart.
-        most_bytes: largest body taken; more than a message may have only for one that never travelled.
+            ballots and noise are separate.
+        most_bytes: largest accepted body; more than a message may have only for one that was never sent.
 
     Raises:
         ProtocolViolation: malformed, or not a share of such a round.
@@ -800,7 +800,7 @@ def share_from_bytes(
 
 
 def holdings_to_bytes(holdings: Mapping[str, bytes]) -> bytes:
-    """Body of "holdings": the sharing_id a tallier holds of each agent. Not secret."""
+    """Return the body of "holdings": the sharing_id a tallier holds of each agent. Not secret."""
     return pack("labeler-holdings/1", {"holdings": holdings})
 
 
@@ -817,7 +817,7 @@ def holdings_from_bytes(data: bytes) -> Mapping[str, bytes]:
 
 
 def aggregate_to_bytes(share: AggregateShare) -> bytes:
-    """Body of "aggregate-share" before it is sealed. Secret until the round is opened, of a winner round for ever."""
+    """Return the body of "aggregate-share" before sealing. Secret until the round opens; in a winner round always."""
     return pack("labeler-aggregate-share/1", written_fields(share))
 
 
@@ -825,7 +825,7 @@ def aggregate_from_bytes(data: bytes) -> AggregateShare:
     """Read an aggregate share; its words have the shape of its round and cannot be written to.
 
     Raises:
-        ProtocolViolation: malformed. Whether it belongs to the round at hand is checked where it is opened.
+        ProtocolViolation: malformed. Its round is checked when it is opened.
     """
     choices: list[Arrays] = [{"words": np.uint64}, {"words": np.uint64, "row_sums": np.uint64}]
     content = unpack(data, "an aggregate share", "labeler-aggregate-share/1", AggregateShare, choices=choices)
@@ -834,7 +834,7 @@ def aggregate_from_bytes(data: bytes) -> AggregateShare:
 
 
 def winner_to_bytes(winner: Winner) -> bytes:
-    """Body of "winner" before it is sealed: what a tallier and the two others have opened of a round."""
+    """Return the body of "winner" before it is sealed: what a tallier and the two others have opened of a round."""
     return pack("labeler-winner/1", written_fields(winner))
 
 
@@ -842,6 +842,6 @@ def winner_from_bytes(data: bytes) -> Winner:
     """Read a body of "winner".
 
     Raises:
-        ProtocolViolation: malformed. Whether it answers the round at hand is checked by `agree_on_winners`.
+        ProtocolViolation: malformed. `agree_on_winners` checks that it answers the right round.
     """
     return Winner(**unpack(data, "a winner", "labeler-winner/1", Winner, choices=[{"labels": np.int16}]))

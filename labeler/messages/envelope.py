@@ -1,15 +1,15 @@
 """A signed envelope: messages between parties have a header, a signature and a body, and frames carry several of them.
 
     frame     4 bytes header length | 8 bytes body length | header | 64 bytes signature | body     (big-endian)
-    header    one canonical JSON object: who to whom, of which task and round, which number, SHA-256 of the body
+    header    one canonical JSON object: sender, recipient, task, round, number, SHA-256 of the body
     signature Ed25519 by the sender over "labeler-message/1\\n" and the header (labeler.system.keys)
 
-The header binds the body by its digest, so the signature covers all of a message while a relay can route,
-count and refuse by the header alone. A header has exactly one spelling: one that would be written differently
-is refused, so two parties can never read different things out of the same signed bytes.
+The header binds the body by its digest. So the signature covers all of a message while a relay can route, count and
+refuse by the header alone. A header has exactly one spelling; any other is refused, so two parties can never read
+different things out of the same signed bytes.
 
-Nothing here is believed yet. `read_frames` says that bytes have the form of messages; who sent them is
-checked with `labeler.system.keys.verify`, and whether the number was seen before by the receiver's journal.
+Nothing here is trusted yet. `read_frames` checks that bytes have the form of messages. `labeler.system.keys.verify`
+checks the sender, and the receiver's journal checks that the number is new.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ COORDINATOR = "coordinator"
 """The party id of the coordinator."""
 
 SEALED_KINDS: frozenset[Kind] = frozenset({"input-share", "aggregate-share", "winner"})
-"""Kinds whose body is a secret share, or an answer that the coordinator alone opens: a message of one of them that
-is not sealed is refused."""
+"""Kinds whose body is a secret share, or an answer that only the coordinator opens. An unsealed message of such a kind
+is refused."""
 
 VERSION = "labeler-message/1"
 
@@ -72,21 +72,21 @@ MAX_SEQUENCE = 2**62
 
 _LENGTHS = (4, 8)
 FRAME_HEAD_BYTES = sum(_LENGTHS)
-"""The two lengths that a frame begins with."""
+"""Size of the two lengths at the start of a frame."""
 
 
 @strict("a message")
 class Header:
-    """What a message says about itself; its canonical bytes are what the sender signs.
+    """The header of a message; the sender signs its canonical bytes.
 
     Attributes:
         sender: party id, 1 to 200 printable characters.
         recipient: party id.
-        task_digest: SHA-256 of the task in hexadecimal, or empty where the message is of no task.
+        task_digest: SHA-256 of the task in hexadecimal, or empty if the message is of no task.
         round_digest: SHA-256 of the round, or empty.
-        sequence: number of the message among all of its sender, 1 to 2^62; a receiver takes each once.
-        body_digest: SHA-256 of the body as sent, that is of the sealed body where it is sealed.
-        is_sealed: True where the body is sealed to the recipient.
+        sequence: number of the message among all of its sender, 1 to 2^62; a receiver accepts each once.
+        body_digest: SHA-256 of the body as sent, so of the sealed body if it is sealed.
+        is_sealed: True if the body is sealed to the recipient.
 
     Raises:
         ProtocolViolation: a field is outside its bounds, or a secret share is not sealed.
@@ -109,19 +109,19 @@ class Header:
             )
 
     def to_bytes(self) -> bytes:
-        """The one spelling of this header: JSON, keys sorted, no spaces, ASCII, at most 8192 bytes."""
+        """Return the one spelling of this header: JSON, keys sorted, no spaces, ASCII, at most 8192 bytes."""
         return self._spelling
 
     @cached_property
     def _spelling(self) -> bytes:
-        # Wanted by who signs, who checks, who measures and who frames it.
+        # Used for signing, checking, measuring and framing.
         return canonical_json({name: getattr(self, name) for name in names_of(Header)} | {"version": VERSION})
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
         """Read a header, refusing anything that `to_bytes` would not have written.
 
-        The same bytes are read where they arrive and where they are taken; those read lately are not read again.
+        The same bytes are read on arrival and again on processing, so recent results are cached.
 
         Raises:
             TooLarge: more than 8192 bytes.
@@ -143,7 +143,7 @@ def _read_header(data: bytes) -> Header:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Message:
-    """One message as it travels: nothing about it is checked but its form.
+    """One message in transit; only its form is checked.
 
     Attributes:
         signature: 64 bytes, Ed25519 over the header.
@@ -169,12 +169,12 @@ class Message:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the body is the one whose digest the header names; looked at once, wherever it is asked."""
+        """Return whether the body has the digest in the header; computed once."""
         return hashlib.sha256(self.body).hexdigest() == self.header.body_digest
 
     @property
     def message_id(self) -> str:
-        """SENDER:SEQUENCE, the same for a message sent twice and different for any other."""
+        """Return SENDER:SEQUENCE, the same for a message sent twice and different for any other."""
         return f"{self.header.sender}:{self.header.sequence}"
 
     def __repr__(self) -> str:
@@ -199,11 +199,11 @@ def frame(messages: Iterable[Message]) -> bytes:
 
 
 def frame_sizes(head: bytes) -> tuple[int, int]:
-    """What the first `FRAME_HEAD_BYTES` of a frame state: bytes of its header and of its body.
+    """Return the sizes stated by the first `FRAME_HEAD_BYTES` of a frame: bytes of its header and of its body.
 
     Raises:
         ProtocolViolation: fewer bytes.
-        TooLarge: a header or a frame beyond what is taken.
+        TooLarge: a header or a frame beyond the limit.
     """
     if len(head) != FRAME_HEAD_BYTES:
         raise ProtocolViolation(f"a message begins with {FRAME_HEAD_BYTES} bytes of lengths, found {len(head)}")
@@ -221,16 +221,16 @@ def frame_sizes(head: bytes) -> tuple[int, int]:
 def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
     """Read the messages of one transmission: all of them well-formed, or none.
 
-    A stated length is compared with what is there before anything is copied, so no input makes this
+    A stated length is compared with the available bytes before anything is copied. So no input makes this
     take more memory than a few times the input itself.
 
     Args:
         data: frames, one after the other; empty for no message.
-        max_messages: most messages taken.
+        max_messages: most messages accepted.
 
     Raises:
-        TooLarge: more messages than taken, or one that is larger than `MAX_MESSAGE_BYTES`.
-        ProtocolViolation: the bytes are cut off or are no messages.
+        TooLarge: more messages than accepted, or one that is larger than `MAX_MESSAGE_BYTES`.
+        ProtocolViolation: the bytes are cut off or are not messages.
     """
     messages: list[Message] = []
     start = 0

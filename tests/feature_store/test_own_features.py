@@ -120,6 +120,8 @@ def _with(row: int, value: float) -> NDArray[np.float64]:
         ({"labels": ["cold"] * 19 + [""]}, "1 of 20 private images have no label in the class list"),
         ({"labels": NAMES[1:]}, "20 rows of features and 19 labels"),
         ({"labels": [0.5] * 20}, "whole numbers; found a fraction"),
+        ({"labels": np.eye(20, 2)}, "20 rows of features and 20 labels; give one for each"),
+        ({"labels": np.array([row % 2 - (row == 7) * 2 for row in range(20)])}, "1 of 20 private images have no label"),
         ({"ids": [*IDS[:19], IDS[2]]}, "row 19 has the id of row 2"),
         ({"persons": [*PERSONS[:19], ""]}, "names nobody for 1 of 20"),
         ({"probe": None}, r"the features of the published probe \(--probe\)"),
@@ -140,6 +142,16 @@ def test_bad_input_gets_one_sentence_and_leaves_no_shard(wrong: dict[str, Any], 
         labeler.embed(**given, out=tmp_path / "a.shard")
     assert "patient" not in str(refused.value)
     assert not (tmp_path / "a.shard").exists()
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.npy", "x.parquet", "x.h5"])
+def test_a_damaged_file_gets_a_sentence(name: str, tmp_path: Path) -> None:
+    given = {"x.npz": as_npz, "x.npy": as_npy, "x.parquet": as_parquet, "x.h5": as_hdf5}[name](tmp_path, rows(20))
+    whole = (tmp_path / name).read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:10], b"", b"no such thing" * 10):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(LabelerError, match=rf"'{name}'"):
+            labeler.embed(**given, **DECLARED, probe=PROBE, out=tmp_path / "a.shard", classes=CLASSES)
 
 
 def test_features_that_are_there_twice_are_left_out_or_refused_like_images(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -207,7 +208,10 @@ def serve(
         edge=None if edge is None else Edge(edge, edge_port, edge_tls, files),
         is_behind_proxy=behind_proxy,
         log_file=log_file,
-        on_ready=lambda url: tell({"url": url}, f"Listening at {url}, until Ctrl-C.", as_json=as_json),
+        # Where nobody reads along it goes into a log, whose lines are JSON.
+        on_ready=lambda url: tell(
+            {"url": url}, f"Listening at {url}, until Ctrl-C.", as_json=as_json or not sys.stdout.isatty()
+        ),
     )
 
 

@@ -10,8 +10,8 @@ free. Each library is asked by itself, because one can see a device that another
 
 **Speed.** Every share is a ratio of two times of one run. The limit of a processor is the speed of the fastest
 installed library for a product of float32. A search can exceed it, because int16 takes half the time
-(index.engine_int16). The limit of a device follows from its clock and its units where they are known, else from the
-same product.
+(feature_store.index.engine_int16). The limit of a device follows from its clock and its units where they are known,
+else from the same product.
 
 **Features.** The network that embeds is checked: the same features alone and among others, and in half precision. A
 record is found by its feature, so two machines, or two batches, must not make two features of one image. The network

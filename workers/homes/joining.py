@@ -172,7 +172,7 @@ def join_agent(
     Args:
         invitation: read, and its phrase compared.
         shard: the private shard it answers from; may be absent where the home is there.
-        wanted: what the site's policy says of `workers.agent.policy.CHOICES`; the defaults elsewhere.
+        wanted: what the site's policy says of `CHOICES`; the defaults elsewhere.
 
     Raises:
         InvalidSetting: there is another home, no shard was named, or it is public or declares no bound.

@@ -4,8 +4,8 @@ Requests are encrypted except on this machine, bounded, and end at once when the
 
 A coordinator whose journal was replaced by an older copy believes that copy. It also believes what its own key has
 signed. So a party sends, with every poll, the signed answer that stated the furthest head. A head in it that the
-journal does not hold stops the service until the newest journal is back (api.coordinator.witnesses). The answer is
-public to every party that may poll, and holds nothing of any record.
+journal does not hold stops the service until the newest journal is back (api.coordinator.mailroom.Witnesses). The
+answer is public to every party that may poll, and holds nothing of any record.
 
     coordinator.head    the head (labeler.ledger.chain)
     coordinator.proof   one answer to a poll, as it came

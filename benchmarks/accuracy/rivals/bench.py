@@ -1,12 +1,12 @@
 """Rivals at the same price: `labeler bench rivals` on Office-Caltech10, `labeler bench curves` on CIFAR-10.
 
-**Choosing settings.** On Office-Caltech10 each of the four domains is in turn the server, and what a method does there
-is the setting of best mean student accuracy on the three others at that epsilon, on splits and noise that are not
-reported. On CIFAR-10 settings and reading are those of best accuracy on other images of the set: of the test images
-2,500 are public (their labels are never looked at), 2,500 score while settings are chosen, 5,000 score what is
-reported; of the training images 10,000 are for choosing, 40,000 for what is reported.
+**Choosing settings.** On Office-Caltech10 each of the four domains is in turn the server. A method uses there the
+setting of best mean student accuracy on the three others at that epsilon, on splits and noise that are not reported. On
+CIFAR-10 settings and reading are those of best accuracy on other images of the set. Of the test images 2,500 are public
+(their labels are never used), 2,500 score while settings are chosen, 5,000 score what is reported. Of the training
+images 10,000 are for choosing, 40,000 for what is reported.
 
-**The same free reading for everybody.** What a method releases labels public images too, and whatever is computed from
+**The same free reading for all methods.** What a method releases labels public images too. Whatever is computed from
 these labels and public features is post-processing, for a rival as for us. So every method is shown twice: as its
 authors read it, and with the product's prototypes (`feature_store.students.members`) refined over the public images
 from its labels.
@@ -59,7 +59,7 @@ ENTRANTS: Final[dict[str, tuple[Rival, ...]]] = {
 Reading = Literal["plain", "refined"]
 READINGS: Final[tuple[Reading, ...]] = ("plain", "refined")
 SURE: Final = 0.82
-"""What a refined label starts from: so much for the class a method names, the rest alike for the others."""
+"""The initial probability of the class that a method names in a refined label; the others share the rest equally."""
 
 OFFICE_EPSILONS: Final = (0.05, 0.1, 0.3, 1.0)
 TUNING_SPLITS, REPORTED_SPLITS = range(100, 104), range(10)
@@ -77,16 +77,16 @@ Scores = dict[tuple[Rival, float | None, Reading], list[float]]
 """Accuracies in percent of a setting at an epsilon and a reading, one per world and draw."""
 
 Wanted = Mapping[Rival, Collection[float | None]]
-"""Which epsilons to measure each setting at."""
+"""The epsilons at which to measure each setting."""
 
 
 def every_setting(epsilons: Sequence[float | None], names: Collection[str] = tuple(ENTRANTS)) -> Wanted:
-    """All settings of these methods, each at all epsilons."""
+    """Return all settings of these methods, each at all epsilons."""
     return {setting: epsilons for name in names for setting in ENTRANTS[name]}
 
 
 def scores(worlds: Iterable[World], wanted: Wanted, *, draws: int) -> Scores:
-    """Accuracy on test images of every setting, world by world; without noise one draw is enough."""
+    """Return the accuracy on test images of every setting, world by world; without noise one draw is enough."""
     found: Scores = {}
     for world in worlds:
         reader = Reader(world)
@@ -101,14 +101,14 @@ def scores(worlds: Iterable[World], wanted: Wanted, *, draws: int) -> Scores:
 
 
 class Reader:
-    """Reads one world's labels in both ways; see the module."""
+    """A reader of one world's labels in both ways; see the module."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._learner = PrototypeLearner(world.public, num_classes=world.num_classes, seed=0)
 
     def predictions(self, labels: NDArray[np.int64]) -> dict[Reading, NDArray[np.int64]]:
-        """Labels of the test images, by reading.
+        """Return labels of the test images, by reading.
 
         Args:
             labels: of `World.asked`, as a method gave them.
@@ -124,13 +124,13 @@ class Reader:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which setting each method takes at each epsilon, for each reading."""
+    """The setting of each method at each epsilon, for each reading."""
 
     taken: Mapping[tuple[str, float | None, Reading], Rival]
 
     @classmethod
     def best(cls, tried: Sequence[Scores], epsilons: Sequence[float | None], names: Collection[str]) -> Choice:
-        """The setting of best mean over these tables, each table (a server) counting alike."""
+        """Return the setting of best mean over these tables, each table (a server) counting alike."""
 
         def mean(setting: Rival, epsilon: float | None, reading: Reading) -> float:
             return float(np.mean([np.mean(table[setting, epsilon, reading]) for table in tried]))
@@ -146,7 +146,7 @@ class Choice:
 
     @property
     def wanted(self) -> Wanted:
-        """What has to be measured to report it."""
+        """Return the measurements that the report needs."""
         found: dict[Rival, set[float | None]] = {}
         for (_, epsilon, _), setting in self.taken.items():
             found.setdefault(setting, set()).add(epsilon)
@@ -156,7 +156,7 @@ class Choice:
 def bench_rivals(
     *, data: Path | None = None, full: bool = False, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Every rival's student accuracy on every server of Office-Caltech10; see the module."""
+    """Return every rival's student accuracy on every server of Office-Caltech10; see the module."""
     domains = office_domains(data, progress)
     tuning, reported = (TUNING_SPLITS, REPORTED_SPLITS) if full else (TUNING_SPLITS[:1], REPORTED_SPLITS[:1])
     draws = DRAWS if full else 1
@@ -192,7 +192,7 @@ def _row(
 
 
 def _means(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The mean over servers of each method at each epsilon, and the mean of the servers' deviations."""
+    """Return the mean over servers of each method at each epsilon, and the mean of the servers' deviations."""
     groups: dict[tuple[str, float | None], list[BenchRow]] = {}
     for row in rows:
         groups.setdefault((row.method, row.epsilon), []).append(row)
@@ -209,7 +209,7 @@ def _means(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 
 def office_domains(data: Path | None, progress: ProgressCallback) -> dict[str, Split]:
-    """The four domains as MobileNetV2 features, in the order of file names."""
+    """Return the four domains as MobileNetV2 features, in the order of file names."""
     found = {domain: ordered(shard) for domain, shard in embed_domains(data_folder(data), progress).items()}
     return {
         domain: Split(rows.astype(np.float32) / np.float32(2048), labels) for domain, (rows, labels) in found.items()
@@ -217,7 +217,7 @@ def office_domains(data: Path | None, progress: ProgressCallback) -> dict[str, S
 
 
 def office_world(domains: Mapping[str, Split], server: str, split: int, *, colluding_agents: int = COLLUDING) -> World:
-    """The world of `labeler bench office-caltech`: the same split of the server's images."""
+    """Return the world of `labeler bench office-caltech`: the same split of the server's images."""
     asked = domains[server]
     order = np.random.default_rng([split, DOMAINS.index(server)]).permutation(len(asked))
     public, test = np.split(order, [int(PUBLIC_SHARE * len(order))])
@@ -250,7 +250,7 @@ CASES: Final = (Case("efficientnet-lite2", 400), Case("efficientnet-lite2", 4_00
 def bench_curves(
     *, data: Path | None = None, full: bool = False, out: Path | None = None, progress: ProgressCallback = silent
 ) -> list[BenchRow]:
-    """Every method's curve from epsilon 0.05 to 2 on CIFAR-10, in every case; see the module."""
+    """Return every method's curve from epsilon 0.05 to 2 on CIFAR-10, in every case; see the module."""
     root = data_root(data)
     epsilons: tuple[float | None, ...] = (*(CIFAR_EPSILONS if full else (0.1, 1.0)), None)
     rows: list[BenchRow] = []
@@ -272,7 +272,7 @@ def bench_curves(
 
 
 def _chosen_row(case: Case, name: str, epsilon: float | None, choice: Choice, tried: Scores, found: Scores) -> BenchRow:
-    """The reading, too, is the one that was best on the tuning images."""
+    """Return the row of a method's chosen setting; its reading, too, was best on the tuning images."""
     options = {reading: choice.taken[name, epsilon, reading] for reading in READINGS}
     reading = max(READINGS, key=lambda one: float(np.mean(tried[options[one], epsilon, one])))
     values = found[options[reading], epsilon, reading]
@@ -281,11 +281,11 @@ def _chosen_row(case: Case, name: str, epsilon: float | None, choice: Choice, tr
 
 
 def cifar10_world(data: DataSet, seed: int, *, records: int, tuning: bool = False) -> World:
-    """Ten agents that hold training images; the server's public and the scored ones are test images.
+    """Return ten agents that hold training images; the server's public and the scored ones are test images.
 
     Args:
         data: features; see `benchmarks.data.cifar10_features`.
-        seed: who holds what.
+        seed: of the division.
         records: of each agent; while settings are chosen at most 1,000.
         tuning: whether settings are chosen with it.
     """

@@ -1,60 +1,60 @@
-"""The rivals, each from its definition, and ours beside them; what they are given alike is in `world`.
+"""Definitions of the rivals and of our method; `world` holds what all of them are given alike.
 
 DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025): one private prototype for each class.
 
-**DPPL-Mean.** Features, made shorter by averaging runs of `pool` neighbouring numbers, normalised; their sum over
-each class is released with Gaussian noise; an image belongs to the class whose sum it has the largest cosine with.
-A record enters the sum of its own class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The
-authors release a mean under pure or zero-concentrated privacy; a cosine needs no count, so this rival pays for
-none, and the analytic price of the Gaussian is lower than theirs.)
+**DPPL-Mean.** Features are shortened by averaging runs of `pool` neighbouring numbers, and normalised. Their sum over
+each class is released with Gaussian noise. An image belongs to the class whose sum it has the largest cosine with. A
+record enters the sum of its own class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The
+authors release a mean under pure or zero-concentrated privacy. A cosine needs no count, so this rival pays for none,
+and the analytic price of the Gaussian is lower than theirs.)
 
-**DPPL-Public.** For each class y the exponential mechanism draws one public image z with probability proportional
-to exp(eta u_y(z)), u_y(z) = sum over the records of class y of s(x, z), s the cosine cut to [low, high] and brought
-to [0, 1].
+**DPPL-Public.** For each class y the exponential mechanism draws one public image z with probability proportional to
+exp(eta u_y(z)). Here u_y(z) = sum over the records of class y of s(x, z), with s the cosine cut to [low, high] and
+scaled to [0, 1].
 
-*Price.* Let D' be D with a record x of class y. Only u_y changes, and u'_y(z) - u_y(z) = s(x, z) is in [0, 1] for
-every z. With Z, Z' the two normalisers the log-ratio of the probabilities of z is eta s(x, z) - log(Z'/Z): the
-first term is in [0, eta] and the second is one number of [0, eta], so ratios lie in an interval of length eta that
-holds 0 (bounded range), which is eta-DP without the factor 2 of scores that may fall. Draws for the C classes are
-independent and a record touches one, so all of them cost what one does. With delta: where ratios lie in [t - eta,
-t], the hockey-stick divergence is largest for two outcomes at the ends, of which the upper has the probability p =
-(1 - e^(t - eta)) / (1 - e^-eta); so delta(epsilon) = max over t of p (1 - e^(epsilon - t)) (Dong, Durfee, Rogers
-2020, Lemma 3.2, in both directions by symmetry of the interval). eta is the largest whose delta(epsilon) is at most
-delta. Given to this rival: one curator holds all scores and draws in double precision. Federated, it would need
-exponentials inside secure computation.
+*Price.* Let D' be D with a record x of class y. Only u_y changes, and u'_y(z) - u_y(z) = s(x, z) is in [0, 1] for every
+z. With Z, Z' the two normalisers the log-ratio of the probabilities of z is eta s(x, z) - log(Z'/Z). The first term is
+in [0, eta] and the second is one number of [0, eta]. So ratios lie in an interval of length eta that holds 0 (bounded
+range), which is eta-DP without the factor 2 of scores that may fall. Draws for the C classes are independent and a
+record touches one, so all of them cost what one does. With delta: where ratios lie in [t - eta, t], the hockey-stick
+divergence is largest for two outcomes at the ends. The upper one has the probability p = (1 - e^(t - eta)) / (1 -
+e^-eta). So delta(epsilon) = max over t of p (1 - e^(epsilon - t)) (Dong, Durfee, Rogers 2020, Lemma 3.2, in both
+directions by symmetry of the interval). eta is the largest whose delta(epsilon) is at most delta. Given to this rival:
+one curator holds all scores and draws in double precision. Federated, it would need exponentials inside secure
+computation.
 
-**Private Evolution** (Lin et al., ICLR 2024), its generator replaced by what is here: a pool of public images. Each
-class keeps a population of candidates. A round: every private record votes for the candidate of its own class
-that it is most similar to; the votes are added up and released with noise; counts below a threshold become zero;
-the population is drawn anew in proportion to what is left; and a share of the drawn ones are varied. The
-generator's variation (a new image like an old one) is here a public image among the `NEAREST` nearest of the
-candidate, and the first population is drawn from the public images at random. After the last round class prototypes
-are the means of the candidates, weighted with their released counts, less the public mean.
+**Private Evolution** (Lin et al., ICLR 2024), with a pool of public images in place of its generator. Each class keeps
+a population of candidates. In a round, every private record votes for the candidate of its own class that it is most
+similar to. The votes are added up and released with noise, and counts below a threshold become zero. The population is
+redrawn in proportion to what is left, and a share of the drawn ones are varied. The generator's variation (a new image
+like an old one) is here a public image among the `NEAREST` nearest of the candidate. The first population is drawn from
+the public images at random. After the last round class prototypes are the means of the candidates, weighted with their
+released counts, less the public mean.
 
 *Price.* In one round a record casts one vote, in one cell of the class's histogram: a vector of `world` of norm 1
-whatever the candidates are. Candidates of a round follow from public images and released counts, so T rounds are T
-adaptive sums: T times the squared sensitivity of one. The method's own idea, a nearest-neighbour histogram of votes
-over public candidates, with one round, the same candidates for every class and centres of clusters as candidates,
-is reverse-knn.
+whatever the candidates are. Candidates of a round follow from public images and released counts. So T rounds are T
+adaptive sums: T times the squared sensitivity of one. Its core idea is a nearest-neighbour histogram of votes over
+public candidates. With one round, the same candidates for every class and centres of clusters as candidates, it is
+reverse-knn.
 
 **Least squares with public covariance** (Mehta et al., TMLR 2023, DP-LS; here the covariance costs nothing). The
-classifier W minimises sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B =
-sum e_y phi^T. Scored by the largest entry of W phi(x). Mehta et al. release A and B; here A is estimated on public
-images, whose covariance differs by the domain but costs no privacy, so all of the price buys B.
+classifier W minimises sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B = sum e_y
+phi^T. The largest entry of W phi(x) scores. Mehta et al. release A and B. Here A is estimated on public images, whose
+covariance differs by the domain but costs no privacy, so all of the price buys B.
 
-phi(x) is the feature less the public mean, along the first `axes` principal axes of the public images, each divided
-by its standard deviation to the power `whiten`, brought to norm 1. Everything in phi is public. So |phi| <= 1, B
-moves by at most 1 when a record comes or goes (e_y phi^T has the norm of phi), and the price is that of one sum of
-`world`; dividing by A + lambda is post-processing. `whiten = 0, ridge = inf` is a nearest class mean on public
-axes: DPPL-Mean with the map that our linear learners use.
+phi(x) is the feature less the public mean, along the first `axes` principal axes of the public images, each divided by
+its standard deviation to the power `whiten`, scaled to norm 1. Everything in phi is public. So |phi| <= 1, B moves by
+at most 1 when a record comes or goes (e_y phi^T has the norm of phi), and the price is that of one sum of `world`.
+Dividing by A + lambda is post-processing. `whiten = 0, ridge = inf` is a nearest class mean on public axes: DPPL-Mean
+with the map that our linear learners use.
 
-Rows of W are brought to one norm before scoring: agents hold more records of one class than of another, and with
-noise a class of few records would else never be named.
+Rows of W are scaled to one norm before scoring: agents hold more records of one class than of another, and with noise a
+class of few records would otherwise never be named.
 
-**Ours**: reverse-knn over public clusters, its histogram read by the student that the product fits. Every record votes
+**Ours**: reverse-knn over public clusters; the student that the product fits reads its histogram. Every record votes
 for its class at the nearest of `clusters` public centres: one vote in one cell, a vector of `world` of norm 1,
-sensitivity 1 (`labeler.methods.reverse_knn` is the product's definition and price; a test compares the ballots).
-Questions are chosen and answers read by the product's own code.
+sensitivity 1 (`labeler.methods.reverse_knn` is the product's definition and price; a test compares the ballots). The
+product's own code chooses questions and reads answers.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ClassMeans:
         return "DPPL-Mean"
 
     def fit(self, world: World) -> Predict:
-        """Each agent's sums."""
+        """Compute each agent's sums."""
         sums = self.vectors(world)
         seen = unit(self._pooled(world.asked))
 
@@ -101,7 +101,7 @@ class ClassMeans:
         return predict
 
     def vectors(self, world: World) -> list[NDArray[np.float64]]:
-        """What agents send, before noise."""
+        """Return what agents send, before noise."""
         return [class_sums(one, unit(self._pooled(one.inputs)), world.num_classes) for one in world.holdings]
 
     def _pooled(self, features: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -124,7 +124,7 @@ class PublicPrototypes:
         return "DPPL-Public"
 
     def fit(self, world: World) -> Predict:
-        """The scores of all public images for each class, summed over agents: what a curator would hold."""
+        """Return the scores of all public images for each class, summed over agents: what a curator would hold."""
         candidates = unit(world.public)
         scores = np.sum(
             [
@@ -146,13 +146,13 @@ class PublicPrototypes:
         return predict
 
     def scores(self, cosines: NDArray[np.floating]) -> NDArray[np.float64]:
-        """s(x, z) in [0, 1], shape (records, candidates)."""
+        """Return s(x, z) in [0, 1], shape (records, candidates)."""
         cut = np.clip(cosines.astype(np.float64), self.low, self.high)
         return np.asarray((cut - self.low) / (self.high - self.low))
 
 
 def delta_of_range(epsilon: float, eta: float) -> float:
-    """delta(epsilon) of one mechanism of range eta; see the module."""
+    """Return delta(epsilon) of one mechanism of range eta; see the module."""
     if eta <= epsilon:
         return 0.0
     t = np.linspace(epsilon, eta, _STEPS)
@@ -162,7 +162,7 @@ def delta_of_range(epsilon: float, eta: float) -> float:
 
 
 def range_at(epsilon: float, delta: float) -> float:
-    """The largest eta (to a millionth) whose mechanism is (epsilon, delta)-DP."""
+    """Return the largest eta (to a millionth) whose mechanism is (epsilon, delta)-DP."""
     low, high = epsilon, 2 * epsilon + 1
     while high - low > 1e-6 * epsilon:
         middle = (low + high) / 2
@@ -171,7 +171,7 @@ def range_at(epsilon: float, delta: float) -> float:
 
 
 NEAREST = 10
-"""A variation is one of so many public images."""
+"""A variation is one of this many nearest public images."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Evolution:
         return "Private Evolution, public pool"
 
     def fit(self, world: World) -> Predict:
-        """Similarities, once; rounds depend on the noise."""
+        """Compute similarities, once; rounds depend on the noise."""
         pool = unit(world.public)
         similar = world.similarities
         around = np.argsort(-(pool @ pool.T), axis=1)[:, : min(NEAREST, len(pool))]
@@ -238,7 +238,7 @@ class Evolution:
 
 
 def votes_for(holding: Split, similar: NDArray[np.float32], population: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One vote of each record, for the candidate of its class that it is most similar to; shape (C, population)."""
+    """Return one vote of each record, for the most similar candidate of its class; shape (C, population)."""
     votes = np.zeros(population.shape)
     for label in range(len(population)):
         rows = similar[holding.labels == label]
@@ -265,12 +265,12 @@ class LeastSquares:
         return "class means on public axes" if math.isinf(self.ridge) else "least squares, public covariance"
 
     def vectors(self, world: World) -> list[NDArray[np.float64]]:
-        """What agents send, before noise: B of each."""
+        """Return what agents send, before noise: B of each."""
         map_ = public_axes(world, axes=self.axes, whiten=self.whiten)
         return [class_sums(one, map_(one.inputs), world.num_classes) for one in world.holdings]
 
     def fit(self, world: World) -> Predict:
-        """phi of everything, each agent's B, the public A."""
+        """Compute phi of everything, each agent's B, the public A."""
         map_ = public_axes(world, axes=self.axes, whiten=self.whiten)
         sums = self.vectors(world)
         public, seen = map_(world.public), map_(world.asked)
@@ -307,7 +307,7 @@ def public_axes(world: World, *, axes: int, whiten: float = 0.0) -> PublicAxes:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What both ways of reading below are made of.
+    """The common input of both ways of reading below.
 
     Attributes:
         questions: the public centres.
@@ -404,7 +404,7 @@ class CentredVotes:
 
 
 def votes(holding: Split, centres: NDArray[np.int16], num_classes: int) -> NDArray[np.float64]:
-    """Votes of one agent, shape (centres, classes): products of integers, the lowest centre among equals."""
+    """Return votes of one agent, shape (centres, classes): products of integers, the lowest centre among equals."""
     rows = np.rint(holding.inputs.astype(np.float64) * FEATURE_SCALE)
     nearest = (rows @ centres.astype(np.float64).T).argmax(axis=1)
     counts = np.zeros((len(centres), num_classes))

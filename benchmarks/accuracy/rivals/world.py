@@ -1,15 +1,15 @@
-"""What every rival is given alike: agents, public images, a price; and the one noisy sum that most of them are.
+"""The common world of all rivals: agents, public images, a price, and the one noisy sum that most of them use.
 
-A method of this package is a frozen value; `fit(world)` gives a function of (epsilon, draw) that labels test and
-public images, so that what needs no noise is computed once. All of them pay for the same promise: one record of one
-agent is added or removed (instance level), (epsilon, delta), against any `colluding_agents` of the agents as well.
+A method of this package is a frozen value. `fit(world)` computes once what needs no noise, and returns a function of
+(epsilon, draw) that labels test and public images. All methods pay for the same promise: one record of one agent is
+added or removed (instance level), (epsilon, delta), against any `colluding_agents` of the agents as well.
 
 **The sum and its price.** Agent i computes a vector v_i = sum over its records of g(x, y) with |g| <= 1 for every
-record, g fixed by public things. Adding or removing a record moves v_i by g(x, y), so by at most 1; projecting v_i
-on a ball of public radius R moves two vectors nowhere further apart. So the sum has L2 sensitivity 1 whatever g is,
-and is released by the integer mechanism of `labeler.noise`, rounding priced, sigma the least whose certified
-bound (`labeler.accounting.integer`) is at most epsilon. T sums one after the other, each of such vectors chosen
-after seeing the sums before, move by at most sqrt(T) together: T times the squared sensitivity.
+record, g fixed by public things. Adding or removing a record moves v_i by g(x, y), so by at most 1; projecting v_i on a
+ball of public radius R moves two vectors nowhere further apart. So the sum has L2 sensitivity 1 whatever g is. The
+integer mechanism of `labeler.noise` releases it, rounding priced, sigma the least whose certified bound
+(`labeler.accounting.integer`) is at most epsilon. T sums one after the other, each of such vectors chosen after seeing
+the sums before, move by at most sqrt(T) together: T times the squared sensitivity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 
 Predict = Callable[[float | None, int], NDArray[np.int64]]
-"""Labels of `World.asked` at an epsilon (None: without noise), for one draw of noise."""
+"""Returns labels of `World.asked` at an epsilon (None: without noise), for one draw of noise."""
 
 WHOLE: Final = 2.0**20
 """Radius of the ball that holds every honest agent's vector: no agent has more records."""
@@ -48,7 +48,7 @@ class World:
         name: enters the seeds of the noise.
         holdings: each agent's labelled features, rows of L2 norm 1 up to rounding.
         public: features without labels: float32, shape (n, d).
-        test: what predictions are scored on; nobody sees it.
+        test: what predictions are scored on; no method sees it.
         num_classes: C, public.
         colluding_agents: agents that may pool what they know.
         delta: of the promise.
@@ -66,18 +66,18 @@ class World:
 
     @cached_property
     def asked(self) -> NDArray[np.float32]:
-        """What methods label: the test images, then the public ones."""
+        """The features that methods label: the test images, then the public ones."""
         return np.concatenate([self.test.inputs, self.public])
 
     @cached_property
     def similarities(self) -> list[NDArray[np.float32]]:
-        """Cosine of every record of each agent with every public image."""
+        """The cosine of every record of each agent with every public image."""
         public = unit(self.public).astype(np.float32).T
         return [np.asarray(unit(one.inputs).astype(np.float32) @ public) for one in self.holdings]
 
     @cached_property
     def principal_axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Mean, deviations and axes of the public images, leading axes first."""
+        """The mean, deviations and axes of the public images, leading axes first."""
         rows = unit(self.public)
         mean = rows.mean(axis=0)
         _, deviations, components = np.linalg.svd(rows - mean, full_matrices=False)
@@ -85,7 +85,7 @@ class World:
 
     @cached_property
     def memory(self) -> dict[object, Any]:
-        """What methods of several settings share, by name; it goes with the world."""
+        """A cache, by name, that methods of several settings share; it goes with the world."""
         return {}
 
 
@@ -94,10 +94,10 @@ class Rival(Protocol):
 
     @property
     def name(self) -> str:
-        """In words, for the table."""
+        """The name in words, for the table."""
 
     def fit(self, world: World) -> Predict:
-        """What costs no noise, once."""
+        """Compute what costs no noise, once."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class FineSum(VectorSum):
 
 
 def composed(spec: VectorSum, releases: int) -> IntegerSum:
-    """So many sums of one spec, each chosen after the ones before, as one event."""
+    """Return `releases` sums of one spec, each chosen after the ones before, as one event."""
     once = spec.event()
     return replace(
         once,
@@ -142,7 +142,7 @@ def sum_at(
     radius: float = WHOLE,
     releases: int = 1,
 ) -> FineSum:
-    """The sum of least noise whose `releases` openings together cost at most epsilon; see the module."""
+    """Return the sum of least noise whose `releases` openings together cost at most epsilon; see the module."""
 
     def spec(grid: int) -> FineSum:
         sigma = _SHARE_GRID * float(np.sqrt(agents - colluding_agents)) / grid
@@ -167,7 +167,7 @@ def noisy_sum(
     releases: int = 1,
     opening: int = 0,
 ) -> NDArray[np.float64]:
-    """The released sum of every agent's vector, in the vectors' shape; see the module for what they may be.
+    """Return the released sum of every agent's vector, in the vectors' shape; see the module for what they may be.
 
     Args:
         world: whose agents; its radius clips.
@@ -187,7 +187,7 @@ def noisy_sum(
 
 
 def total_sigma(world: World, epsilon: float | None, *, dimension: int, releases: int = 1) -> float:
-    """Standard deviation of all the noise in one number of `noisy_sum`, that of colluders included."""
+    """Return the standard deviation of all the noise in one number of `noisy_sum`, that of colluders included."""
     if epsilon is None:
         return 0.0
     spec = _spec(world, epsilon, dimension, releases)
@@ -207,14 +207,14 @@ def _spec(world: World, epsilon: float, dimension: int, releases: int) -> FineSu
 
 
 def class_sums(holding: Split, rows: NDArray[np.float64], num_classes: int) -> NDArray[np.float64]:
-    """Sums of `rows` over the records of each class, shape (C, d); rows have norm at most 1."""
+    """Return sums of `rows` over the records of each class, shape (C, d); rows have norm at most 1."""
     sums = np.zeros((num_classes, rows.shape[1]))
     np.add.at(sums, holding.labels, rows)
     return sums
 
 
 def unit(rows: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Rows of norm just below 1 (whatever double precision does, not above); a row of zeros stays."""
+    """Scale rows to a norm just below 1 (whatever double precision does, not above); a row of zeros stays."""
     floats = rows.astype(np.float64)
     norms = np.linalg.norm(floats, axis=1, keepdims=True)
     return np.asarray(_UNIT * floats / np.where(norms > 1e-12, norms, 1.0))
