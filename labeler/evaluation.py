@@ -52,7 +52,7 @@ WIDE_ENOUGH: Final = 0.05
 BANDS: Final = 5
 """Of confidence, where noise allows for so many."""
 
-LEAST_SPREAD: Final = 0.04
+LEAST_SPREAD: Final = 0.03
 """Standard deviation of a band's share, by noise alone, up to which there may be more bands."""
 
 _LIKELY: Final = 0.9
@@ -202,7 +202,8 @@ class Evaluation:
         """The confidence that each band deserves: the share that is right there; never less in a higher band.
 
         One row of bands for whatever is predicted. Of two classes, with the finest layout, a row for each predicted
-        class: a rare one is predicted wrongly more often. Where one is hardly predicted, the row of both stands for it.
+        class: a rare one is predicted wrongly more often. Where one is hardly predicted, the row of both stands for it;
+        and for both where one is more often wrong than right, which cannot be stated without taking the label back.
 
         Bands that noise drowns go with a neighbor, and bands in the wrong order with each other, until each group of
         them stands out (pooling of adjacent violators). A share is at most 1: what is stated is its mean given that, as
@@ -217,7 +218,7 @@ class Evaluation:
             counts = self.counts[said]
             own = [_Bands.of(counts[one, said], counts[one, 1 - said], self.sigma) for one in bands]
             rows.append(whole if _together(own).is_weak else _pooled(own))
-        return rows
+        return rows if min(map(min, rows)) >= 1 / 2 else [whole]
 
     def to_json(self) -> dict[str, Any]:
         """The content of evaluation.json."""
@@ -387,9 +388,10 @@ def choose_layout(num_classes: int, *, sigma: float, records: int, bands: int = 
     return "bands"
 
 
-def choose_bands(*, sigma: float, records: int) -> int:
+def choose_bands(num_classes: int, *, sigma: float, records: int) -> int:
     """How many bands, of equally many records: the share right in each is known to LEAST_SPREAD, and BANDS at most."""
-    return max(1, min(BANDS, int(LEAST_SPREAD * records / (sigma * math.sqrt(0.5)))))
+    cells = 2 if num_classes == 2 else 1  # of a band, right and wrong: as `choose_layout` has them
+    return max(1, min(BANDS, int(LEAST_SPREAD * records / (sigma * math.sqrt(cells / 2)))))
 
 
 def share_spread(layout: Layout, cells: int, num_classes: int, *, sigma: float, records: float) -> float:

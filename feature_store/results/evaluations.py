@@ -49,7 +49,7 @@ def question_of(
         edges: between bands; else `bands` of them hold equally many of the `stated` confidences of public images.
     """
     if edges is None:
-        wanted = choose_bands(sigma=sigma, records=records) if bands is None else bands
+        wanted = choose_bands(num_classes, sigma=sigma, records=records) if bands is None else bands
         edges = edges_of(() if stated is None else stated, num_classes, wanted)
     return Scored(
         model, edges, layout or choose_layout(num_classes, sigma=sigma, records=records, bands=len(edges) + 1)

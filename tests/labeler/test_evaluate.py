@@ -250,12 +250,15 @@ def test_of_two_classes_each_predicted_one_states_what_is_right_of_it() -> None:
     assert first == pytest.approx([0.9, 0.95], abs=1e-3)
     assert second == pytest.approx([0.9, 0.95], abs=5e-3)
     assert "for b" in "".join(say(found.to_json()))
+    wrong = counts[:, :, ::-1] * np.array([0, 1])[:, None, None] + counts * np.array([1, 0])[:, None, None]
+    assert len(Evaluation(asked, ("a", "b"), wrong, 5.0, 3).recalibrated()) == 1  # said to be b, and mostly a
 
 
 def test_there_are_as_many_bands_as_noise_leaves_useful() -> None:
-    assert choose_bands(sigma=38.0, records=4797) == 5
-    assert choose_bands(sigma=38.0, records=3000) == 4
-    assert choose_bands(sigma=38.0, records=200) == 1
+    assert choose_bands(2, sigma=38.0, records=4797) == 3
+    assert choose_bands(2, sigma=38.0, records=8000) == 5
+    assert choose_bands(10, sigma=38.0, records=4797) == 5
+    assert choose_bands(10, sigma=38.0, records=200) == 1
 
 
 def test_edges_of_bands_are_quantiles_of_what_is_stated_of_public_images() -> None:
