@@ -1,37 +1,36 @@
-"""How many labels a job can be expected to get right, before anything is paid: from public facts and the noise alone.
+"""The expected share of right labels of a job, before anything is paid, from public facts and the noise alone.
 
-Nothing here reads a private record, asks anybody or is charged for. What is known beforehand is how many votes meet in
-a question and how much noise is added to each count. Let M be the votes of one question, sigma the whole noise of one
+Nothing here reads a private record, asks anybody or is charged for. Two facts are known beforehand: the number of votes
+per question, and the noise added to each count. Let M be the votes of one question, sigma the whole noise of one
 count and p the share of the votes that its class gets. The class stands out by d = M (p - (1 - p) / (C - 1)) / sigma,
 and an answer is right with probability
 
     W(d) = integral of phi(t) Phi(t + d)^(C - 1) dt,
 
-phi and Phi of the normal distribution: the right class carries more noise-laden votes than each other one. A student
-does better than single answers, because a class is spread over about Q / C questions whose noise averages out; so
+phi and Phi of the normal distribution: the right class carries more noisy votes than each other one. A student
+does better than single answers, because a class is spread over about Q / C questions whose noise averages out. So
 
     low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE,
 
-    accuracy = W p + (1 - W) (1 - p) / (C - 1):    where another class won, the label is right as often as its share.
+    accuracy = W p + (1 - W) (1 - p) / (C - 1):    if another class won, the label is right as often as its share.
 
-Where public images are at hand their geometry replaces the bounds (feature_store.students.labeling).
+If public images are at hand their geometry replaces the bounds (feature_store.students.labeling).
 
-**How many votes.** A method in which k neighbours of each agent vote casts N k votes at every question, an ensemble N.
-Where records choose (reverse-knn), R records cast R k votes over Q questions, and R is private: it is assumed,
-RECORDS_EACH per agent or a number that the asker gives, and never read off a shard.
+**How many votes.** A method in which k neighbors of each agent vote casts N k votes at every question, an ensemble N.
+If records choose (reverse-knn), R records cast R k votes over Q questions, and R is private. It is assumed to be
+RECORDS_EACH per agent or a number that the caller gives, and never read from a shard.
 
-How many questions to ask where records choose theirs: from public facts alone, so that choosing costs nothing.
+**How many questions** (`questions_for`), for methods whose records choose theirs: from public facts alone, so that
+choosing costs nothing. Asking less makes each count stand out of its noise; asking more tells what lies inside a group
+of images. With M the votes that are expected for one class and sigma the whole noise of one count, both known before
+anybody is asked, the ratio rho = M / sigma decides. The rule, for C classes:
 
-Asking less makes each count stand out of its noise; asking more tells what lies inside a group of images. With M the
-votes that are expected for one class and sigma the whole noise of one count, both known before anybody is asked, what
-matters is rho = M / sigma. The rule, for C classes:
-
-    C questions where rho < FEW: only which group is which class can be learnt, and each group must be heard;
+    C questions if rho < FEW: only which group is which class can be learned, and each group must be heard;
     2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer,
 
 at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is private:
-RECORDS_EACH of an agent are assumed, or what the asker says (labeler.expectation). The constants were chosen on
-Office-Caltech10 and CIFAR-10.
+RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
+CIFAR-10.
 """
 
 from __future__ import annotations
@@ -49,27 +48,27 @@ from labeler.planning import statement
 from labeler.task import Task, parse_task
 
 RECORDS_EACH: Final = 1000
-"""Records of an agent that are assumed where nobody says another number."""
+"""Assumed records of an agent if no other number is given."""
 
 ALIKE: Final = 0.97
-"""Share of the votes that a question's class gets where private images are like the public ones."""
+"""Share of the votes that a question's class gets if private images are like the public ones."""
 
 UNLIKE: Final = 0.75
-"""The same where they are of another kind: another camera, another country."""
+"""The same if they are of another kind: another camera, another country."""
 
 WILL_DO: Final = 0.9
-"""Chance that a class stands out of the noise from which on nothing is warned of."""
+"""Chance that a class stands out of the noise, above which there is no warning."""
 
 NOTHING_OF_ATTRIBUTES: Final = (
     "how often noise turns an attribute round depends on how many neighbours have it, of which nothing is known"
 )
 
 MOST_TELLING_DELTA: Final = 1 / RECORDS_EACH
-"""A guarantee at delta is kept by giving away each private image with that probability: from here on, of as many images
-as an agent is assumed to have, one is expected to be."""
+"""A guarantee at delta allows giving away each private image with that probability. From this delta on, one image of an
+agent with the assumed number of images is expected to be given away."""
 
 MOST_OPEN: Final = 0.2
-"""Half of the interval of an evaluation's accuracy, beyond which it is warned of."""
+"""Half of the interval of an evaluation's accuracy, above which there is a warning."""
 
 _STEPS: Final = 400
 _REACH: Final = 9.0
@@ -77,13 +76,13 @@ _REACH: Final = 9.0
 
 @dataclass(frozen=True)
 class Expectation:
-    """How many labels are expected to be right.
+    """The expected share of right labels.
 
     Attributes:
-        low, high: shares of all images; None where nothing can be said.
-        reason: why nothing can be said; empty otherwise.
-        records: how many private records were assumed; None where the number of votes is public.
-        warning: where noise drowns the votes, or delta promises little: what would do; empty otherwise.
+        low, high: shares of all images; None if nothing can be said.
+        reason: why nothing can be said; else empty.
+        records: number of private records assumed; None if the number of votes is public.
+        warning: the remedy if noise drowns the votes, or delta promises little; else empty.
     """
 
     low: float | None
@@ -93,16 +92,16 @@ class Expectation:
     warning: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The shape of `expected_accuracy`."""
+        """Return the shape of `expected_accuracy`."""
         return {"low": self.low, "high": self.high, "reason": self.reason, "records": self.records}
 
 
 def expect(task: Task, *, queries: int | None = None, records: int | None = None) -> Expectation:
-    """What a job of a task can be expected to get right.
+    """Return the expected share of right labels of a job of a task.
 
     Args:
-        queries: how many are asked; the task's max_queries when None.
-        records: of all agents together, as far as anybody may know; RECORDS_EACH of each agent when None.
+        queries: number of questions; the task's max_queries if None.
+        records: of all agents together, as far as anybody may know; RECORDS_EACH of each agent if None.
     """
     found = _expect(task, task.max_queries if queries is None else queries, records)
     said = (_warning_of_delta(task.delta), found.warning)
@@ -136,7 +135,7 @@ def _expect(task: Task, asked: int, records: int | None) -> Expectation:
 
 
 def _of_evaluation(task: Task, records: int | None) -> Expectation:
-    """How surely an accuracy will be known: by noise alone, in bands, whatever classes there are."""
+    """Return how precisely an accuracy will be known: by noise alone, in bands, for any number of classes."""
     assumed, sigma = assumed_records(task, records), task.total_sigma_votes
     spread = Z * share_spread("bands", BANDS, task.num_classes, sigma=sigma, records=assumed)
     reason = (
@@ -148,18 +147,18 @@ def _of_evaluation(task: Task, records: int | None) -> Expectation:
 
 
 def assumed_records(task: Task, records: int | None = None) -> int:
-    """Records of all agents together, as told or assumed; no more than the task lets vote."""
+    """Return the records of all agents together, given or assumed; no more than the task lets vote."""
     told = RECORDS_EACH * task.agents if records is None else records
     return told if task.max_agent_records is None else min(told, task.max_agent_records * task.agents)
 
 
 def votes_per_question(task: Task, queries: int, records: int | None) -> float:
-    """M: how many votes meet in one question; of all agents, who all answer."""
+    """Return M, the number of votes in one question; of all agents, who all answer."""
     if task.traits.is_reverse:
         cast = (records or 0) * min(task.k, queries) / queries
         if task.ballot_radius is None:
             return cast
-        # A centred ballot of length R with one class at each question is of R sqrt(Q / (1 - 1/C)) votes at most.
+        # A centered ballot of length R with one class at each question is of R sqrt(Q / (1 - 1/C)) votes at most.
         each = task.ballot_radius / math.sqrt(queries * (1 - 1 / task.num_classes))
         return min(cast, task.agents * each)
     return float(task.agents * (task.k if task.traits.has_k else 1))
@@ -167,7 +166,7 @@ def votes_per_question(task: Task, queries: int, records: int | None) -> float:
 
 @lru_cache(maxsize=4096)
 def winning_chance(distance: float, classes: int) -> float:
-    """W(d) of the module, by the trapezoid rule.
+    """Return W(d) of the module, by the trapezoid rule.
 
     Args:
         distance: d, in standard deviations of one count.
@@ -214,7 +213,7 @@ def _warning(task: Task, queries: int, records: int | None, *, is_told: bool, mo
 
 
 def _noise_that_would_do(task: Task, queries: int, records: int | None) -> float | None:
-    """The largest noise of one count, all shares together, at which a class stands out; None where none is enough."""
+    """Return the largest noise of one count, all shares together, at which a class stands out, or None."""
     low, high = 0.0, task.total_sigma_votes
     for _ in range(60):
         middle = (low + high) / 2
@@ -226,11 +225,11 @@ def _noise_that_would_do(task: Task, queries: int, records: int | None) -> float
 
 
 def _ways(task: Task, queries: int, records: int | None, sigma: float) -> list[str]:
-    """Which epsilon, or which number of records, makes up for the noise."""
+    """Return sentences on which epsilon, or which number of records, compensates for the noise."""
     ways = []
     alone = sigma * task.sigma_votes / task.total_sigma_votes
     try:
-        # The grid belongs to the noise, so it is chosen anew.
+        # The grid belongs to the noise, so it is chosen again.
         quieter = parse_task(task.model_dump(exclude={"grid_scale"}) | {"sigma_votes": alone})
         epsilon = statement(quieter, "instance", queries).epsilon
         if math.isfinite(epsilon) and epsilon <= MOST_EPSILON:
@@ -247,13 +246,13 @@ def _number(value: float) -> str:
 
 
 def _rounded_up(value: float) -> float:
-    """Two digits, never less."""
+    """Return two digits, rounded up."""
     exponent = math.floor(math.log10(value)) - 1
     return math.ceil(value / 10.0**exponent * (1 - 1e-9)) * 10.0**exponent
 
 
 def say_expected(expected: Mapping[str, Any]) -> str:
-    """`Expectation.to_json` in a sentence."""
+    """Return `Expectation.to_json` as a sentence."""
     if expected["low"] is None and expected["records"] is not None:
         return f"What it will tell: {expected['reason']}."
     if expected["low"] is None:
@@ -263,7 +262,7 @@ def say_expected(expected: Mapping[str, Any]) -> str:
 
 
 FEWEST_IMAGES: Final = 5
-"""Public images that a question stands for, at least, in the mean."""
+"""Fewest public images per question, on average."""
 
 FEW: Final = 7.0
 """rho below which there is one question for each class."""
@@ -272,11 +271,11 @@ _TWICE: Final = 10.0
 
 
 def questions_for(task: Task, *, public_images: int | None = None, records: int | None = None) -> int:
-    """How many clusters of public images to ask about.
+    """Return the number of clusters of public images to ask about.
 
     Args:
-        task: what all parties agree on; its `max_queries` is not read where records choose.
-        public_images: how many there are; None where nobody knows yet.
+        task: what all parties agree on; its `max_queries` is not read if records choose.
+        public_images: their number; None if it is not known yet.
         records: private records of all agents together, as far as anybody may know.
     """
     classes = task.num_classes

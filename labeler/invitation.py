@@ -3,24 +3,24 @@
     the coordinator, for one name and one role        the site
     invitation, signed, with a one-use token  ----->  its people type the phrase they hear; makes its keys
     checks token and signature                <-----  enrolment: its public keys, signed by them
-    the token is used, by these keys for ever         a poll, signed and sealed both ways, shows that all of it fits
+    the token is used, permanently by these keys      a poll, signed and sealed both ways, shows that all of it fits
 
-Everything in the file may be read by anybody, but for the token: whoever has it first can enrol keys under that one
-name and role. The site is then refused and says so, and the administrator revokes the name; nothing of a site leaves
-before its own keys are enrolled. What must not happen is that the file is exchanged on its way, because the site pins
-the coordinator's and the talliers' keys from it. So a person there types the phrase that the operator reads out by
-telephone; the one of the file is not shown before, since what is shown is agreed to without listening.
+Anybody may read everything in the file except the token: the first to have it can enrol keys under that one name and
+role. The site is then refused and says so, and the administrator revokes the name; nothing of a site leaves before its
+own keys are enrolled. The danger is an exchange of the file on its way, because the site pins the coordinator's and the
+talliers' keys from it. So a person there types the phrase that the operator reads out by telephone. The site does not
+show the file's phrase first, since people agree to what they see without listening.
 
-**What who exchanges the file has to do.** The phrase is 60 bits of scrypt (16 MiB a guess) over the signed content. The
-exchanged file must have the same phrase, so he has to find a second preimage: about 2^60 evaluations of scrypt, not of
-a plain hash. The content holds a token of 256 random bits that nobody knows before the file is made, so nothing can be
-computed beforehand, and no pair of files with one phrase (2^30 evaluations) helps him: one of the two is not his. The
-signature alone would not stop him: he can sign with keys of his own, which is why the coordinator's key in the file is
-believed because of the phrase and not the other way round.
+**The work of an attacker who exchanges the file.** The phrase is 60 bits of scrypt (16 MiB a guess) over the signed
+content. The exchanged file must have the same phrase, so the attacker has to find a second preimage: about 2^60
+evaluations of scrypt, not of a plain hash. The content holds a token of 256 random bits that nobody knows before the
+file is made, so nothing can be computed beforehand. A pair of files with one phrase (2^30 evaluations) does not help:
+one of the two is not the attacker's. The signature alone would not help either: the attacker can sign with other keys.
+That is why the coordinator's key in the file is believed because of the phrase and not the other way round.
 
-An invitation gives a coordinator no power that it lacked: who is enrolled as an agent was its to say before, what a
-tallier sums is bounded by the agents that the tallier pins itself (`[agents]`), which no invitation names, and how many
-agents' noise a site counts on stands in the site's own policy (`max_noise_contributors`).
+An invitation gives a coordinator no new power. It decided who is enrolled as an agent before. The agents that the
+tallier pins itself (`[agents]`), which no invitation names, bound what a tallier sums. The site's own policy
+(`max_noise_contributors`) says how many agents' noise a site counts on.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from labeler.untrusted import ENROLLED_NAME, canonical_json, read_object
 VERSION = "labeler-invitation/1"
 MAX_INVITATION_BYTES = 512 * 1024
 MAX_CERTIFICATES = 64 * 1024
-"""Characters of the certificates of an authority, PEM."""
+"""Most characters of the certificates of an authority, PEM."""
 
 PHRASE_BITS = 60
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-"""Crockford's: no I, L, O and U, which are misread or misheard."""
+"""Crockford's alphabet: no I, L, O and U, which are misread or misheard."""
 _MISREAD = str.maketrans("OIL", "011")
 _GROUP = 4
 _SALT = b"labeler-invitation-phrase/1"
@@ -62,7 +62,7 @@ class RosterTallier(_Part):
     """One tallier of the federation.
 
     Attributes:
-        number: which tallier it is, from 0.
+        number: of the tallier, from 0.
     """
 
     party_id: PartyName
@@ -72,24 +72,24 @@ class RosterTallier(_Part):
 
 
 class Invitation(_Part):
-    """See the module.
+    """The content of an invitation; see the module.
 
     Attributes:
-        url: where the coordinator is.
+        url: of the coordinator.
         ca_certificates: PEM certificates that its certificate is checked against; empty: the system's.
         verify_key, seal_key: of the coordinator.
-        role: as what the site is invited.
-        tallier: which tallier it would be; None for an agent.
+        role: role for which the site is invited.
+        tallier: number of the tallier it would be; None for an agent.
         is_rotation: the party is enrolled and gets new keys.
-        talliers: all that are enrolled, by number; all that are needed where an agent is invited.
-        talliers_needed: how many tasks share their ballots among.
-        roster_digest: of coordinator and talliers; invitations of one moment have one.
+        talliers: all enrolled talliers, by number; if an agent is invited, all that are needed.
+        talliers_needed: number of talliers that share a task's ballots.
+        roster_digest: of coordinator and talliers; invitations of one moment share it.
         backbones: fingerprints of those that images are embedded with.
         issued_at, expires_at: unix time in whole seconds.
         token: the one-use token; redacted in every repr.
 
     Raises:
-        pydantic.ValidationError: a field is outside its bounds, or the parts do not fit each other.
+        pydantic.ValidationError: a field is outside its bounds, or the parts do not match.
     """
 
     url: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$", max_length=2000)]
@@ -126,24 +126,24 @@ class Invitation(_Part):
 
     @property
     def statement(self) -> bytes:
-        """What the coordinator signs, and what the phrase is made from: every field, in one spelling."""
+        """Return the bytes that the coordinator signs and the phrase is made from: every field, in one spelling."""
         return VERSION.encode() + b"\n" + canonical_json(self.model_dump(mode="json"))
 
     @property
     def phrase(self) -> str:
-        """What the two people read to each other: 60 bits in three groups of four; see the module."""
+        """Return the phrase that two people compare: 60 bits in three groups of four; see the module."""
         return phrase_of(self.statement)
 
     def document(self, signature: str) -> dict[str, Any]:
-        """The file's content; `read_document` reads it back."""
+        """Return the file's content; `read_document` reads it back."""
         return {"version": VERSION, **self.model_dump(mode="json"), "signature": signature}
 
 
 def read_document(data: bytes) -> tuple[Invitation, str]:
-    """An invitation and its signature, which the caller has to check.
+    """Return an invitation and its signature, which the caller has to check.
 
     Raises:
-        BadData: it is none, or its parts do not fit each other.
+        BadData: it is not an invitation, or its parts do not match.
     """
     if len(data) > MAX_INVITATION_BYTES:
         raise BadData(f"an invitation has at most {MAX_INVITATION_BYTES} bytes; is this the file that was sent?")
@@ -160,13 +160,13 @@ def read_document(data: bytes) -> tuple[Invitation, str]:
 
 
 def roster_digest(verify_key: str, seal_key: str, talliers: tuple[RosterTallier, ...]) -> str:
-    """SHA-256 over the keys of the coordinator and of every tallier, in hexadecimal."""
+    """Return SHA-256 over the keys of the coordinator and of every tallier, in hexadecimal."""
     members = [[one.number, one.party_id, one.verify_key, one.seal_key] for one in talliers]
     return hashlib.sha256(b"labeler-roster/1\n" + canonical_json([verify_key, seal_key, members])).hexdigest()
 
 
 def phrase_of(statement: bytes) -> str:
-    """The phrase of a statement: 12 letters and digits in three groups; see the module for what forging it takes."""
+    """Return the phrase of a statement: 12 letters and digits in three groups; see the module on forging it."""
     stretched = hashlib.scrypt(hashlib.sha256(statement).digest(), salt=_SALT, n=2**14, r=8, p=1, dklen=8)
     number = int.from_bytes(stretched) >> (64 - PHRASE_BITS)
     digits = "".join(_ALPHABET[(number >> shift) & 31] for shift in range(PHRASE_BITS - 5, -1, -5))
@@ -174,13 +174,13 @@ def phrase_of(statement: bytes) -> str:
 
 
 def same_phrase(one: str, other: str) -> bool:
-    """Whether two people mean one phrase: small letters, spaces and the usual misreadings (O for 0, I and L for 1) are
-    taken."""
+    """Return whether two people mean one phrase; small letters, spaces and the usual misreadings (O for 0, I and L for
+    1) are accepted."""
     return hmac.compare_digest(_heard(one), _heard(other))
 
 
 def token_digest(token: str) -> str:
-    """What is kept of a token: SHA-256, in hexadecimal. A token has 256 random bits, so nothing slower is needed."""
+    """Return the stored form of a token: SHA-256, in hexadecimal. It has 256 random bits, so that suffices."""
     return hashlib.sha256(b"labeler-invitation-token/1\n" + token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -194,7 +194,7 @@ def enrolment_statement(
     verify_key: str,
     seal_key: str,
 ) -> bytes:
-    """What a site signs with its new key to be enrolled: so nobody enrols a key that he does not hold.
+    """Return the bytes that a site signs with its new key to be enrolled: so nobody enrols a key of another holder.
 
     Args:
         coordinator_key: verify key of the coordinator it is meant for.

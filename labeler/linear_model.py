@@ -2,14 +2,13 @@
 
     released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels
 
-Of the learner "means" the sum of each class is brought to length one, so that its scores are cosines.
+For the learner "means" the sum of each class is scaled to length one, so that its scores are cosines.
 
 Everything here follows from the release and public features, at no further price.
 
-The public model between steps of training (`labeler.methods.federated`), from what the steps before have opened.
-
-All of it is post-processing: theta_t follows from releases by public constants, the same to the last bit wherever it is
-computed, since it only adds and multiplies number by number.
+`model_before` returns the public model between steps of training (`labeler.methods.federated`), from the releases of
+earlier steps. All of it is post-processing: theta_t follows from releases by public constants. It is the same to the
+last bit on every machine, since the computation only adds and multiplies number by number.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class LinearModel:
     Attributes:
         weights: float64, shape (dimension + 1, num_classes); the last row belongs to the constant feature. With axes
             one row per axis.
-        terms: how its rows are prepared, and what it may have learnt of one record.
-        axes: the public map in front of it; None where it reads features as they are.
+        terms: how its rows are prepared, and how much it may have learned of one record.
+        axes: the public map before it; None if it reads features as they are.
     """
 
     weights: NDArray[np.float64]
@@ -58,25 +57,25 @@ class LinearModel:
 
     @property
     def dimension(self) -> int:
-        """Numbers of a feature that it reads."""
+        """Return the number of values of a feature that it reads."""
         return len(self.weights) - 1 if self.axes is None else self.axes.dimension
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """What it consists of, by name; `LinearModel.of` reads it back."""
+        """Return its arrays, by name; `LinearModel.of` reads them back."""
         return {"weights": self.weights} | ({} if self.axes is None else {"axes": self.axes.rows})
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], terms: LinearTerms | MeanTerms | StepTerms) -> LinearModel:
-        """A model of its arrays."""
+        """Return a model of its arrays."""
         axes = arrays.get("axes")
         return cls(arrays["weights"], terms, None if axes is None else PublicAxes(axes))
 
     def scores(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        """One number per class, shape (n, num_classes).
+        """Return one number per class, shape (n, num_classes).
 
         Args:
-            features: int16, shape (n, dimension), quantised as in shards; cut to the learner's norm as in training.
+            features: int16, shape (n, dimension), quantized as in shards; cut to the learner's norm as in training.
 
         Raises:
             BadData: features of another dimension.
@@ -87,7 +86,7 @@ class LinearModel:
         return np.concatenate(blocks) if blocks else np.empty((0, self.terms.num_classes))
 
     def predict(self, features: NDArray[np.int16]) -> NDArray[np.int16]:
-        """The class with the largest score, shape (n,); the lowest among equals."""
+        """Return the class with the largest score, shape (n,); the lowest among equals."""
         return np.asarray(self.scores(features).argmax(axis=1), dtype=np.int16)
 
     def _scores(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
@@ -101,12 +100,12 @@ class LinearModel:
 
 
 def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.int16] | None = None) -> LinearModel:
-    """The mean model of a round, or the one that all steps of training have made.
+    """Return the mean model of a round, or the result of all steps of training.
 
     Args:
         task: of a method that asks for a model.
         releases: of its rounds, in order.
-        asked: the rows that were asked about, int16, shape (max_queries, dimension); needed where the task has axes.
+        asked: the rows that were asked about, int16, shape (max_queries, dimension); needed if the task has axes.
 
     Raises:
         InvalidSetting: the task or the release is of another kind.
@@ -125,7 +124,7 @@ def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.in
 
 
 def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
-    """The public model after so many steps, as the next is asked about it: whole THETA_UNIT-ths.
+    """Return the public model after the given steps, as the next is asked about it: whole THETA_UNIT-ths.
 
     Args:
         task: of a sampled method.
@@ -138,7 +137,7 @@ def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]
 
 
 def final_model(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
-    """The mean of the models after the last half of the steps: their noise averages out, at no price."""
+    """Return the mean of the models after the last half of the steps: their noise averages out, at no price."""
     return _trajectory(task, releases)[1]
 
 

@@ -1,28 +1,28 @@
-"""What a job tells of the records that an agent holds: exact, below the price, and for that agent's eyes alone.
+"""The privacy loss of the records that an agent holds: exact, below the price, and only for that agent's eyes.
 
-A price holds for any record that could ever come or go. Of one that is held more can be said: how far the agent's own
-votes move when it leaves. That number depends on the agent's other records, so it is private itself.
+A price holds for any record that could ever come or go. For a record that is held more can be said: how far the agent's
+own votes move when it leaves. That number depends on the agent's other records, so it is private itself.
 
 **Exact, two-sided.** Let D be the agent's records, r one of them, b its ballots of one batch of public questions that
-was fixed beforehand, and s_r = |b(D) - b(D - r)|^2. What is released on D and on D - r is the same noise around sums
+was fixed beforehand, and s_r = |b(D) - b(D - r)|^2. The releases on D and on D - r are the same noise around sums
 that differ by b(D) - b(D - r), whatever others vote. For ideal noise both ways of telling them apart are those of
-N(0, 1) from N(mu_r, 1), mu_r^2 = s_r / sigma^2, because a Gaussian's shift is symmetric; for integer noise it is the
+N(0, 1) from N(mu_r, 1), mu_r^2 = s_r / sigma^2, because a Gaussian's shift is symmetric. For integer noise it is the
 event of `labeler.accounting.integer` with that squared sensitivity, whose bound holds both ways. No s_r exceeds the
-method's. (Per-instance privacy: Wang 2019. PATE's data-dependent bounds are another thing: one of theirs holds one way
-only, and they need all agents' votes without noise, which in a federation nobody has.) Were records counted that could
-be added, the largest would be the price itself, whatever D is.
+method's. (Per-instance privacy: Wang 2019. PATE's data-dependent bounds differ: one of theirs holds one way only, and
+they need all agents' votes without noise, which no party of a federation has.) If records that could be added were
+counted, the largest would be the price itself, whatever D is.
 
-**Nobody else sees it, and no sanitised one takes its place.** Let f(D) be the largest of these epsilons, over the
-records held, and let U be what an (epsilon, delta)-private mechanism tells instead, with P[U(D) >= f(D)] >= 1 - beta
-for every D. To D a record can be added that moves votes as far as any can (for knn: nearest to all questions, of
-another class than those it puts out), giving D' with f(D') = the price. D and D' are neighbours, so
+**Only the agent sees it, and no sanitized value replaces it.** Let f(D) be the largest of these epsilons, over the
+records held. Let U be the output of an (epsilon, delta)-private mechanism instead, with P[U(D) >= f(D)] >= 1 - beta
+for every D. To D a record can be added that moves votes as far as any can, giving D' with f(D') = the price. (For knn
+that record is nearest to all questions, of another class than those it displaces.) D and D' are neighbors, so
 
     P[U(D) >= price] >= exp(-epsilon) (P[U(D') >= price] - delta) >= exp(-epsilon) (1 - beta - delta).
 
-((1 - beta) e^-epsilon: 0.89 at epsilon 0.1 and beta 0.01.) Smooth sensitivity is no way round: what one step from
-D changes of f is price - f(D), all of its distance to the price. So whoever may not see the number itself is told the
-price, which costs nothing more: the product has no other way out for it. `OwnLosses` refuses to be printed, formatted,
-pickled or written, and tells its owner alone.
+((1 - beta) e^-epsilon: 0.89 at epsilon 0.1 and beta 0.01.) Smooth sensitivity does not help: one step from D changes f
+by price - f(D), all of its distance to the price. So anybody who may not see the number itself gets the price, which
+costs nothing more: the product has no other output for it. `OwnLosses` refuses to be printed, formatted, pickled or
+written, and shows itself to its owner alone.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ FOR_THE_OWNER = (
 
 @dataclass(frozen=True)
 class Told:
-    """What the owner is told. Private: it is for a terminal at the site, and for no file, log or message.
+    """The numbers for the owner. Private: for a terminal at the site, and for no file, log or message.
 
     Attributes:
         records: that would answer.
         untouched: of them, those whose leaving would change nothing.
-        largest_epsilon, median_epsilon: certified, at the task's delta, of the record told of most and of the
-            middle one.
-        priced_epsilon: of any record there could be: the task's price.
+        largest_epsilon, median_epsilon: certified, at the task's delta, of the record with the largest loss and of
+            the middle one.
+        priced_epsilon: of any possible record: the task's price.
     """
 
     records: int
@@ -70,20 +70,20 @@ class Told:
 
 
 _NOBODY = -1
-"""The row of a neighbour that there is none of."""
+"""The row of a missing neighbor."""
 
 
 class OwnLosses:
-    """How far each record of one agent moves what it answers; see the module.
+    """The change of an agent's answers by each of its records; see the module.
 
     Args:
         owner: the agent's id.
-        task: what is asked; a method that counts votes.
+        task: the task; its method counts votes.
         queries: of the batch.
         squared: squared change of all sums when the record leaves, votes, one per record; at least one.
 
     Raises:
-        InvalidSetting: no record, or a change beyond what is priced: then the price is wrong, or this number.
+        InvalidSetting: no record, or a change beyond what is priced: then the price or this number is wrong.
     """
 
     __slots__ = ("_owner", "_queries", "_squared", "_task")
@@ -98,13 +98,13 @@ class OwnLosses:
             raise InvalidSetting("a record moves more than the task's price covers; this is a defect of this program")
 
     def told_to(self, reader: str) -> Told:
-        """Tell the owner.
+        """Show the numbers to the owner.
 
         Args:
-            reader: who will see it.
+            reader: the agent that will see it.
 
         Raises:
-            PrivacyRefusal: somebody else would.
+            PrivacyRefusal: the reader is not the owner.
         """
         if reader != self._owner:
             raise PrivacyRefusal(FOR_THE_OWNER)
@@ -119,7 +119,7 @@ class OwnLosses:
     def _epsilon(self, squared: int | None) -> float:
         if squared == 0:
             return 0.0
-        # Of winners the price may be below that of the sums they are read from; it holds for every record.
+        # The price of winners may be below that of the sums they are read from; it holds for every record.
         price = integer_event(self._task, "instance", self._queries)
         priced = math.inf if price is None else epsilon_bound(price, self._task.delta)
         sums = summed_votes(self._task, "instance", self._queries)
@@ -146,11 +146,11 @@ class OwnLosses:
 
 
 def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, indexes: Indexes) -> OwnLosses:
-    """The losses of every record that would answer a batch.
+    """Return the losses of every record that would answer a batch.
 
-    knn: a record among the first k of a question leaves its place to the next after them: nothing changes where both
-    are of one class, else two counts by one vote; without a next, one count. reverse-knn: its own votes leave, and
-    nothing else moves.
+    knn: a record among the first k of a question leaves its place to the next after them. Nothing changes if both are
+    of one class, else two counts by one vote; without a next, one count. reverse-knn: its own votes leave, and nothing
+    else moves.
 
     Args:
         task: of method knn or reverse-knn, without caps, ball or votes for life.
@@ -159,7 +159,7 @@ def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, inde
         indexes: searches them.
 
     Raises:
-        InvalidSetting: another method, or a cap: there what leaves lets another in, or moves a model.
+        InvalidSetting: another method, or a cap: then a record that leaves lets another in, or moves a model.
     """
     plain = task.records_per_person is None and task.max_agent_records is None and task.ballot_radius is None
     plain = plain and task.attributes_per_record is None
@@ -174,7 +174,7 @@ def own_losses(owner: str, task: Task, batch: QueryBatch, records: Records, inde
     else:
         rows = indexes.of_records(records).search(batch.features, records.neighbors(task.k) + 1).rows
         voting, after = rows[:, :-1], rows[:, -1:]
-        # Row _NOBODY is the last one, of no record, and gathers what moves for those there are none of.
+        # Row _NOBODY is the last one, of no record, and collects the moves of missing neighbors.
         labels = np.append(records.all_labels, np.int16(-1))
         np.add.at(squared, voting, np.where(after == _NOBODY, 1, 2 * (labels[voting] != labels[after])))
     return OwnLosses(owner, task, len(batch), squared[records.rows])

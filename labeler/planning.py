@@ -2,43 +2,42 @@
 
 More than 400 lines: each number of a plan, and the sentence that says it.
 
-Against whom a price holds: how many participants may know their own noise, and what a number is worth if more do.
+**Adversaries**: how many participants may know their own noise, and what a number is worth if more do.
 
 **Who knows what.** Every contributor adds an independent share of variance s^2 = sigma^2 / h to the sum, with
 h = N - colluding_agents - max_dropouts (labeler.task), and a contributor knows its own share. A reader of the release
-who takes part subtracts it, without colluding with anybody. So with c = `colluding_agents` a price holds against c
-participants who read the release: one reader who takes part *or* one colluder of a reader who does not needs c = 1, a
-reader who takes part and has a colluder needs c = 2.
+that takes part subtracts it, without colluding with anybody. So with c = `colluding_agents` a price holds against c
+participants that read the release. One reader that takes part, *or* one colluder of a reader that does not, needs
+c = 1. A reader that takes part and has a colluder needs c = 2.
 
-**What is left.** Let m participants know their shares, and ask about a record of somebody else. A release is a sum over
+**What is left.** Let m participants know their shares, and ask about a record of another agent. A release is a sum over
 at least q = N - max_dropouts contributors, or nothing. If the record's owner is not among them, nothing of the record
-is in it. If it is, its own share is unknown, and so are those of all contributors but the m: at least
+is in it. If it is, its own share is unknown, and so are those of all contributors but the m. These are at least
 max(1, q - m) shares of variance s^2, independent of the record and of what the m know. Replacing h by this number in
-the event (labeler.accounting) therefore gives a certified price against m participants; for noise of real numbers mu
-grows by sqrt(h / max(1, q - m)), which for c = max_dropouts = 0 and m = 1 is sqrt(N / (N - 1)).
+the event (labeler.accounting) therefore gives a certified price against m participants. For noise of real numbers mu
+grows by sqrt(h / max(1, q - m)). For c = max_dropouts = 0 and m = 1 that is sqrt(N / (N - 1)).
 
-**Where the talliers add the noise** (labeler.noise) no participant knows any of it: the number is the same
+**If the talliers add the noise** (labeler.noise) no participant knows any of it: the number is the same
 against all participants together, and against as many talliers as the task says.
 
-Where each agent adds all the noise that its price needs by itself (h = 1, or a method with noise of its own), the
+If each agent alone adds all the noise that its price needs (h = 1, or a method with a separate noise), the
 number is the same against all other participants together.
 
-What a task costs before anybody pays. Which setting has a given cost says `labeler.solving`.
+**The price** of a task, before anybody pays. (`labeler.solving` finds the setting with a given cost.)
 
-A price is a function of the task alone: it touches no private data and charges nothing. Per level (one image,
-one person where the task has `records_per_person`, one agent) it states the certified epsilon of the integer
-mechanism that runs (`labeler.accounting.integer`) and the ledger's charge; beside it, for comparison only, the
-continuous exact value and the papers' conversion.
+A price is a function of the task alone: it touches no private data and charges nothing. Per level (one image, one
+person if the task has `records_per_person`, one agent) it states the certified epsilon of the integer mechanism that
+runs (`labeler.accounting.integer`) and the ledger's charge. For comparison only, it adds the continuous exact value and
+the papers' conversion.
 
-The price depends on `sigma_votes` alone, not on how many agents there are: sigma is the noise that is left when
-colluding agents pool theirs and dropouts add none. What collusion and dropouts cost is accuracy: with
-everybody there the noise is sigma * sqrt(N / h), which `Price.total_sigma_votes` shows, and `Price.noise_factors`
-says what each of the two makes of it. Shares sized as in the papers (sigma^2 / N each) would cost privacy
-instead: with c agents colluding and d gone, (N - c - d) / N of the variance is unknown, and
-`PrivacyStatement.paper_shares_epsilon` is what would then be guaranteed.
+The price depends on `sigma_votes` alone, not on the number of agents: sigma is the noise that is left when colluding
+agents pool theirs and dropouts add none. Collusion and dropouts cost accuracy. If all agents contribute, the noise is
+sigma * sqrt(N / h), which `Price.total_sigma_votes` shows, and `Price.noise_factors` shows the part of each. Shares
+sized as in the papers (sigma^2 / N each) would cost privacy instead. With c agents colluding and d gone,
+(N - c - d) / N of the variance is unknown, and `PrivacyStatement.paper_shares_epsilon` is the remaining guarantee.
 
-For whom a price holds follows from `colluding_agents` (labeler.planning): `Price.holds_against` says it in words, and
-`PrivacyStatement.participant_epsilon` is what the same release is worth against a participant that reads it.
+`colluding_agents` (labeler.planning) decides against whom a price holds. `Price.holds_against` says it in words, and
+`PrivacyStatement.participant_epsilon` is the epsilon of the same release against a participant that reads it.
 
 For methods that are asked at once (labeler.methods) a price is for all queries in **one batch**; every further batch is
 a further price.
@@ -72,21 +71,21 @@ def resolve_colluding_agents(
     method: MethodName = "knn",
     dishonest_talliers: int | None = None,
 ) -> int:
-    """The number of colluding agents of a new task: what was said, else 1 where there are two agents or more.
+    """Return the number of colluding agents of a new task: the user's number, else 1 if there are two agents or more.
 
-    Where the talliers add the noise: else all but the one that a number is about, since it costs nothing there.
+    If the talliers add the noise, the default is all agents but the one that a number is about, since it costs nothing.
 
-    For the doors at which tasks are made. A task that is stored keeps what it says.
+    For the places at which tasks are made. A stored task keeps its number.
 
     Args:
-        given: what the user said; None for nothing. 0 is kept: the price then says for whom it does not hold.
-        agents: N, how many take part.
+        given: the user's number; None for nothing. 0 is kept: the price then says against whom it does not hold.
+        agents: N, number of participants.
         max_dropouts: how many of them may fail to answer.
         method: how they answer.
-        dishonest_talliers: where the talliers add the noise; None where agents do.
+        dishonest_talliers: as in the task, if the talliers add the noise; None if agents do.
 
     Raises:
-        InvalidTask: the default leaves nobody whose noise is unknown (two agents, one of which may be missing).
+        InvalidTask: the default leaves no agent whose noise is unknown (two agents, one of which may be missing).
     """
     if given is not None:
         return given
@@ -106,7 +105,7 @@ def resolve_colluding_agents(
 
 
 def shares_left(task: Task, participants: int) -> int:
-    """Fewest noise shares unknown to so many participants in any sum that holds a ballot of somebody else.
+    """Return the fewest noise shares unknown to `participants` parties in any sum that holds another agent's ballot.
 
     See the module for the proof.
     """
@@ -124,14 +123,14 @@ def holds_against(
     *,
     two_talliers_epsilon: float | None = None,
 ) -> str:
-    """For whom a price holds, in plain words.
+    """Say in plain words against whom a price holds.
 
     Args:
-        task: whose price.
-        participant_epsilon: the instance-level price against one participant who reads the release; None where there
+        task: the priced task.
+        participant_epsilon: the instance-level price against one participant that reads the release; None if there
             is none.
-        histogram_epsilon: the instance-level price of the sums that winners are read from, where winners cost less.
-        two_talliers_epsilon: the instance-level price against two dishonest talliers, where the task counts on one at
+        histogram_epsilon: the instance-level price of the sums that winners are read from, if winners cost less.
+        two_talliers_epsilon: the instance-level price against two dishonest talliers, if the task counts on one at
             most and there is a bound.
     """
     if task.dishonest_talliers is not None:
@@ -180,16 +179,16 @@ def _readers(task: Task, participant_epsilon: float | None) -> str:
 
 
 METHOD = "exact Gaussian DP, integer noise"
-"""How a certified epsilon is computed, of whatever is a Gaussian's post-processing; printed with it."""
+"""Method of a certified epsilon for a Gaussian's post-processing; printed with it."""
 
 METHOD_FOR_LIFE = "fully adaptive Gaussian filter per record, integer noise"
-"""How it is computed for votes for life (`labeler.accounting.lifetime`): of everything that is ever asked."""
+"""Method for votes for life (`labeler.accounting.lifetime`): everything that is ever asked."""
 
 METHOD_OF_SAMPLES = "certified pair of sums over secret samples, integer noise"
-"""How it is computed where whoever comes or goes is sampled (`labeler.accounting.sampled`)."""
+"""Method if the unit of privacy is sampled (`labeler.accounting.sampled`)."""
 
 METHOD_OF_WINNERS = "certified recursion over winners, integer noise"
-"""How it is computed where winners have a price of their own (`labeler.accounting.winner`)."""
+"""Method if winners have a separate price (`labeler.accounting.winner`)."""
 
 NO_BOUND = (
     "no finite guarantee: an agent may vote with any number of records; set ballot_radius, or max_agent_records, in "
@@ -206,27 +205,27 @@ _OUT_OF_REACH = (
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """The guarantee of a task at one level, and what it is charged as.
+    """The guarantee of a task at one level, and its charge.
 
     Attributes:
         level: "instance" (one record of one agent added or removed), "person" (all records of one person at one agent)
             or "agent" (one agent's ballots zeroed).
-        epsilon: certified for the integer mechanism, rounded up; infinity where nothing can be proved.
+        epsilon: certified for the integer mechanism, rounded up; infinity if nothing can be proved.
         continuous_epsilon: the exact value for real-valued noise of the same sigma; a comparison, not a claim.
         as_in_paper_epsilon: the papers' Renyi conversion for the same sigma; a comparison, not a claim.
-        paper_shares_epsilon: what noise shares sized as in the papers, of variance sigma^2 / N, would be worth with
+        paper_shares_epsilon: the epsilon of noise shares sized as in the papers, of variance sigma^2 / N, with
             this many agents colluding and gone; a warning, not a claim. Exact, for real-valued noise.
         participant_epsilon: certified against one participant that reads the release and subtracts its own noise; equal
-            to epsilon where the task counts on one colluding agent or more.
-        squared_sensitivity: of the whole composition, votes^2; None where unbounded. A whole number of votes but for
-            models, whose unit is what one record changes.
+            to epsilon if the task counts on one colluding agent or more.
+        squared_sensitivity: of the whole composition, votes^2; None if unbounded. A whole number of votes except for
+            models, whose unit is the change by one record.
         mu: the Gaussian-DP parameter of continuous_epsilon.
-        charge_nano: what a ledger is charged, nano-units of mu^2 rounded up; None where unbounded. No ledger is charged
-            for a person: there it is only what the composition amounts to.
-        reason: why epsilon is infinite, where it is.
+        charge_nano: the ledger's charge, nano-units of mu^2 rounded up; None if unbounded. No ledger is charged
+            for a person: there it only states mu^2 of the composition.
+        reason: why epsilon is infinite, if it is.
         method: how epsilon is computed.
-        histogram_epsilon: certified for the noisy sums that winners are read from, which talliers who deviate from the
-            computation or pool what they hold may learn; None where no less is charged than for them.
+        histogram_epsilon: certified for the noisy sums that winners are read from. Talliers that deviate from the
+            computation or pool what they hold may learn these. None if winners are charged no less.
     """
 
     level: StatedLevel
@@ -243,7 +242,7 @@ class PrivacyStatement:
     histogram_epsilon: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON has no infinity: an infinite number is null, and `reason` says why."""
+        """Return JSON, which has no infinity: an infinite number is null, and `reason` says why."""
         return {
             "epsilon": finite(self.epsilon),
             "participant_epsilon": finite(self.participant_epsilon),
@@ -259,13 +258,13 @@ class PrivacyStatement:
 
 @dataclass(frozen=True)
 class LifePrice:
-    """What a task of votes for life means for a record: its own, whose use nobody but the record's site sees.
+    """The price of a vote for life to a record's own budget, whose use only the record's site sees.
 
     Attributes:
-        budget_nano: B, what a record may ever spend, nano-units of mu^2.
-        vote_nano: what one vote under the task's noise costs it.
-        votes: how many such votes it has in its life.
-        most_votes: how many it casts in one job of the task, where it is near enough: all of them or none.
+        budget_nano: B, the most that a record may ever spend, nano-units of mu^2.
+        vote_nano: the cost of one vote under the task's noise.
+        votes: number of such votes in its life.
+        most_votes: number that it casts in one job of the task, if it is near enough: all of them or none.
         least_similarity: how near a query has to be.
     """
 
@@ -276,7 +275,7 @@ class LifePrice:
     least_similarity: float
 
     def to_json(self) -> dict[str, Any]:
-        """Only JSON types, and what it means."""
+        """Return its numbers, as JSON types, and their meaning."""
         jobs = self.votes // self.most_votes
         after = f"{jobs} such jobs" if jobs != 1 else "1 such job"
         last = f"An image that is near enough each time falls silent after {after}, whoever asks."
@@ -291,17 +290,17 @@ FOR_LIFE = (
 
 @dataclass(frozen=True)
 class NoiseFactors:
-    """By how much the noise in a release is larger than sigma, and what it is for.
+    """The ratio of the noise in a release to sigma, and its causes.
 
     With N agents, c colluding and d dropouts each share has variance sigma^2 / h, h = N - c - d. N of them have a
     standard deviation of sigma times `total`, the product of the two others.
 
     Attributes:
         total: sqrt(N / h).
-        collusion: sqrt(N / (N - c)): what c agents who could subtract their own noise cost, were nobody to drop out.
-        dropouts: sqrt((N - c) / h): what d agents who may fail to answer cost on top.
+        collusion: sqrt(N / (N - c)): the cost of c agents who could subtract their own noise, without dropouts.
+        dropouts: sqrt((N - c) / h): the additional cost of d agents who may fail to answer.
 
-    Where the talliers add the noise, `total` and `collusion` are sqrt(3 / h), h the honest ones, and `dropouts` is 1.
+    If the talliers add the noise, `total` and `collusion` are sqrt(3 / h), h the honest ones, and `dropouts` is 1.
     """
 
     total: float
@@ -317,20 +316,20 @@ class Price:
         instance: the guarantee for one record.
         agent: the guarantee for one agent.
         delta: the failure probability of each.
-        queries: how many queries the price is for.
+        queries: number of queries that the price covers.
         sigma_votes: standard deviation of the noise on one count that nobody can subtract.
         noise_share_sigma_votes: standard deviation of the share each agent (or tallier) adds, sigma / sqrt(h).
-        total_sigma_votes: standard deviation with every agent there, sigma * sqrt(N / h): what labels suffer from.
-        noise_factors: what collusion and dropouts each make of sigma.
+        total_sigma_votes: standard deviation if all agents contribute, sigma * sqrt(N / h): the noise in labels.
+        noise_factors: the factors of collusion and of dropouts.
         grid_scale: grid units per vote.
         quorum: fewest agents for which anything is opened.
         colluding_agents: how many participants may know their own noise, and pool it, without weakening the guarantee.
         holds_against: the same in words: against whom the guarantee holds.
-        dishonest_talliers: where the talliers add it, how many of them may be dishonest.
-        person: the guarantee for one person's records at one agent; None where the task does not bound how many vote.
+        dishonest_talliers: how many talliers may be dishonest, if the talliers add the noise.
+        person: the guarantee for one person's records at one agent; None if the task does not bound how many vote.
         records_per_person: that bound, m.
-        life: what the guarantee for one record is of, where it is of everything that is ever asked.
-        one_record: for methods that train, which bound on what a record changes the price is for, in words.
+        life: the scope of the guarantee for one record, if it covers everything that is ever asked.
+        one_record: for methods that train, the bound on one record's change that the price is for, in words.
     """
 
     instance: PrivacyStatement
@@ -355,16 +354,16 @@ class Price:
     one_record: str | None = None
 
     def statement(self, level: Level) -> PrivacyStatement:
-        """The guarantee at one of the levels that ledgers account for."""
+        """Return the guarantee at one of the levels that ledgers account for."""
         return self.instance if level == "instance" else self.agent
 
     @property
     def stated(self) -> tuple[PrivacyStatement, ...]:
-        """Every guarantee there is, the smallest presence first."""
+        """Return every guarantee, the smallest unit first."""
         return (self.instance, *(() if self.person is None else (self.person,)), self.agent)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape of `labeler plan --json`; only JSON types, no infinity, no NaN."""
+        """Return the shape of `labeler plan --json`; only JSON types, no infinity, no NaN."""
         return {
             "instance": self.instance.to_json(),
             "agent": self.agent.to_json(),
@@ -393,19 +392,19 @@ class Price:
         if self.person is None:
             return {}
         statement = self.person.to_json()
-        # Nobody is charged it, and it must not be taken for what somebody is.
+        # No account is charged this number, so it must not look like a charge.
         del statement["charge_nano"]
         return {"person": statement | {"records_per_person": self.records_per_person}}
 
 
 def price(task: Task, *, queries: int | None = None) -> Price:
-    """What a task costs at every level.
+    """Return the price of a task at every level.
 
     Args:
-        queries: how many of the task's queries are asked; all `max_queries` when absent.
+        queries: number of the task's queries that are asked; all `max_queries` when absent.
 
     Returns:
-        The price. Winners cost less than the histogram they are read from where that is proved
+        The price. Winners cost less than the histogram they are read from if that is proved
         (`labeler.methods.sensitivity`).
 
     Raises:
@@ -438,7 +437,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
             instance.histogram_epsilon,
             two_talliers_epsilon=_against_two_talliers(task, asked),
         )
-        # Wherever the number is shown these words stand beside it, so what it is of is said here.
+        # These words are shown with the number, so they also state its scope.
         + ("" if task.life is None else f" {FOR_LIFE}"),
         noise_by=task.noise_by,
         dishonest_talliers=task.dishonest_talliers,
@@ -458,13 +457,13 @@ def _life_price(task: Task) -> LifePrice | None:
 
 
 def _against_two_talliers(task: Task, queries: int) -> float | None:
-    """What one private image's price becomes where two talliers pool what they know and one was counted on."""
+    """Return one private image's price if two talliers pool what they know and the task counted on one."""
     event = integer_event(task, "instance", queries) if task.dishonest_talliers == 1 else None
     return None if event is None else finite(_certified(replace(event, noise_contributors=1), task.delta))
 
 
 def person_guarantee(price: Price) -> dict[str, Any]:
-    """What travels with released labels of a person's guarantee: nothing where the task states none."""
+    """Return the part of a person's guarantee that is stored with released labels: nothing if the task states none."""
     if price.person is None:
         return {}
     epsilon = finite(price.person.epsilon)
@@ -474,9 +473,9 @@ def person_guarantee(price: Price) -> dict[str, Any]:
 
 
 def has_finite_price(task: Task, level: StatedLevel) -> bool:
-    """Whether anything is proved of all the task's queries together, so that a charge at this level means something.
+    """Return whether anything is proved of all the task's queries together, so that a charge at this level has meaning.
 
-    A squared sensitivity alone is not enough: where one agent can move a number beyond the reach of the noise sampler
+    A finite squared sensitivity is not enough. If one agent can move a number beyond the reach of the noise sampler
     no epsilon holds, whatever mu^2 is.
     """
     return _is_finite(OfKind(task), level)
@@ -484,7 +483,7 @@ def has_finite_price(task: Task, level: StatedLevel) -> bool:
 
 @dataclass(frozen=True)
 class OfKind:
-    """A task that equals every other of its kind, so that what follows from a kind is worked out once."""
+    """A task that equals every other of its kind, so that results for a kind are computed once."""
 
     task: Task = field(compare=False)
     kind: str = field(init=False)
@@ -512,10 +511,10 @@ def price_of_paper_shares(
     colluding_agents: int,
     max_dropouts: int = 0,
 ) -> float:
-    """What noise sized as in the papers is really worth: shares of variance sigma^2 / N, some of them known.
+    """Return the true epsilon of noise sized as in the papers: shares of variance sigma^2 / N, some of them known.
 
-    The papers size shares so that all N together have variance sigma^2. Agents who pool their shares subtract
-    them, those who drop out add none, and (N - c - d) / N of the variance is left. This project sizes shares
+    The papers size shares so that all N together have variance sigma^2. Agents that pool their shares subtract
+    them, those that drop out add none, and (N - c - d) / N of the variance is left. This project sizes shares
     with h instead, so that its price holds.
 
     Args:
@@ -557,13 +556,13 @@ def _noise_factors(task: Task) -> NoiseFactors:
 
 
 def instance_epsilon(task: Task, queries: int) -> float:
-    """`price(task, queries=queries).instance.epsilon` alone, for who asks it for a hundred numbers of queries."""
+    """Return `price(task, queries=queries).instance.epsilon` alone, for callers that need it a hundred times."""
     event = integer_event(task, "instance", queries)
     return math.inf if event is None else _certified(event, task.delta)
 
 
 def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
-    """The guarantee of so many queries of a task at one level."""
+    """Return the guarantee of `queries` queries of a task at one level."""
     event = integer_event(task, level, queries)
     if event is None:
         none = math.inf
@@ -572,10 +571,10 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         return PrivacyStatement(level, none, none, none, none, none, None, none, None, reason)
     squared = Fraction(event.squared_sensitivity)
     if not task.traits.counts:
-        # In units of what one record changes, of which sigma_votes is the noise; the event is in a grid's.
+        # In units of one record's change, of which sigma_votes is the noise; the event is in grid units.
         squared *= (Fraction(task.sigma_votes) * event.grid_scale) ** 2 / event.variance_grid
     if event.is_sampled:
-        # Of a sampled sum it is the Gaussian of its pair that is stated, in the same unit.
+        # For a sampled sum state the Gaussian of its pair, in the same unit.
         squared = event.mu_squared * Fraction(task.sigma_votes) ** 2
     continuous = GaussianSum(squared, task.sigma_votes, level)
     mu = math.sqrt(continuous.mu_squared)
@@ -587,7 +586,8 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         epsilon=certified,
         continuous_epsilon=exact,
         as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
-        # Noise of an agent's own is no share, and of the talliers' none is an agent's: nobody could subtract any of it.
+        # Noise within an agent's answer is not a share, and the talliers' is no agent's: nobody could subtract any of
+        # it.
         paper_shares_epsilon=exact
         if task.traits.has_local_noise or task.noise_by == "talliers"
         else price_of_paper_shares(
@@ -624,5 +624,5 @@ def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:
 
 
 def finite(value: float) -> float | None:
-    """As JSON has it, which knows no infinity."""
+    """Return a value as JSON has it, which knows no infinity."""
     return value if math.isfinite(value) else None

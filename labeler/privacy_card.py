@@ -1,6 +1,6 @@
-"""The privacy card: what whatever was made from a job's releases may have learnt of one private record.
+"""The privacy card: how much a product of a job's releases may have learned of one private record.
 
-It travels inside every file that leaves, so that whoever opens one reads it, with its assumptions, without asking us.
+It is stored inside every file that leaves, so that every reader finds it, with its assumptions, without asking us.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LEVELS = {
 
 
 def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str = "") -> dict[str, Any]:
-    """What a model made from a job's releases guarantees to the private records behind it.
+    """Return the guarantee of a model made from a job's releases to the private records behind it.
 
     Args:
         task: of the job.
         price: of what was asked.
         is_seeded: whether any noise came from a known seed; then nothing is guaranteed, and the card says so.
-        not_covered: private records that the guarantee is not about, in a sentence.
+        not_covered: private records outside of the guarantee, in a sentence.
 
     Returns:
         Only JSON types.
@@ -60,7 +60,7 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         "max_dropouts": task.max_dropouts,
         **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
-        # Only where it is not what every learner without a kept bound has: such a card is as it always was.
+        # Only if it differs from that of every learner without a kept bound: other cards stay as they always were.
         **({} if price.one_record is None or not _says_what_a_record_moves(task) else {"one_record": price.one_record}),
         **({} if task.life is None else {"life": task.life.model_dump(mode="json")}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
@@ -76,15 +76,15 @@ def _says_what_a_record_moves(task: Task) -> bool:
 
 
 def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confidence: str) -> dict[str, Any]:
-    """The card of a model whose confidence an evaluation measured: what both tell of a private record, added up.
+    """Return the card of a model whose confidence an evaluation measured: the losses of both, added up.
 
-    Epsilons and deltas add whatever the two mechanisms are (Dwork and Roth 2014, Theorem 3.16), also where the
-    same records answered both. A level of which one of the two states nothing has no epsilon.
+    Epsilons and deltas add for any two mechanisms (Dwork and Roth 2014, Theorem 3.16), also if the same records
+    answered both. A level at which one of the two states nothing has no epsilon.
 
     Args:
         card: of the model.
         evaluated: of the evaluation.
-        confidence: where what the model states comes from, for people.
+        confidence: source of the model's stated confidence, for people.
     """
     levels = {}
     for level, one in card["guarantees"].items():
@@ -106,7 +106,7 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
 
 
 def guarantee(price: Price) -> dict[str, Any]:
-    """The guarantee in a few numbers, independent of any data: for the metadata of a table that travels alone."""
+    """Return the guarantee in a few numbers, independent of any data: for the metadata of a table without a card."""
     return {
         "delta": price.delta,
         "instance": {"epsilon": finite(price.instance.epsilon), "method": price.instance.method},
@@ -118,10 +118,10 @@ def guarantee(price: Price) -> dict[str, Any]:
 
 
 def guarantee_of(card: Mapping[str, Any]) -> dict[str, Any]:
-    """The guarantee of a privacy card in the shape of `guarantee`, for what is made with the file that carries it.
+    """Return the guarantee of a privacy card in the shape of `guarantee`, for products of the file that carries it.
 
     Raises:
-        KeyError: it is no privacy card.
+        KeyError: it is not a privacy card.
     """
     levels = {level: one["epsilon"] for level, one in card["guarantees"].items()}
     stated = {level: {"epsilon": epsilon, "method": card["accounting"]} for level, epsilon in levels.items()}
@@ -136,7 +136,7 @@ def guarantee_of(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def card_in_words(card: Mapping[str, Any]) -> str:
-    """A privacy card as Markdown, for people."""
+    """Return a privacy card as Markdown, for people."""
     lines = ["# Privacy card", ""]
     if card["warning"]:
         lines += [f"**This protects nobody:** {card['warning']}.", ""]

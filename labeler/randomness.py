@@ -1,11 +1,10 @@
-"""Where random bits come from: AES-256 in counter mode, keyed by the operating system.
+"""The source of random bits: AES-256 in counter mode, keyed by the operating system.
 
-Noise protects a record only while nobody can predict it. So every random bit of noise and of share
-masks comes from one cryptographic stream, keyed with 32 bytes the operating system gave (or with a
-key derived from such bytes, so that a retry replays the same noise). numpy's and torch's generators
-are never used: their state follows from a few outputs. The stream is indistinguishable from uniform
-bits up to n^2 / 2^129 for n blocks of 16 bytes drawn under one key, if AES-256 is a pseudo-random
-permutation; that part of the guarantee is computational, all others are information-theoretic.
+Noise protects a record only while nobody can predict it. So every random bit of noise and of share masks comes from one
+cryptographic stream. Its key is 32 bytes from the operating system, or is derived from such bytes, so that a retry
+replays the same noise. numpy's and torch's generators are never used: their state follows from a few outputs. The
+stream is indistinguishable from uniform bits up to n^2 / 2^129 for n blocks of 16 bytes drawn under one key, if AES-256
+is a pseudo-random permutation. That part of the guarantee is computational, all others are information-theoretic.
 
 A stream must not be used twice. A source therefore cannot be pickled or copied, refuses to draw in a
 forked process, and gives two threads different stretches of its stream.
@@ -36,7 +35,7 @@ class ByteSource(Protocol):
     """A stream of uniform random bits.
 
     Attributes:
-        is_seeded: True where somebody else may know the stream (tests, simulations). Whatever is
+        is_seeded: True if somebody else may know the stream (tests, simulations). Everything
             released with such noise must say so.
     """
 
@@ -44,10 +43,10 @@ class ByteSource(Protocol):
     def is_seeded(self) -> bool: ...
 
     def uint64(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` uniform 64-bit words of the stream, shape (count,)."""
+        """Return the next `count` uniform 64-bit words of the stream, shape (count,)."""
 
     def bytes(self, count: int) -> bytes:
-        """The next `count` bytes of the stream."""
+        """Return the next `count` bytes of the stream."""
 
 
 class AesCtrSource:
@@ -63,7 +62,7 @@ class AesCtrSource:
     def __init__(self, key: bytes, *, is_seeded: bool) -> None:
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             raise InvalidSetting(f"the key of a random source must be {KEY_BYTES} bytes; derive_key makes one")
-        # Here: whoever only states a price, or looks at a job, draws nothing.
+        # Here, because stating a price or looking at a job draws nothing.
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
         self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
@@ -73,11 +72,11 @@ class AesCtrSource:
 
     @property
     def is_seeded(self) -> bool:
-        """True where somebody else may know the key."""
+        """Return True if somebody else may know the key."""
         return self._is_seeded
 
     def uint64(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` uniform 64-bit words, shape (count,).
+        """Return the next `count` uniform 64-bit words, shape (count,).
 
         Raises:
             InvalidSetting: count is negative.
@@ -91,7 +90,7 @@ class AesCtrSource:
         return words[:count].astype(np.uint64, copy=False)
 
     def bytes(self, count: int) -> bytes:
-        """The next `count` bytes.
+        """Return the next `count` bytes.
 
         Raises:
             InvalidSetting: count is negative.
@@ -125,19 +124,19 @@ class AesCtrSource:
 
 
 def os_source() -> AesCtrSource:
-    """A source keyed with fresh bytes of the operating system; its stream cannot be replayed."""
+    """Return a source keyed with fresh bytes of the operating system; its stream cannot be replayed."""
     return AesCtrSource(secrets.token_bytes(KEY_BYTES), is_seeded=False)
 
 
 def keyed_source(key: bytes, *, is_seeded: bool) -> AesCtrSource:
-    """The source of one key, which gives the same stream each time: how a retry replays its noise.
+    """Return the source of one key, which gives the same stream each time, so that a retry replays its noise.
 
-    Two uses of one key subtract to nothing, so derive a key per purpose (`derive_key`) and start its
-    source once per attempt.
+    Noise from two uses of one key cancels out when subtracted. So derive a key per purpose (`derive_key`) and start
+    its source once per attempt.
 
     Args:
         key: 32 bytes, secret and uniformly random.
-        is_seeded: True where the key came from a known seed.
+        is_seeded: True if the key came from a known seed.
 
     Raises:
         InvalidSetting: the key has another length.
@@ -146,7 +145,7 @@ def keyed_source(key: bytes, *, is_seeded: bool) -> AesCtrSource:
 
 
 def seeded_source(seed: int | bytes) -> AesCtrSource:
-    """A source anybody who knows the seed can replay: for tests and simulations only.
+    """Return a source that anybody who knows the seed can replay: for tests and simulations only.
 
     Its `is_seeded` is True, and every share and release made with it carries that.
 
@@ -168,12 +167,12 @@ def seeded_source(seed: int | bytes) -> AesCtrSource:
 def derive_key(secret: bytes, *context: bytes) -> bytes:
     """Derive the 32-byte key of one purpose: HMAC-SHA256(secret, every context with its length before it).
 
-    Different contexts give keys that are independent to anybody without the secret. Lengths go in so
+    Different contexts give keys that are independent to anybody without the secret. Lengths are included so
     that (b"ab", b"c") and (b"a", b"bc") differ.
 
     Args:
-        secret: at least 16 bytes that the operating system gave (or a derived key).
-        context: what the key is for, for example the digests of task and batch.
+        secret: at least 16 bytes from the operating system (or a derived key).
+        context: the purpose of the key, for example the digests of task and batch.
 
     Raises:
         InvalidSetting: the secret is shorter than 16 bytes.

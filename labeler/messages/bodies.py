@@ -379,7 +379,7 @@ class Ask(Body):
         talliers: the parties that get one share each, in tallier order; as many as the task says, all different.
         expires_at: unix time in seconds; later answers are ignored.
 
-        Raises:
+    Raises:
         ProtocolViolation: talliers do not match the task, or the batch lies beyond the task's queries. Or a
             feature is longer than a normalized one, so that inner products with it would not be exact.
     """

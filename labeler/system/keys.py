@@ -62,7 +62,7 @@ class PublicKeys:
         verify_key: Ed25519, 64 hexadecimal digits; checks its signatures.
         seal_key: X25519, 64 hexadecimal digits; encrypts so that only the party can read.
 
-        Raises:
+    Raises:
         InvalidSetting: invalid keys, or weak ones (zero or of low order) with which anybody could sign or read.
     """
 
