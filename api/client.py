@@ -349,7 +349,6 @@ class Client:
         layout: Layout | None = None,
         bands: int | None = None,
         records: int | None = None,
-        idempotency_key: str | None = None,
         **task: Any,
     ) -> JobView:
         """Have a job's student scored on the agents' records: a task of its own, with one job.
@@ -401,7 +400,6 @@ class Client:
             features=rows,
             backbone_fingerprint=stored.fingerprint,
             name=f"evaluation of {job_id}"[:200],
-            idempotency_key=idempotency_key,
         )
 
     def model(self, job_id: str, path: Path) -> Path:

@@ -206,8 +206,7 @@ class Evaluation:
         and for both where one is more often wrong than right, which cannot be stated without taking the label back.
 
         Bands that noise drowns go with a neighbor, and bands in the wrong order with each other, until each group of
-        them stands out (pooling of adjacent violators). A share is at most 1: what is stated is its mean given that, as
-        if every share had been as likely.
+        them stands out (pooling of adjacent violators). Certainty is never stated.
         """
         bands = range(self.asked.bands)
         whole = _pooled([_Bands.of(self.right[one], self.wrong[:, one], self.sigma) for one in bands])
@@ -297,21 +296,13 @@ class _Bands:
 
     @property
     def deserved(self) -> float:
-        """The mean of a share of at most 1, of which a normal law is known."""
+        """The share that is right, and never certainty: a quarter of its deviation is left, by noise alone."""
         total = self.right + self.wrong
         if total <= 0:
             return 0.0
-        found = self.right / total
-        within = min(1.0, max(0.0, found))
+        within = min(1.0, max(0.0, self.right / total))
         spread = self.sigma * math.sqrt((1 - within) ** 2 * self.right_cells + within**2 * self.wrong_cells) / total
-        if spread <= 0:
-            return within
-        above = (found - 1) / spread
-        tail = 0.5 * math.erfc(above / math.sqrt(2))
-        # Far above 1 the law that is left falls off like an exponential.
-        density = math.exp(-0.5 * above**2) / math.sqrt(2 * math.pi)
-        mean = found - spread * density / tail if tail > 1e-12 else 1 - spread / above
-        return min(1.0, max(0.0, mean))
+        return max(0.0, min(within, 1 - spread / 4))
 
 
 def _together(bands: Sequence[_Bands]) -> _Bands:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from feature_store.results.models import Measured, StoredModel, model_file, model_of_bytes
+from feature_store.results.models import ATTRIBUTES, Measured, StoredModel, model_file, model_of_bytes
 from labeler.errors import BadData
 from labeler.evaluation import SPEAKS_FOR, Evaluation, choose_bands, choose_layout
 from labeler.methods.evaluate import Layout, Scored, edges_of
@@ -63,6 +63,8 @@ def released_model(model: bytes, *, name: str) -> StoredModel:
         BadData: it is none.
     """
     stored = model_of_bytes(model, name=name)
+    if stored.kind == ATTRIBUTES:
+        raise BadData(f"{name} labels attributes, any number per image, and an evaluation counts one class each")
     try:
         joined_cards(stored.card, stored.card, confidence="")
     except (KeyError, TypeError, AttributeError):
@@ -121,6 +123,7 @@ def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
         backbone=stored.backbone,
         job_id=stored.job_id,
         measured=measured,
+        probe=stored.probe,
     )
 
 

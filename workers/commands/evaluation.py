@@ -93,14 +93,16 @@ def evaluate(
                 "a service scores the student of its job at its own agents; leave --shard and --seed out"
             )
         from feature_store.results.evaluations import evaluation_bytes
-        from labeler.system.files import replace_file
+        from labeler.system.files import check_folder, replace_file
+
+        check_folder(out)
+        out.mkdir(exist_ok=True)
 
         with connect(str(url), str(token), ca_file) as service:
             asked = service.wait(service.evaluate(model, **price, **counted).job_id)
             if asked.state != "completed":
                 why = asked.stage if asked.problem is None else asked.problem.detail
                 raise JobNotCompleted(f"the evaluation {asked.job_id} is {asked.state}: {why}")
-            out.mkdir(exist_ok=True)
             found = service.evaluation(asked.job_id)
             service.student(asked.job_id, out / "measured.safetensors")
             replace_file(out / "evaluation.json", evaluation_bytes(found))

@@ -18,6 +18,7 @@ from labeler.privacy_card import card_in_words
 from tests.command_line import Labeler
 from tests.scored import linear_model
 from tests.workers.conftest import CLASSES, DIMENSION, MakeShard
+from workers.notebook.job import LabelledJob
 from workers.run.labelling import run_job
 from workers.run.preparation import LabellingJob, evaluation_job
 from workers.run.task_file import TaskFile
@@ -71,7 +72,8 @@ def test_an_evaluation_finds_what_is_right_and_the_model_states_it_from_then_on(
     low, high = found["accuracy"]["noise"]
     # The interval is of 95 %; twice as wide it misses once in 10,000 runs.
     assert abs(right.mean() - (low + high) / 2) <= high - low
-    assert abs(found["records"]["value"] - 2000) <= 2 * (found["records"]["noise"][1] - 2000)
+    count = found["records"]
+    assert abs(count["value"] - 2000) <= 2 * (count["noise"][1] - count["value"])
     assert found["privacy"]["guarantees"]["instance"]["epsilon"] == pytest.approx(1.0, abs=1e-3)
     # The same command again finds the same, and asks nobody.
     again = labeler(*command, "--json")
@@ -100,6 +102,14 @@ def test_a_measured_model_says_where_its_confidence_comes_from_and_what_both_hav
     assert json.loads(table.schema.metadata[b"privacy"])["instance"]["epsilon"] == pytest.approx(22.0, abs=0.01)
     stated = read_model(measured).predict_proba(Shard.open(tmp_path / "public.shard").features).max(axis=1)
     assert table["confidence"].to_numpy() == pytest.approx(stated, abs=1e-6)
+
+
+def test_a_notebook_evaluates_the_student_of_its_job(student: Path, make_shard: MakeShard, tmp_path: Path) -> None:
+    job = LabelledJob(student.parent)
+    found = job.evaluate(shards_of(make_shard), tmp_path / "e", epsilon=2.0, layout="classes", colluding_agents=0)
+    assert (found["layout"], found["contributors"]) == ("classes", 2)
+    assert found["privacy"]["colluding_agents"] == 0
+    assert read_model(tmp_path / "e" / "measured.safetensors").measured is not None
 
 
 def test_a_task_file_evaluates_and_bands_are_those_of_the_public_images(
