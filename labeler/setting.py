@@ -1,15 +1,12 @@
-"""What of a task moves its price, and whom that protects.
+"""The task fields that move its price, and the unit that the price protects.
 
-What a task says that lets each record vote for life: how much a record may ever spend, and how near it has to be.
+**Votes for life**: how much a record may ever spend, and how near a query has to be for it to vote. Both are public and
+the same for every agent. `labeler.accounting.lifetime` proves the promise.
 
-Both are public and the same for every agent. What they promise is proved in `labeler.accounting.lifetime`.
+**Training**: how agents fit the model that they answer with, if a price depends on it.
 
-How agents fit the model that they answer with, where a price depends on it.
-
-What of a task a price may depend on, and whose presence a price is stated for.
-
-The mechanisms and their sensitivities are written against `Setting`, and not against `labeler.task.Task`: a task knows
-the methods, so no method may know the task. Whatever is not listed here moves no price.
+**Setting**: the mechanisms and their sensitivities are written against `Setting`, and not against `labeler.task.Task`:
+a task knows the methods, so no method may know the task. Fields that are not listed here move no price.
 """
 
 from __future__ import annotations
@@ -24,20 +21,21 @@ from labeler.descent import MOST_RECORDS
 from labeler.settings import PlainNumbers
 
 MOST_LIFE_NANO: Final = 10**10
-"""The largest B: mu^2 = 10, which promises little (epsilon 17 at delta 1e-5), and for which the corrections of integer
-noise are still far below any delta in use."""
+"""The largest B: mu^2 = 10. It promises little (epsilon 17 at delta 1e-5), and the corrections of integer noise are
+still far below any delta in use."""
 
 
 class Life(PlainNumbers):
     """Votes for life: each record carries a spend through all tasks, and votes only while it stays within B.
 
     Attributes:
-        budget_nano: B, what one record may ever spend on votes, nano-units of mu^2. All tasks of this kind together are
-            sqrt(B)-GDP for one record, however many are asked; B is the largest of any task that the agent answers.
-        asked_classes: only records of these classes vote, by their own label; all where None. What a job is not about
-            costs the records of other classes nothing.
-        least_similarity: a record votes only at queries whose cosine with it is at least this. So what is far from
-            everything that a record knows costs that record nothing.
+        budget_nano: B, the most that one record may ever spend on votes, nano-units of mu^2. All tasks of this kind
+            together are sqrt(B)-GDP for one record, however many are asked; B is the largest of any task that the agent
+            answers.
+        asked_classes: only records of these classes vote, by their own label; None: all. A job costs nothing to
+            records of classes that it does not ask about.
+        least_similarity: a record votes only at queries whose cosine with it is at least this. So queries far from
+            a record cost it nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -47,23 +45,23 @@ class Life(PlainNumbers):
     asked_classes: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     def least_product(self, one: int) -> int:
-        """The smallest inner product of integer features that reaches the similarity: exact, whatever the machine.
+        """Return the smallest inner product of integer features that reaches the similarity: exact on every machine.
 
         Args:
-            one: what a feature of length 1 is long as integers.
+            one: length, in integers, of a feature of length 1.
         """
         return math.ceil(Fraction(self.least_similarity) * one**2)
 
 
 NOTHING_TRAINED: Final = {"min_records": 1, "regularisation": 1.0, "clip_norm": 1.0, "iterations": 200}
-"""What a task with learner "means" has where others say how they train."""
+"""Values for learner "means" of the fields that say how other learners train."""
 
 WIDE_RADIUS: Final = 2.0**20
-"""Of learner "means" where the task names none, in records: longer sums would be cut, and noise stays what it is."""
+"""Default radius of learner "means", in records: longer sums would be cut, and the noise stays the same."""
 
 
 MOST_STEPS: Final = 10_000
-"""Of sampled training: each is a round, with a commit and a message of every party."""
+"""Most steps of sampled training: each is a round, with a commit and a message of every party."""
 
 
 class Sampled(PlainNumbers):
@@ -143,7 +141,7 @@ class Training(PlainNumbers):
     @model_validator(mode="before")
     @classmethod
     def _say_what_means_nothing(cls, given: Any) -> Any:
-        # What trains nothing is spared the fields that say how, and has one way to be written.
+        # A learner without training needs no fields that say how, and has one spelling.
         if isinstance(given, dict) and given.get("learner") == "means":
             return {**NOTHING_TRAINED, "radius": WIDE_RADIUS, **given}
         return given
@@ -191,7 +189,7 @@ class Training(PlainNumbers):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A task without it is written, and hashed, as it was before there was this field.
+        # A task without the field is written, and hashed, as it was before the field existed.
         fields: dict[str, Any] = dump(self)
         for later in ("max_records", "axes", "sampled"):
             if fields.get(later) is None:
@@ -200,12 +198,12 @@ class Training(PlainNumbers):
 
 
 Level = Literal["instance", "agent"]
-"""Whose presence a ledger accounts for."""
+"""The units whose presence a ledger accounts for."""
 
 LEVELS: Final[tuple[Level, Level]] = ("instance", "agent")
 
 StatedLevel = Literal["instance", "person", "agent"]
-"""Whose presence a price is stated for: a person's follows from the same noise and is charged to no account."""
+"""The units whose presence a price is stated for: a person's follows from the same noise and is never charged."""
 
 
 class Setting(Protocol):

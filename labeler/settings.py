@@ -1,24 +1,21 @@
-"""Reading settings that people wrote: numbers, tables and names, and why one is refused.
+"""Settings that people wrote: numbers, tables and names, and refusals that say why and where.
 
-A model whose numbers are numbers: no text that reads like one, and no truth value.
+**Plain numbers** (`PlainNumbers`): a model whose number fields accept neither numeric text nor truth values. Pydantic
+converts "5" and true to 5 and 1. Here a person who writes `k = true` meant something else. A program that sends a
+number as text will some day send 1,000, or 1e-5 with a comma.
 
-Pydantic takes "5" and true for 5 and 1, kindly. Here whoever writes `k = true` has meant something else, and a number
-that was sent as text was made by something that will write 1,000 one day, or 1e-5 with a comma.
+**Refusals** (`describe_validation`): pydantic's errors in sentences, field by field, with the name that was probably
+meant, and never a value.
 
-What pydantic refused, in sentences: field by field, with the name that was probably meant, and never a value.
+**TOML** (`SettingsText`): every refusal has the line and column of the mistake, because a person looks for it in an
+editor. `tomllib` reports where syntax breaks, but not where a field is. So a text that it has read is cut into
+statements, the shortest runs of lines that are valid TOML alone, and each statement tells which field it sets. Only the
+place of an `=` is parsed by hand. A refusal names fields and repeats no value, which may be a password.
 
-Settings in TOML: read from text, and every refusal with the line and column at which the mistake stands.
-
-A file of settings is written by a person, who looks for the mistake in an editor. `tomllib` says where its syntax
-breaks, and not where a field stands; so a text that it has read is cut into statements, the shortest runs of lines that
-are TOML on their own, and each statement says which field it sets. Nothing is parsed by hand but the place of an `=`.
-
-A refusal names fields and repeats no value, which may be a password.
-
-Names of public images leave: in Parquet, JSON, CSV and pages, where a text is UTF-8. So they are looked at first.
-
-A file system of Linux takes any bytes for a name. One that is no UTF-8, as of an archive that was packed elsewhere,
-can be opened and not written down; found out once answers are opened, they are paid for and cannot be published.
+**File names** (`check_names_are_text`): names of public images leave in Parquet, JSON, CSV and pages, where a text is
+UTF-8, so they are checked first. A file system of Linux accepts any bytes as a name. A file whose name is not UTF-8,
+for example from a foreign archive, can be opened, but its name cannot be written down. If that were found only after
+answers are opened, they would be paid for and could not be published.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from labeler.errors import InvalidSetting
 
 
 class PlainNumbers(BaseModel):
-    """See the module. It looks at fields that hold one number; of a list its items say so themselves."""
+    """A model whose number fields accept only numbers; see the module. List items are checked by their own models."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -51,7 +48,7 @@ class PlainNumbers(BaseModel):
 
 @cache
 def _numbers_of(model: type[BaseModel]) -> frozenset[str]:
-    """Names of the fields in which nothing but a number may stand."""
+    """Return names of the fields that accept only numbers."""
     return frozenset(name for name, field in model.model_fields.items() if _is_numeric(field.annotation))
 
 
@@ -74,7 +71,7 @@ def _kinds(annotation: Any) -> frozenset[Any]:
 Loc = tuple[str | int, ...]
 
 _KIND = re.compile(r"constrained-\w+|[\w-]+\[.*\]")
-"""What pydantic puts into a place for each kind that a value may be of: `constrained-float`, `literal['unlimited']`."""
+"""Pydantic's location part for each kind that a value may have: `constrained-float`, `literal['unlimited']`."""
 
 _SHOULD_BE = "Input should be "
 
@@ -83,8 +80,8 @@ def describe_validation(error: ValidationError, what: str, *, model: type[BaseMo
     """Say in plain sentences which fields pydantic refused, without repeating their values.
 
     Args:
-        what: what was checked.
-        model: whose fields are meant; an unknown field that is nearly one of them is told so.
+        what: name of the checked object.
+        model: the expected model; an unknown field that resembles one of its fields gets a hint.
     """
     return f"{what} refused: " + "; ".join(
         f"{dotted(loc)}: {sentence}" if loc else sentence for loc, sentence in problems_of(error, model=model)
@@ -92,7 +89,7 @@ def describe_validation(error: ValidationError, what: str, *, model: type[BaseMo
 
 
 def problems_of(error: ValidationError, *, model: type[BaseModel] | None = None) -> list[tuple[Loc, str]]:
-    """Each refused field and why, in the order in which pydantic found them; once where it may be of several kinds."""
+    """Return each refused field and why, in pydantic's order; once per field that may be of several kinds."""
     found: list[tuple[Loc, str]] = []
     for loc, sentence in _each_kind(error, model):
         if found and found[-1][0] == loc and sentence.startswith(_SHOULD_BE):
@@ -122,30 +119,30 @@ def _each_kind(error: ValidationError, model: type[BaseModel] | None) -> list[tu
 
 
 def _in_plain_words(sentence: str) -> str:
-    """People write lists and tables, and not what a program keeps them in."""
+    """Replace program types by people's words: lists and tables."""
     sentence = sentence.replace("valid tuple", "list").replace("Tuple should", "List should")
     return re.sub(r"valid dictionary(?: or (?:instance|object) .*)?", "table", sentence)
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The one of some words that somebody who wrote this probably meant."""
+    """Return the known word that was probably meant, or None."""
     close = get_close_matches(word.lower().replace("-", "_"), known, n=1) or get_close_matches(word, known, n=1)
     return close[0] if close else None
 
 
 def misspelt(words: Collection[str], known: Collection[str]) -> str:
-    """The end of a refusal of some words: for the first that looks like a known one, that one; "" where none does."""
+    """Return a hint for the end of a refusal: the known word that the first misspelt one resembles; "" if none does."""
     found = ((word, nearest(word, [one for one in known if one not in words])) for word in words if word not in known)
     return next((f"; did you mean {near!r} by {word!r}?" for word, near in found if near is not None), "")
 
 
 def dotted(loc: Loc) -> str:
-    """A place among nested fields as people write it: "task.training.min_records"."""
+    """Return a place among nested fields as people write it: "task.training.min_records"."""
     return ".".join(map(str, loc))
 
 
 def _fields_at(model: type[BaseModel], loc: Loc) -> set[str]:
-    """Names of the fields of the model that lies at a place within a model."""
+    """Return names of the fields of the model at a place within a model."""
     kinds: list[Any] = [model]
     for part in loc:
         kinds = [
@@ -158,7 +155,7 @@ def _fields_at(model: type[BaseModel], loc: Loc) -> set[str]:
 
 
 def _models(kinds: Sequence[Any]) -> list[type[BaseModel]]:
-    """The models among types, looking through unions and annotations."""
+    """Return the models among types, looking through unions and annotations."""
     found: list[type[BaseModel]] = []
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -171,7 +168,7 @@ def _models(kinds: Sequence[Any]) -> list[type[BaseModel]]:
 
 
 def _inner(kinds: Sequence[Any]) -> list[Any]:
-    """What collections among types hold: the values of a mapping, the members of a list."""
+    """Return the item types of collections: the values of a mapping, the members of a list."""
     return [argument for kind in kinds if get_origin(kind) is not None for argument in get_args(kind)]
 
 
@@ -184,7 +181,7 @@ _AT: Final = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|en
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands in a text, counted from 1."""
+    """A position in a text, counted from 1."""
 
     line: int
     column: int
@@ -202,8 +199,8 @@ class SettingsText:
 
     Attributes:
         text: the whole file.
-        name: what it is called in a refusal, for example "task file task.toml".
-        fields: what it sets.
+        name: the file's name in a refusal, for example "task file task.toml".
+        fields: the fields that it sets.
     """
 
     text: str
@@ -215,7 +212,7 @@ class SettingsText:
         """Read the bytes of a file.
 
         Raises:
-            InvalidSetting: they are not TOML; the sentence says at which line and column.
+            InvalidSetting: they are not TOML; the sentence gives line and column.
         """
         try:
             text = data.decode("utf-8-sig").replace("\r\n", "\n")
@@ -223,7 +220,7 @@ class SettingsText:
             line = data.count(b"\n", 0, error.start) + 1
             raise InvalidSetting(f"{name} is not valid TOML: line {line} is not UTF-8; save it as UTF-8") from None
         try:
-            # Before it is read: the time that tomllib takes grows with the square of the dots.
+            # Check before parsing: tomllib's time grows with the square of the number of dots.
             if _DEEP_KEY.search(text) or _is_deep(fields := tomllib.loads(text)):
                 raise RecursionError
             return cls(text, name, fields)
@@ -238,11 +235,11 @@ class SettingsText:
             raise InvalidSetting(f"{name} is not valid TOML: a number in it has thousands of digits") from None
 
     def check(self, model: type[M], fields: Mapping[str, Any] | None = None) -> M:
-        """The settings as a model.
+        """Return the settings as a model.
 
         Args:
-            model: what the file describes.
-            fields: what is checked, where it is not exactly what the file sets.
+            model: the model that the file describes.
+            fields: fields to check, if they differ from those that the file sets.
 
         Raises:
             InvalidSetting: see `refuse`.
@@ -253,7 +250,7 @@ class SettingsText:
             raise self.refuse(problems_of(error, model=model)) from None
 
     def refuse(self, problems: list[tuple[Loc, str]]) -> InvalidSetting:
-        """The refusal of a file: one sentence for each field that is unknown, missing or out of bounds."""
+        """Return the refusal of a file: one sentence for each field that is unknown, missing or out of bounds."""
         said = []
         for loc, sentence in problems:
             place = self.place(loc)
@@ -263,7 +260,7 @@ class SettingsText:
         return InvalidSetting(f"{self.name} refused: " + "; ".join(sentence for _, sentence in said))
 
     def place(self, loc: Loc) -> Place | None:
-        """Where a field stands, or else the nearest table around it; None where the file names neither."""
+        """Return the place of a field, or else of the nearest table around it; None if the file names neither."""
         return next((self._places[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in self._places), None)
 
     @cached_property
@@ -280,7 +277,7 @@ class SettingsText:
                 continue
             outer = Place(line, len(named[1]) + 1)
             for loc in _paths(tomllib.loads(statement)):
-                # Within an inline table a field stands further on.
+                # Within an inline table a field comes later in the statement.
                 inner = re.search(rf"(?<![\w-]){re.escape(str(loc[-1]))}[\"']?\s*=", statement[named.end() :])
                 is_inner = inner is not None and len(loc) > len(re.findall(_PART, named[2]))
                 place = Place(line, named.end() + inner.start() + 1) if inner is not None and is_inner else outer
@@ -289,7 +286,7 @@ class SettingsText:
 
 
 MOST_NESTED: Final = 50
-"""Levels of tables and lists in a file of settings."""
+"""Most levels of tables and lists in a file of settings."""
 
 
 _DEEP_KEY: Final = re.compile(rf"^[ \t]*\[*[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MOST_NESTED},}}", re.MULTILINE)
@@ -309,7 +306,7 @@ def _is_deep(fields: dict[str, Any]) -> bool:
 
 
 def _syntax(message: str, text: str) -> str:
-    """What `tomllib` says, with the place first; what was found at the end alone is told of there."""
+    """Return the message of `tomllib` with the place first; "at the end" refers to the last place."""
     found = _AT.search(message)
     if found is None:
         return message
@@ -320,21 +317,21 @@ def _syntax(message: str, text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Each statement of a valid text, with the line at which it begins."""
+    """Yield each statement of a valid text, with the line at which it begins."""
     begin, lines = 0, text.split("\n")
     for end in range(1, len(lines) + 1):
         statement = "\n".join(lines[begin:end])
         try:
             fields = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
-            continue  # a value that goes on in the next line
+            continue  # a value that continues in the next line
         if fields:
             yield begin + 1, statement
         begin = end
 
 
 def _heading(fields: dict[str, Any], places: Mapping[Loc, Place]) -> Loc:
-    """The table that a heading opens; the next one of its name where it is one of several."""
+    """Return the table that a heading opens; the next one of its name if there are several."""
     loc: Loc = ()
     while fields:
         ((name, inner),) = fields.items()
@@ -350,7 +347,7 @@ def _heading(fields: dict[str, Any], places: Mapping[Loc, Place]) -> Loc:
 
 
 def _paths(fields: Mapping[str, Any]) -> Iterator[Loc]:
-    """Every field, outer ones first."""
+    """Yield every field, outer ones first."""
     for name, inner in fields.items():
         yield (name,)
         if isinstance(inner, dict):
@@ -361,10 +358,10 @@ _SHOWN = 3
 
 
 def check_names_are_text(names: Iterable[str]) -> None:
-    """Refuse names of files that are no text, before anything is sent or asked.
+    """Refuse file names that are not text, before anything is sent or asked.
 
     Raises:
-        InvalidSetting: the first few are named, with what is no text in them as numbers.
+        InvalidSetting: names the first few, with their invalid bytes as numbers.
     """
     bad = [name for name in names if not _is_text(name)]
     if bad:

@@ -1,38 +1,33 @@
-"""Secret sharing: a prime field, and words that add up to what was shared.
+"""Secret sharing: prime fields, and words that add up to the shared vector.
 
-The prime fields in which ballots, noise and sums are shared where the winner of a query is to be computed.
+**Fields.** Ballots, noise and sums are shared in a prime field if the winner of a query is to be computed. A noisy sum,
+negative or not, is a residue modulo a prime p, and p leaves 43 bits of room:
 
-A noisy sum, negative or not, is a residue modulo a prime p, and p leaves 43 bits of room:
+    bits of p  =  bits of the widest difference of two sums  +  43.
 
-    bits of p  =  bits of the widest difference of two sums  +  43
-
-So a sum is one of very few residues. Two talliers whose parts add up to it modulo p have parts whose sum as integers
-is p more than the sum, but where a part is among those few: with probability below 2^-42, which that tallier sees by
-itself (workers.winner.tournament).
+So a sum is one of very few residues. Two talliers have parts that add up to it modulo p. Their sum as integers is p
+more than the sum, except if a part is among those few residues. That has probability below 2^-42, and the tallier sees
+it alone (workers.winner.tournament).
 
 All moduli stay below 2^64, so a residue is one 64-bit word.
 
 A sum out of its range may be read as less by p (workers.winner.tournament). Modulo 2^64 neither p nor 2 p may look like
-a small step back: p below 2^62 is a jump out of every range, and p = 2^64 - 189 a step forward of 189. Twice a prime of
-63 bits would be 50 below 2^64, so where 63 bits would do, 64 are taken.
+a small step back. A p below 2^62 is a jump out of every range, and p = 2^64 - 189 a step forward of 189. Twice a prime
+of 63 bits would be 50 below 2^64, so 64 bits are taken instead of 63.
 
-Additive secret sharing: one share per tallier, and only all shares together say anything.
+**Additive secret sharing**: one share per tallier, and only all shares together say anything. All shares but the last
+are 32-byte seeds, each expanded by AES-256-CTR into a mask; the last share is the vector minus all masks. A mask is
+uniform on all words, so it hides a value entirely instead of bounding it. Any set of shares that lacks one is
+distributed as if the vector were zero (for anybody who cannot break AES). Addition commutes with sharing, so talliers
+sum shares of many agents, and only the sum is ever combined.
 
-All shares but the last are 32-byte seeds, each expanded by AES-256-CTR into a mask; the last share
-is the vector minus all masks. A mask is uniform on all words, so it hides a value entirely instead of
-bounding it: any set of shares that lacks one is distributed (to anybody who cannot break AES) as if
-the vector were zero. Addition commutes with sharing, so talliers sum shares of many agents and only
-the sum is ever put together.
+Words are numbers modulo 2^64 for a histogram. For the winner they are numbers modulo a prime, and talliers find it by
+computing in that field (labeler.sharing). A mask modulo the prime is drawn by rejection (`uniform_below`, with the
+proof), never by reducing, so that it is uniform there too.
 
-Words are numbers modulo 2^64 for a histogram, and modulo a prime for the winner, which talliers find
-by computing in that field (labeler.sharing). A mask modulo the prime is drawn by rejection
-(`uniform_below`, with the proof), never by reducing, so that it is uniform there too.
-
-What talliers must know to find the winners of a round, and what each of them answers.
-
-Talliers never see a task, only the round. In a winner round these terms are part of the round and of its
-digest, so an agent that split its ballots for other terms, and a tallier that was told others, are found
-out before anything is added.
+**Winners.** Talliers never see a task, only the round. In a winner round `WinnerTerms` are part of the round and of its
+digest. So an agent that split its ballots for other terms, and a tallier that got others, are detected before anything
+is added.
 """
 
 from __future__ import annotations
@@ -56,7 +51,7 @@ BLUM_PRIME_OFFSETS: Final = {
     44: 17, 45: 69, 46: 21, 47: 297, 48: 65, 49: 81, 50: 113, 51: 129, 52: 173, 53: 145, 54: 33,
     55: 169, 56: 5, 57: 13, 58: 57, 59: 225, 60: 93, 61: 1, 62: 57, 64: 189,
 }  # fmt: skip
-"""b -> c such that 2^b - c is the largest prime below 2^b that leaves 3 when divided by 4. None has 63 bits."""
+"""b -> c such that 2^b - c is the largest prime below 2^b that is 3 modulo 4. None has 63 bits."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,11 @@ class PrimeField:
 
     @property
     def bits(self) -> int:
-        """Length of the modulus in bits."""
+        """Return the length of the modulus in bits."""
         return self.modulus.bit_length()
 
     def encode(self, values: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Integers as residues; a negative one counts from the modulus down.
+        """Return integers as residues; a negative one counts from the modulus down.
 
         Raises:
             InvalidSetting: a value lies outside -p/2 .. p/2, where it could not be read back.
@@ -99,13 +94,13 @@ class PrimeField:
         return np.where(values < 0, words + np.uint64(self.modulus), words)
 
     def decode(self, residues: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Residues as the integers -p/2 .. p/2 nearest to zero."""
+        """Return residues as the integers -p/2 .. p/2 nearest to zero."""
         is_negative = residues > np.uint64(self.modulus // 2)
         words = np.where(is_negative, residues - np.uint64(self.modulus), residues)
         return words.view(np.int64)
 
     def check(self, residues: NDArray[np.uint64], what: str) -> None:
-        """Refuse words that are no residues.
+        """Refuse words that are not residues.
 
         Raises:
             ProtocolViolation: another type, or a word not below the modulus.
@@ -116,18 +111,19 @@ class PrimeField:
             raise ProtocolViolation(f"{what} holds a word that is no residue of the field of {self.bits} bits")
 
     def add(self, one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The sum of two arrays of residues."""
+        """Return the sum of two arrays of residues."""
         total = one + other
-        # Above 2^63 the sum of two words can leave 64 bits; then it came out smaller than either.
+        # With a modulus above 2^63 the sum of two words can exceed 64 bits; then it is smaller than either.
         wrapped = (total < one) | (total >= np.uint64(self.modulus))
         return np.where(wrapped, total - np.uint64(self.modulus), total)
 
     def subtract(self, one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The difference of two arrays of residues."""
+        """Return the difference of two arrays of residues."""
         return np.where(one >= other, one - other, one - other + np.uint64(self.modulus))
 
     def times(self, residues: NDArray[np.uint64], factor: int) -> NDArray[np.uint64]:
-        """Residues times one public whole number of at least 0, by doubling and adding: products need no wider words.
+        """Return residues times one public whole number of at least 0, by doubling and adding: products need no wider
+        words.
 
         Raises:
             InvalidSetting: the factor is negative.
@@ -142,7 +138,7 @@ class PrimeField:
         return total
 
     def total(self, parts: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-        """The sum of one or more arrays of residues.
+        """Return the sum of one or more arrays of residues.
 
         Raises:
             InvalidSetting: there is none.
@@ -155,7 +151,7 @@ class PrimeField:
         return total
 
     def uniform(self, source: ByteSource, count: int) -> NDArray[np.uint64]:
-        """Uniform residues, shape (count,): see `uniform_below`."""
+        """Return uniform residues, shape (count,): see `uniform_below`."""
         return uniform_below(self.modulus, source, count)
 
 
@@ -163,18 +159,18 @@ _MODULI: Final = frozenset(2**bits - offset for bits, offset in BLUM_PRIME_OFFSE
 
 
 def uniform_below(bound: int, source: ByteSource, count: int) -> NDArray[np.uint64]:
-    """Uniform numbers in [0, bound) by rejection: no number is more likely than another, not even by 2^-64.
+    """Return uniform numbers in [0, bound) by rejection: no number is more likely than another, not even by 2^-64.
 
-    Each 64-bit word of the source is cut to its lowest b bits, b the length of bound - 1; what is
-    `bound` or more is thrown away. A cut word X is uniform on [0, 2^b), so for every x < bound,
-    P(X = x | X < bound) = 2^-b / (bound 2^-b) = 1 / bound; the words are independent, so the kept ones
+    Each 64-bit word of the source is cut to its lowest b bits, b the length of bound - 1; values of
+    `bound` or more are dropped. A cut word X is uniform on [0, 2^b). So for every x < bound,
+    P(X = x | X < bound) = 2^-b / (bound 2^-b) = 1 / bound. The words are independent, so the kept ones
     are. The result is the first `count` kept words of the stream: equal streams give equal numbers,
-    however the count is cut into calls. At least half of all words are kept, of our primes nearly all.
+    however the count is cut into calls. At least half of all words are kept, for our primes nearly all.
 
     Args:
         bound: 1 to 2^64.
-        source: the stream; which words are thrown away depends on nothing else.
-        count: how many.
+        source: the stream; it alone decides which words are dropped.
+        count: how many numbers.
 
     Raises:
         InvalidSetting: the bound is outside 1 .. 2^64, or the count negative.
@@ -192,9 +188,9 @@ def uniform_below(bound: int, source: ByteSource, count: int) -> NDArray[np.uint
 
 
 def comparison_bits(lowest: int, highest: int) -> int:
-    """Bits l such that every difference of two numbers in lowest .. highest + 1 lies in [-2^l, 2^l).
+    """Return bits l such that every difference of two numbers in lowest .. highest + 1 lies in [-2^l, 2^l).
 
-    The one above the highest is there for a threshold that nothing reaches.
+    The extra value above the highest is for a threshold that nothing reaches.
 
     Raises:
         InvalidSetting: lowest is above highest.
@@ -205,9 +201,9 @@ def comparison_bits(lowest: int, highest: int) -> int:
 
 
 def field_for(lowest: int, highest: int) -> PrimeField:
-    """The smallest of our fields in which sums in lowest .. highest can be compared securely.
+    """Return the smallest of our fields in which sums in lowest .. highest can be compared securely.
 
-    Every such sum is also read back rightly: p is more than 2^42 times the width of the range, and the
+    Every such sum is also decoded correctly: p is more than 2^42 times the width of the range, and the
     range must contain zero.
 
     Args:
@@ -243,10 +239,10 @@ class ShareVector:
         shape: of the shared vector, for example (num_queries, num_classes).
         sharing_id: 16 bytes, the same in all shares of one split and in no other. Shares of two splits
             add up to noise over the whole range, so talliers compare it before they add.
-        is_seeded: True where the noise or the masks came from a known seed.
+        is_seeded: True if the noise or the masks came from a known seed.
         seed: 32 bytes, or None.
         words: uint64 of that shape, read-only, or None.
-        field: what the words are added up in; None for the numbers modulo 2^64.
+        field: the field of addition; None for the numbers modulo 2^64.
     """
 
     shape: tuple[int, ...]
@@ -276,7 +272,7 @@ class ShareVector:
             object.__setattr__(self, "words", words)
 
     def expand(self) -> NDArray[np.uint64]:
-        """The share as words: uint64 of `shape`."""
+        """Return the share as words: uint64 of `shape`."""
         if self.words is not None:
             return self.words
         if self.seed is None:
@@ -287,7 +283,7 @@ class ShareVector:
         return words.reshape(self.shape)
 
     def fingerprint(self) -> bytes:
-        """SHA-256 over everything in the share: equal for a replay of it, different for any other share."""
+        """Return SHA-256 over everything in the share: equal for a replay of it, different for any other share."""
         content = self.seed if self.words is None else np.ascontiguousarray(self.words, dtype="<u8").tobytes()
         kind = ("words" if self.seed is None else "seed") + _modulus_tag(self.field)
         header = f"labeler-share/1 {kind} {self.shape} {self.sharing_id.hex()} {self.is_seeded}\n"
@@ -307,17 +303,17 @@ def split(
 ) -> tuple[ShareVector, ...]:
     """Split a vector into one share per tallier, adding up to it modulo 2^64 or in a prime field.
 
-    Mask seeds depend on the source *and* on the values: equal values from an equal source give equal
-    shares (a retry is recognised as one), while other values from a source replayed by mistake get
-    fresh masks. Were the masks the same, the difference of two last shares would be the difference of
+    Mask seeds depend on the source *and* on the values. Equal values from an equal source give equal
+    shares, so a retry is recognized as one. Other values from a source replayed by mistake get fresh
+    masks. If the masks were the same, the difference of two last shares would be the difference of
     the values in clear.
 
     Args:
         values: int64, any shape with at least one entry; noise already added.
         num_talliers: 2 or 3.
         source: secret source of the agent; 32 bytes are consumed.
-        is_seeded: True where the values hold noise of a seeded source; a seeded `source` says so by itself.
-        field: where shares are added up; None for modulo 2^64.
+        is_seeded: True if the values hold noise of a seeded source; a seeded `source` sets it anyway.
+        field: the field of addition; None for modulo 2^64.
 
     Returns:
         One share per tallier, in tallier order; all but the last are seeds.
@@ -346,17 +342,17 @@ def split(
 
 
 def add_shares(shares: Sequence[NDArray[np.uint64]], *, field: PrimeField | None = None) -> NDArray[np.uint64]:
-    """The sum of shares as words: of many agents at one tallier, or of all talliers.
+    """Return the sum of shares as words: of many agents at one tallier, or of all talliers.
 
     Args:
         shares: one or more uint64 arrays of equal shape.
-        field: where to add; None for modulo 2^64.
+        field: the field of addition; None for modulo 2^64.
 
     Returns:
         uint64 of that shape, a new array.
 
     Raises:
-        ProtocolViolation: there is none, shapes or types differ, or a word is no residue of the field.
+        ProtocolViolation: there is none, shapes or types differ, or a word is not a residue of the field.
     """
     kinds = {(share.dtype.str, share.shape) for share in shares}
     if len(kinds) != 1 or shares[0].dtype != np.uint64:
@@ -374,17 +370,17 @@ def add_shares(shares: Sequence[NDArray[np.uint64]], *, field: PrimeField | None
 
 
 def unshard(shares: Sequence[NDArray[np.uint64]], *, field: PrimeField | None = None) -> NDArray[np.int64]:
-    """Put all shares of one vector together: their sum, read as -2^63 .. 2^63 - 1, or as -p/2 .. p/2 in a field.
+    """Combine all shares of one vector: return their sum, as -2^63 .. 2^63 - 1, or as -p/2 .. p/2 in a field.
 
     Args:
         shares: one uint64 array per tallier, of equal shape.
-        field: where they add up; None for modulo 2^64.
+        field: the field of addition; None for modulo 2^64.
 
     Returns:
         The shared vector, int64.
 
     Raises:
-        ProtocolViolation: there are fewer than two shares, their shapes or types differ, or a word is no residue.
+        ProtocolViolation: there are fewer than two shares, their shapes or types differ, or a word is not a residue.
     """
     if len(shares) < 2:
         raise ProtocolViolation(f"shares of at least 2 talliers are needed, found {len(shares)}")
@@ -405,14 +401,14 @@ _Term = Annotated[int, whole(-(2**62), 2**62)]
 
 @strict("the terms of a round")
 class WinnerTerms:
-    """How the winner of a query follows from the shares of a round.
+    """The rule for the winner of a query, given the shares of a round.
 
     Attributes:
         scale: grid units per vote.
-        lowest: the smallest a noisy sum can be, grid units; at most 0.
-        highest: the largest a noisy sum can be, grid units. The two fix the field in which shares add up.
-        row_total: what every row of an agent's ballots sums to, "not voted" included, in votes; None where rows
-            have no fixed sum, so that ballots come with their noise added and no row can be checked.
+        lowest: the smallest possible noisy sum, grid units; at most 0.
+        highest: the largest possible noisy sum, grid units. The two fix the field of addition.
+        row_total: sum of every row of an agent's ballots, "not voted" included, in votes. None if rows have no
+            fixed sum: then ballots come with their noise added and no row can be checked.
         threshold: a query whose best noisy sum is below it gets the answer -1, grid units; None never abstains.
 
     Raises:
@@ -436,20 +432,20 @@ class WinnerTerms:
 
     @cached_property
     def field(self) -> PrimeField:
-        """Where the shares of this round add up."""
+        """Return the field in which the shares of this round add up."""
         return field_for(self.lowest, self.highest)
 
 
 @strict("a winner", eq=False)
 class Winner:
-    """One tallier's answer to a round: what the three talliers opened together. The answers of all three are equal.
+    """One tallier's answer to a round: the labels the three talliers opened together. All three answers are equal.
 
     Attributes:
         tallier: index of the tallier.
         contributors: the agents summed.
         sharings_digest: of the shares summed (labeler.tally.AggregateShare).
-        labels: int16, shape (num_queries,), the winning class, or -1 where the talliers abstained; read-only.
-        is_seeded: True where any contributor's noise or masks came from a known seed.
+        labels: int16, shape (num_queries,), the winning class, or -1 if the talliers abstained; read-only.
+        is_seeded: True if any contributor's noise or masks came from a known seed.
 
     Raises:
         ProtocolViolation: the labels are not int16 numbers of at least -1, one per query.
@@ -476,7 +472,7 @@ class Winner:
 
 
 def words_per_query(terms: WinnerTerms | None, *, num_classes: int, agents: int) -> int:
-    """Most 64-bit words for one query in a message of a round, or in what a tallier keeps of its sum.
+    """Return the most 64-bit words for one query in a message of a round, or in a tallier's stored sum.
 
     Args:
         terms: of the round; None for a histogram, whose sum or last share has one word per class.
@@ -484,8 +480,8 @@ def words_per_query(terms: WinnerTerms | None, *, num_classes: int, agents: int)
         agents: most agents that contribute.
 
     Returns:
-        Where rows are checked, an agent's last share holds ballots, votes not cast and noise, and a tallier's sum
-        has one more word per agent: what its row sums to.
+        If rows are checked, an agent's last share holds ballots, votes not cast and noise, and a tallier's sum
+        has one more word per agent: its row's sum.
     """
     if terms is None or terms.row_total is None:
         return num_classes
@@ -493,8 +489,8 @@ def words_per_query(terms: WinnerTerms | None, *, num_classes: int, agents: int)
 
 
 def winner_time_limit_s(num_queries: int, num_classes: int) -> float:
-    """How long talliers may take for the winners of a round, and the coordinator waits for them before it asks again.
+    """Return the time limit of talliers for the winners of a round; the coordinator waits as long before it asks again.
 
-    A tallier that dies is noticed at once, by its connections; the limit ends what hangs without that.
+    A tallier that dies is noticed at once, by its connections; the limit ends other hangs.
     """
     return 60.0 + num_queries * num_classes / 500

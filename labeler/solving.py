@@ -1,19 +1,15 @@
-"""Tasks for a price: the noise or the number of questions that an epsilon buys.
+"""Tasks for a price: the noise, the queries or the neighbors that a target epsilon allows.
 
-Which setting has a given cost: the noise, the queries or the neighbours that a target epsilon allows.
+**Noise by agents or talliers** (`noise_choices`): the one that costs less accuracy under the stated trust. Noise that
+nobody can subtract has variance sigma^2 either way, and the price of the sums is the same. The additional noise
+differs. N agents of whom c may collude and d be missing add N / (N - c - d) of it in all (labeler.planning). Three
+talliers of whom t may be dishonest add 3 / (3 - t) (labeler.noise). Winners have a lower price if agents add the noise,
+so the noise is compared at one price. mu^2 falls with the square of sigma, so the charge times the variance in the sum
+is the same for every sigma (for winners nearly so).
 
-Who should add a task's noise: the agents or the talliers, whichever costs less accuracy under the stated trust.
-
-Noise that nobody can subtract has variance sigma^2 either way, and the price of the sums is the same. What is on top
-differs: N agents of whom c may collude and d be missing add N / (N - c - d) of it in all (labeler.planning), three
-talliers of whom t may be dishonest 3 / (3 - t) (labeler.noise). Winners have a lower price where agents add
-the noise, so what is compared is the noise at one price: mu^2 falls with the square of sigma, so that the charge times
-the variance in the sum is the same for every sigma (for winners nearly so).
-
-A task as people ask for it, in a task file or over REST, before those who answer have decided their part.
-
-One model of these words: a new setting of a task is written in `labeler.task` and here, and both doors have it. Who
-takes part, the backbone and the number of queries come with those who answer; `settled` puts them beside it.
+**Wanted tasks** (`WantedTask`): a task as people ask for it, in a task file or over REST, before the answering parties
+have decided their part. There is one model for both: a new setting of a task is written in `labeler.task` and here.
+Participants, the backbone and the number of queries come from the answering parties; `settled` adds them.
 """
 
 from __future__ import annotations
@@ -43,13 +39,13 @@ MOST_NEIGHBORS = 1_000_000
 
 
 def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", queries: int | None = None) -> float:
-    """The smallest sigma_votes, to six significant digits, whose price is at most epsilon.
+    """Return the smallest sigma_votes, to six significant digits, whose price is at most epsilon.
 
     Args:
         task: the setting; its own sigma_votes is ignored, its grid_scale (if given) is kept.
         epsilon: the target, positive and finite.
-        level: which guarantee shall meet the target.
-        queries: how many queries are asked; all `max_queries` when absent.
+        level: the guarantee that shall meet the target.
+        queries: number of queries; all `max_queries` when absent.
 
     Raises:
         InvalidSetting: the target is malformed, or no sigma meets it.
@@ -62,7 +58,7 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
         if squared is None:
             raise InvalidSetting(f"no sigma_votes gives epsilon {epsilon:g} at {level} level: {NO_BOUND}")
         if task.ballot_radius is not None:
-            # What rounding adds hangs on the grid, which hangs on the noise: that of the noise nearly wanted.
+            # The rounding error depends on the grid, which depends on the noise: use an estimate of the noise.
             nearly = math.sqrt(squared) / mu_of_epsilon(epsilon, task.delta)
             squared = squared_sensitivity(_changed(task, sigma_votes=nearly), level, asked) or squared
         distance = math.sqrt(squared)
@@ -83,12 +79,12 @@ def solve_sigma(task: Task, epsilon: float, *, level: StatedLevel = "instance", 
 
 
 def solve_queries(task: Task, epsilon: float, *, level: StatedLevel = "instance") -> int:
-    """The largest number of queries whose price is at most epsilon.
+    """Return the largest number of queries whose price is at most epsilon.
 
     Args:
         task: the setting; its own max_queries is ignored.
         epsilon: the target, positive and finite.
-        level: which guarantee shall meet the target.
+        level: the guarantee that shall meet the target.
 
     Raises:
         InvalidSetting: the target is malformed, or one query already costs more.
@@ -98,13 +94,13 @@ def solve_queries(task: Task, epsilon: float, *, level: StatedLevel = "instance"
 
 
 def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries: int | None = None) -> int:
-    """The largest number of neighbours k whose price is at most epsilon.
+    """Return the largest number of neighbors k whose price is at most epsilon.
 
     Args:
         task: the setting; its own k is ignored.
         epsilon: the target, positive and finite.
-        level: which guarantee shall meet the target.
-        queries: how many queries are asked; all `max_queries` when absent.
+        level: the guarantee that shall meet the target.
+        queries: number of queries; all `max_queries` when absent.
 
     Raises:
         InvalidSetting: the target is malformed, k = 1 already costs more, or k does not change this price.
@@ -134,7 +130,7 @@ def _changed(task: Task, **changes: Any) -> Task:
 
 
 def _check_target(epsilon: float) -> None:
-    # A whole number of Python may be larger than any float is.
+    # A Python integer may be larger than any float.
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon <= sys.float_info.max:
         raise InvalidSetting(f"the target epsilon must be a positive finite number, found {str(epsilon)[:40]}")
 
@@ -142,7 +138,7 @@ def _check_target(epsilon: float) -> None:
 def _largest(
     of: Callable[[int], PrivacyStatement], most: int, task: Task, epsilon: float, level: StatedLevel, what: str
 ) -> int:
-    """The largest value in 1..most whose price meets the target; the price grows with the value."""
+    """Return the largest value in 1..most whose price meets the target; the price grows with the value."""
 
     def too_much(value: int) -> bool:
         try:
@@ -163,10 +159,10 @@ def _largest(
 
 
 def _first_priced(priced: Callable[[int], float], epsilon: float, start: int) -> int:
-    """Least value, at least 1, whose price meets the target; the price falls as the value grows.
+    """Return the least value, at least 1, whose price meets the target; the price falls as the value grows.
 
     It falls nearly as a power of the value, so the power through the last two prices leads there in a handful of steps.
-    Where it does not, what is left is halved.
+    Otherwise the remaining range is halved.
     """
     low, high, at, slope, steps = 0, 0, start, -1.0, 0
     last: tuple[float, float] | None = None
@@ -181,14 +177,14 @@ def _first_priced(priced: Callable[[int], float], epsilon: float, start: int) ->
         if last is not None and last[0] != here[0] and last[1] != here[1]:
             slope = min((here[1] - last[1]) / (here[0] - last[0]), -0.1)
         last = here
-        # Never further than four times: beyond what a sampler reaches it says so itself.
+        # Never further than four times: beyond its reach the sampler raises an error.
         wanted = math.ceil(math.exp(min(here[0] - here[1] / slope, here[0] + math.log(4))))
         at = max(low + 1, min(wanted, high - 1) if high else wanted)
     return high
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Least value in (low, high] at which a monotone property holds, given that it holds at high and not at low."""
+    """Return the least value in (low, high] with a monotone property, given that it holds at high and not at low."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -201,8 +197,8 @@ class NoiseChoice:
 
     Attributes:
         task: with that choice.
-        variance: of all noise in a sum with everybody there, in units of sigma^2; what nobody can subtract is 1 of it.
-        cost: that variance times the charge for one private image, votes^2: to compare choices of one task with.
+        variance: of all noise in a sum of all agents, in units of sigma^2; nobody can subtract 1 of it.
+        cost: that variance times the charge for one private image, votes^2: to compare choices of one task.
     """
 
     task: Task
@@ -211,11 +207,11 @@ class NoiseChoice:
 
     @property
     def by(self) -> NoiseBy:
-        """Who adds it."""
+        """Return "agents" or "talliers", whichever add it."""
         return self.task.noise_by
 
     def to_json(self) -> dict[str, Any]:
-        """For `labeler plan --json`."""
+        """Return the JSON for `labeler plan --json`."""
         return {
             "noise_by": self.by,
             "dishonest_talliers": self.task.dishonest_talliers,
@@ -225,9 +221,9 @@ class NoiseChoice:
 
 
 def noise_choices(fields: Mapping[str, Any], dishonest_talliers: int) -> tuple[NoiseChoice, ...]:
-    """Every way to add the noise of a task that its stated trust allows, the one that costs least accuracy first.
+    """Return every way to add the noise of a task that its stated trust allows, the one with the best accuracy first.
 
-    On a tie the agents come first: then nobody has to trust a tallier for more than secrecy.
+    On a tie the agents come first: then talliers need to be trusted only for secrecy.
 
     Args:
         fields: of the task, without `dishonest_talliers`.
@@ -249,10 +245,10 @@ def noise_choices(fields: Mapping[str, Any], dishonest_talliers: int) -> tuple[N
 
 
 def hint(task: Task) -> str:
-    """Where the other way would leave less noise at the same price: a sentence that says so; else empty.
+    """Return a sentence if the other way would leave less noise at the same price; else "".
 
-    Of talliers it counts on two honest ones, unless the task says otherwise. Nothing is said of winners, whose price
-    moves with who adds the noise: `noise_choices` compares those.
+    It assumes two honest talliers, unless the task says otherwise. It says nothing about winners, whose price depends
+    on the party that adds the noise: `noise_choices` compares those.
     """
     if task.release == "winner" or task.traits.has_local_noise or task.talliers != TALLIERS or task.dishonest_talliers:
         return ""
@@ -268,7 +264,7 @@ def hint(task: Task) -> str:
 def _choice(task: Task) -> NoiseChoice:
     variance = (task.total_sigma_votes / task.sigma_votes) ** 2
     charge = price(task).instance.charge_nano
-    # Where nothing is bounded, the noise alone decides.
+    # If nothing is bounded, the noise alone decides.
     return NoiseChoice(task, variance, task.total_sigma_votes**2 * (1 if charge is None else charge))
 
 
@@ -296,15 +292,15 @@ class LifeRequest(PlainNumbers):
 
 
 class WantedTask(PlainNumbers):
-    """What is asked, how it is answered and what it may cost; each field as `labeler.task.Task` explains it.
+    """A task as people ask for it; `labeler.task.Task` explains each field.
 
     Attributes:
         sigma_votes: the noise nobody can subtract, in votes; or give `epsilon` instead.
-        epsilon: the instance-level price wanted; the noise is solved for it.
-        colluding_agents: participants that may know their own noise, because they read the release or collude; where
-            nothing is said `labeler.planning.resolve_colluding_agents` decides.
-        life: votes for life; of a service only, whose agents remember.
-        classes: public class names in label order; those of whoever answers when absent.
+        epsilon: the wanted instance-level price; the noise is solved for it.
+        colluding_agents: participants that may know their own noise, because they read the release or collude; if
+            absent, `labeler.planning.resolve_colluding_agents` decides.
+        life: votes for life; only in a service, whose agents remember.
+        classes: public class names in label order; those of the answering parties when absent.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -340,17 +336,18 @@ class WantedTask(PlainNumbers):
         return self
 
     def settled(self, decided: Mapping[str, Any], *, agents: int) -> Task:
-        """The task, with what the others decide, and solved for sigma where a price was given.
+        """Return the task with the fields that others decide, and sigma solved for a given price.
 
         Args:
-            decided: fields of the task that are not asked for, or that replace what was.
-            agents: how many take part.
+            decided: fields of the task that are not asked for, or that replace those.
+            agents: number of participants.
 
         Raises:
-            InvalidTask: a field is out of bounds, no noise reaches the price, or a round fits no message.
+            InvalidTask: a field is out of bounds, no noise reaches the price, or a round does not fit into a message.
+            UnsafeGrid: see Task.scale.
             UnsafeGrid: see Task.scale.
         """
-        # Whoever only asks needs no arithmetic of prices: a client loads these words alone.
+        # Imported only here, since a client loads this model without the arithmetic of prices.
         from labeler.batching import check_round_fits
         from labeler.planning import resolve_colluding_agents
 

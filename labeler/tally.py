@@ -1,26 +1,25 @@
-"""A batch of public queries, and the digest that ties every message of a round to it.
+"""The tally: query batches, rounds, and adding up and opening shares of ballots.
 
-Shares of ballots are checked, added up and opened.
+A batch of public queries has a digest that ties every message of a round to it.
 
 More than 400 lines: the proof that a sum is of well-formed ballots stands beside the sum.
 
-The row check: an agent's ballots sum to what they must, seen by nobody.
+**The row check** proves that an agent's ballots have the right sums, without showing them to anybody. Talliers cannot
+look into a share, so an agent could send a million votes where k are allowed. Ballots of knn and ensemble have rows of
+a known sum once a column "not voted" is added: k votes, cast or not. That sum is linear, so it can be checked on
+shares. It needs ballots without noise. Therefore an agent sends two sharings, ballots and noise, and a tallier adds
+S * ballots + noise itself.
 
-Talliers cannot look into a share, so an agent could send a million votes where k are allowed. Ballots of
-knn and ensemble have rows of a known sum once a column "not voted" is added: k votes, cast or not. That sum
-is linear, so it can be checked on shares. It needs ballots without noise, therefore an agent sends two
-sharings, ballots and noise, and a tallier adds S * ballots + noise itself.
+    tallier i, agent a, query q    x_i[a,q] = sum over the columns of its share of the row;  tallier 0 less k.
+    all talliers together          x_0 + x_1 + x_2 = 0 for every query of an honest agent.
+    1. each commits to a nonce     hash of 32 random bytes; the shares were fixed before.
+    2. each reveals its nonce      r = uniform in GF(p)^Q, expanded from the hash of all nonces.
+    3. each sends                  z_i[a] = sum over q of r_q x_i[a,q].
+    4. z_0 + z_1 + z_2 = 0         for every agent; else nothing is opened and the round is void.
 
-    tallier i, agent a, query q    x_i[a,q] = sum over the columns of its share of the row;  tallier 0 less k
-    all talliers together          x_0 + x_1 + x_2 = 0 for every query of an honest agent
-    1. each commits to a nonce     hash of 32 random bytes; the shares were fixed before
-    2. each reveals its nonce      r = uniform in GF(p)^Q, expanded from the hash of all nonces
-    3. each sends                  z_i[a] = sum over q of r_q x_i[a,q]
-    4. z_0 + z_1 + z_2 = 0         for every agent; else nothing is opened and the round is void
+**Complete.** For an honest agent x_0 + x_1 + x_2 is zero for every q, hence so is every combination.
 
-**Complete.** Of an honest agent x_0 + x_1 + x_2 is zero for every q, hence so is every combination.
-
-**Sound.** Let e_q be what row q of an agent is off by, modulo p, and some e_j not zero. The r_q are uniform,
+**Sound.** Let e_q be the error of row q of an agent, modulo p, and some e_j not zero. The r_q are uniform,
 independent of each other and of e, which was fixed before any nonce was revealed. Whatever all r_q but r_j
 are, the sum is zero for exactly one value of r_j, because e_j has an inverse. So the agent passes with
 probability 1/p, below 2^-43 (a polynomial of degree 1: Schwartz 1980, Zippel 1979). r is uniform as far as
@@ -29,26 +28,22 @@ SHA-256 and AES look random; one honest tallier's nonce suffices.
 **Hiding.** Shares of an honest agent's row are uniform given that they add up to k. So the x_i[a, .] are
 uniform given that they add up to zero: they, and z, have the same distribution whatever the ballots are.
 
-**Again.** Repeated with the same shares it takes new nonces. That says no more: even all x_i say nothing of
+**Again.** A repetition with the same shares takes new nonces. That says no more: even all x_i say nothing of
 the ballots of an honest agent.
 
-What the check does not find: counts below zero or above k that still sum to k (a class gets more than k
-votes and another, or "not voted", fewer than none), and dishonest noise. Both move labels; neither takes
-anything from the privacy of the others, whose noise is in the sum all the same. And it takes talliers that
-follow the protocol: one that lies about its z lets an agent through whose errors it knows, or makes an
-honest agent fail. What leaves the range of the sums is found later, whoever sent it
-(workers.winner.tournament).
+**Limits.** The check does not find dishonest noise, nor counts below zero or above k that still sum to k. (Then a class
+gets more than k votes and another, or "not voted", fewer than none.) Both move labels; neither reduces the privacy of
+the others, whose noise is in the sum all the same. The check also needs talliers that follow the protocol. One that
+lies about its z lets an agent pass whose errors it knows, or makes an honest agent fail. Numbers outside the range of
+the sums are found later, whoever sent them (workers.winner.tournament).
 
-The tally: what a round is, what an agent sends of its ballot, and how one tallier adds shares up.
+**Sums.** The tallier's machine (labeler.rounds.tallier) decides, once per round, which agents may be summed; here is
+the arithmetic. In a winner round everything is added in the prime field of its terms (labeler.sharing), so that
+talliers can compute on the sums. If rows of ballots have a known total, ballots and noise come as two sharings. The
+tallier adds S * ballots + noise, and keeps the row sums of each agent for the row check. Only after that check may
+anything be opened.
 
-Who may be summed, once and for ever, says the tallier's machine (labeler.rounds.tallier); here is the arithmetic.
-
-In a winner round everything is added in the prime field of its terms (labeler.sharing), so that talliers can
-compute on the sums. Where rows of ballots have a known total, ballots and noise come as two sharings: the
-tallier adds S * ballots + noise, and keeps what the rows of each agent sum to for the row check
-(labeler.tally), after which alone anything may be opened.
-
-What is not checked here: who sent a share (signatures), and whether a ballot is within bounds (shares
+Not checked here: the sender of a share (signatures), and whether a ballot is within bounds (shares
 cannot be inspected; the agent checks, see labeler.release, and talliers check row totals).
 """
 
@@ -80,13 +75,13 @@ from labeler.untrusted import Contributors, Digest, Flag, strict, whole
 
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
-    """Quantised features of public queries, all asked in one round.
+    """Quantized features of public queries, all asked in one round.
 
     Attributes:
         features: int16, shape (num_queries, dimension), made by the task's backbone.
         first_query: number of the first of them within the task, so that equal batches asked at
             different places of a task are different rounds.
-        model: where a model is trained in steps, the public one that this step begins from (labeler.linear_model),
+        model: if a model is trained in steps, the public one that this step starts from (labeler.linear_model),
             float64 of shape (num_queries, num_classes).
     """
 
@@ -111,16 +106,17 @@ class QueryBatch:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the place, the shapes and the bytes, of the model too, in hexadecimal.
+        """Return SHA-256 over the place, the shapes and the bytes, including the model, in hexadecimal.
 
-        Noise is drawn per digest: the same queries asked again in the same place give the same noise, any change new
-        noise. So the key of a round never serves two ballots: whatever of a batch decides one is in its digest.
+        Noise is drawn per digest. The same queries asked again in the same place give the same noise, any change gives
+        new noise. So the key of a round never serves two ballots: everything in a batch that decides one is in its
+        digest.
         """
         rows, columns = self.features.shape
         sha256 = hashlib.sha256(f"labeler-batch/1 {self.first_query} {rows} {columns}\n".encode())
         sha256.update(self.features.data)
         if self.model is not None:
-            # Behind features whose length the header says, so that no batch without a model has these bytes.
+            # After features, whose length the header states, so that no batch without a model has these bytes.
             sha256.update(f"model {' '.join(map(str, self.model.shape))}\n".encode())
             sha256.update(self.model.data)
         return sha256.hexdigest()
@@ -130,7 +126,7 @@ class QueryBatch:
 
 
 NONCE_BYTES = KEY_BYTES
-"""Length of the nonce with which a tallier takes part in choosing the combination."""
+"""Length of the nonce with which a tallier contributes to the choice of the combination."""
 
 _LIMB_BITS = 16
 _LIMBS = 64 // _LIMB_BITS
@@ -138,7 +134,7 @@ _LIMBS = 64 // _LIMB_BITS
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BallotShare:
-    """One tallier's share of an agent's ballots, and of its noise apart from them. Secret; does not print.
+    """One tallier's share of an agent's ballots, and separately of its noise. Secret; does not print.
 
     To a tallier it is one share: it has one sharing_id and one fingerprint, which bind both parts.
 
@@ -147,7 +143,7 @@ class BallotShare:
         noise: grid units, shape (num_queries, num_classes).
 
     Raises:
-        ProtocolViolation: shapes or fields of the two do not belong together.
+        ProtocolViolation: shapes or fields of the two do not match.
     """
 
     ballots: ShareVector
@@ -167,27 +163,27 @@ class BallotShare:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what comes out: (num_queries, num_classes)."""
+        """Return the shape of the result: (num_queries, num_classes)."""
         return self.noise.shape
 
     @property
     def field(self) -> PrimeField | None:
-        """Where both add up."""
+        """Return the field in which both add up."""
         return self.noise.field
 
     @property
     def is_seeded(self) -> bool:
-        """True where noise or masks came from a known seed."""
+        """Return True if noise or masks came from a known seed."""
         return self.noise.is_seeded
 
     @property
     def sharing_id(self) -> bytes:
-        """16 bytes that bind both sharings: equal in all shares of the two splits and in no other."""
+        """Return 16 bytes that bind both sharings: equal in all shares of the two splits and in no other."""
         content = b"labeler-ballot-sharing/1\n" + self.ballots.sharing_id + self.noise.sharing_id
         return hashlib.sha256(content).digest()[:SHARING_ID_BYTES]
 
     def fingerprint(self) -> bytes:
-        """SHA-256 over everything in both: equal for a replay, different for any other."""
+        """Return SHA-256 over everything in both: equal for a replay, different for any other."""
         content = b"labeler-ballot-share/1\n" + self.ballots.fingerprint() + self.noise.fingerprint()
         return hashlib.sha256(content).digest()
 
@@ -204,15 +200,15 @@ def split_ballots(
     source: ByteSource,
     field: PrimeField,
 ) -> tuple[BallotShare, ...]:
-    """Split ballots, with what was not voted, and noise: one share of both per tallier.
+    """Split ballots, with votes not cast, and noise: one share of both per tallier.
 
     Args:
         ballots: votes, int64, shape (num_queries, num_classes), checked (labeler.release.check_ballots).
         noise: grid units, int64, of that shape.
-        row_total: k: what each row sums to, votes not cast included.
+        row_total: k: the sum of each row, votes not cast included.
         num_talliers: as for `labeler.sharing.split`.
         source: secret source of the agent; 64 bytes are consumed.
-        field: where shares add up.
+        field: the field of addition.
 
     Raises:
         InvalidSetting: types or shapes differ, or a row casts more than `row_total`.
@@ -226,7 +222,7 @@ def split_ballots(
 
 
 def row_sums(ballots: NDArray[np.uint64], field: PrimeField) -> NDArray[np.uint64]:
-    """The sum of each row of a share of ballots, in the field.
+    """Return the sum of each row of a share of ballots, in the field.
 
     Args:
         ballots: residues, shape (num_queries, num_classes + 1).
@@ -242,12 +238,12 @@ def row_sums(ballots: NDArray[np.uint64], field: PrimeField) -> NDArray[np.uint6
 
 
 def commitment(nonce: bytes, *, agreement: str, tallier: int) -> bytes:
-    """What a tallier sends before its nonce: SHA-256 that fixes the nonce and says nothing of it.
+    """Return what a tallier sends before its nonce: SHA-256 that fixes the nonce and reveals nothing of it.
 
     Args:
         nonce: 32 bytes of the operating system, new for every attempt.
-        agreement: of the aggregates (`AggregateShare.agreement`), so that nothing of another round fits.
-        tallier: index of the tallier, so that nobody can repeat another's commitment as its own.
+        agreement: of the aggregates (`AggregateShare.agreement`), so that no value of another round matches.
+        tallier: index of the tallier, so that no other tallier can copy the commitment.
 
     Raises:
         ProtocolViolation: the nonce has another length.
@@ -257,10 +253,10 @@ def commitment(nonce: bytes, *, agreement: str, tallier: int) -> bytes:
 
 
 def check_commitment(committed: bytes, nonce: bytes, *, agreement: str, tallier: int) -> None:
-    """Refuse a nonce that is not the one its tallier had committed to.
+    """Refuse a nonce that differs from its tallier's commitment.
 
     Raises:
-        ProtocolViolation: another nonce; the row check must not go on.
+        ProtocolViolation: another nonce; the row check must stop.
     """
     if not hmac.compare_digest(committed, commitment(nonce, agreement=agreement, tallier=tallier)):
         raise ProtocolViolation(
@@ -269,12 +265,12 @@ def check_commitment(committed: bytes, nonce: bytes, *, agreement: str, tallier:
 
 
 def coefficients(nonces: Sequence[bytes], *, agreement: str, num_queries: int, field: PrimeField) -> NDArray[np.uint64]:
-    """The random combination r: uniform in the field, known to nobody before all nonces are revealed.
+    """Return the random combination r: uniform in the field, known to nobody before all nonces are revealed.
 
     Args:
         nonces: of all talliers, in tallier order, each checked against its commitment.
         agreement: of the aggregates.
-        num_queries: how many coefficients.
+        num_queries: number of coefficients.
 
     Returns:
         uint64, shape (num_queries,).
@@ -291,7 +287,7 @@ def coefficients(nonces: Sequence[bytes], *, agreement: str, num_queries: int, f
 
 
 def combine(sums: NDArray[np.uint64], factors: NDArray[np.uint64], field: PrimeField) -> NDArray[np.uint64]:
-    """One tallier's z: for each agent the sum of its row sums, each times its coefficient, in the field.
+    """Return one tallier's z: for each agent the sum of its row sums, each times its coefficient, in the field.
 
     Args:
         sums: the tallier's row sums, residues, shape (agents, num_queries) (`AggregateShare.row_sums`).
@@ -301,7 +297,7 @@ def combine(sums: NDArray[np.uint64], factors: NDArray[np.uint64], field: PrimeF
         uint64, shape (agents,). It may be sent to everybody: see the module.
 
     Raises:
-        ProtocolViolation: shapes do not belong together, or a word is no residue.
+        ProtocolViolation: shapes do not match, or a word is not a residue.
     """
     if sums.ndim != 2 or factors.shape != sums.shape[1:]:
         raise ProtocolViolation(f"row sums of shape {sums.shape} do not go with {factors.shape} coefficients")
@@ -319,10 +315,10 @@ def combine(sums: NDArray[np.uint64], factors: NDArray[np.uint64], field: PrimeF
 
 
 def misshapen(combinations: Sequence[NDArray[np.uint64]], agents: Sequence[str], field: PrimeField) -> tuple[str, ...]:
-    """The agents whose rows do not sum to what they must; empty when all is well.
+    """Return the agents whose rows have wrong sums; empty if there are none.
 
     Args:
-        combinations: what `combine` gave at each tallier, one array per tallier.
+        combinations: output of `combine` at each tallier, one array per tallier.
         agents: their agents, in the order of the rows: sorted.
 
     Raises:
@@ -340,7 +336,7 @@ def refuse_misshapen(agents: Sequence[str]) -> None:
     """Void a round in which rows do not add up.
 
     Raises:
-        ProtocolViolation: names the agents, where there is any.
+        ProtocolViolation: names the agents, if there are any.
     """
     if agents:
         named = ", ".join(repr(agent) for agent in agents[:10]) + (" and others" if len(agents) > 10 else "")
@@ -371,14 +367,14 @@ class Round:
         task_digest: of the task (SHA-256, hexadecimal); it fixes k, sigma, scale, classes and parties.
         batch_digest: of the batch of queries (SHA-256, hexadecimal).
         quorum: fewest contributors for which anything is opened.
-        terms: how talliers find the winners; None where the histogram is opened.
-        tallier_sigma_grid: parameter of the noise that each tallier adds to each sum, grid units; None where the
-            agents add the noise. Agents compare it with their task (`labeler.release.check_round`), so whoever
-            tells a tallier of less noise tells it of another round, of which no agent sends a share.
+        terms: how talliers find the winners; None if the histogram is opened.
+        tallier_sigma_grid: parameter of the noise that each tallier adds to each sum, grid units; None if the
+            agents add the noise. Agents compare it with their task (`labeler.release.check_round`). So a coordinator
+            that tells a tallier of less noise names another round, to which no agent sends a share.
 
     Raises:
-        ProtocolViolation: a digest is no SHA-256 in hexadecimal, or a number is below 1.
-        InvalidSetting: the noise is outside what the sampler draws.
+        ProtocolViolation: a digest is not SHA-256 in hexadecimal, or a number is below 1.
+        InvalidSetting: the noise is outside of the sampler's range.
     """
 
     task_digest: Digest
@@ -399,7 +395,7 @@ class Round:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over all fields, in hexadecimal."""
+        """Return SHA-256 over all fields, in hexadecimal."""
         fields: list[Any] = [
             self.task_digest, self.batch_digest, self.num_queries, self.num_classes, self.quorum,
         ]  # fmt: skip
@@ -411,12 +407,12 @@ class Round:
 
 
 def round_of(task: Task, batch: QueryBatch) -> Round:
-    """The round in which a task's batch is answered."""
+    """Return the round in which a task's batch is answered."""
     return round_with(task, batch.digest, len(batch))
 
 
 def round_with(task: Task, batch_digest: str, num_queries: int) -> Round:
-    """The same for a batch of which only its digest and size are at hand."""
+    """Return the round of a batch of which only digest and size are known."""
     return Round(
         task_digest=task.digest,
         batch_digest=batch_digest,
@@ -433,9 +429,9 @@ class InputShare:
     """One agent's message to one tallier: its share of ballots plus noise, or of ballots and of noise.
 
     Attributes:
-        tallier: index of the tallier it is for, from 0.
+        tallier: index of the recipient, from 0.
         round_digest: the round it belongs to.
-        share: the secret share, shape (num_queries, num_classes); of both apart where the round's terms have a
+        share: the secret share, shape (num_queries, num_classes); two separate shares if the round's terms have a
             row total.
     """
 
@@ -451,7 +447,7 @@ class InputShare:
 
 @strict("an aggregate share", eq=False)
 class AggregateShare:
-    """One tallier's share of the noisy sum over the contributors. Secret until all are put together; does not print.
+    """One tallier's share of the noisy sum over the contributors. Secret until all are combined; does not print.
 
     Attributes:
         tallier: index of the tallier.
@@ -459,10 +455,10 @@ class AggregateShare:
         sharings_digest: SHA-256 over (agent, sharing_id) of the contributors; equal at all talliers, or
             shares of different splits were summed.
         words: uint64, shape (num_queries, num_classes), read-only; residues in a winner round.
-        is_seeded: True where any contributor's noise or masks came from a known seed, or this tallier's noise.
-        row_sums: of each contributor (sorted) what the rows of its ballots sum to at this tallier, uint64
-            residues, shape (contributors, num_queries), read-only; tallier 0 has subtracted the row total, so
-            that those of all talliers add up to zero. None where rows are not checked.
+        is_seeded: True if any contributor's noise or masks came from a known seed, or this tallier's noise.
+        row_sums: the row sums of each contributor's ballots (agents sorted) at this tallier, uint64 residues,
+            shape (contributors, num_queries), read-only. Tallier 0 has subtracted the row total, so those of all
+            talliers add up to zero. None if rows are not checked.
     """
 
     tallier: Annotated[int, whole(0, 2)]
@@ -494,7 +490,8 @@ class AggregateShare:
 
     @cached_property
     def agreement(self) -> str:
-        """SHA-256 over round, contributors and their sharings, in hexadecimal: what talliers compare before a winner.
+        """Return SHA-256 over round, contributors and their sharings, in hexadecimal; talliers compare it before a
+        winner.
 
         The round's digest covers task, batch and terms, so equal agreements mean shares of one sum and one rule.
         """
@@ -502,7 +499,7 @@ class AggregateShare:
         return hashlib.sha256(b"labeler-agreement/1\n" + json.dumps(content).encode()).hexdigest()
 
     def winner(self, labels: NDArray[np.int16]) -> Winner:
-        """This tallier's answer, once the talliers have opened the labels of this sum."""
+        """Return this tallier's answer, once the talliers have opened the labels of this sum."""
         return Winner(
             tallier=self.tallier,
             round_digest=self.round.digest,
@@ -519,18 +516,18 @@ class AggregateShare:
 def add_shares(
     index: int, round: Round, shares: Mapping[str, ShareVector | BallotShare], *, noise: ByteSource | None = None
 ) -> AggregateShare:
-    """One tallier's share of the sum over exactly these agents. Whether they may be summed decides the caller.
+    """Return one tallier's share of the sum over exactly these agents. The caller decides whether they may be summed.
 
     Args:
-        index: which tallier, from 0.
+        index: number of the tallier, from 0.
         round: the round; every share fits it (`misfit_of`).
         shares: agent id -> its share.
-        noise: what this tallier draws its noise from (`labeler.noise.noise_source`), where the round says that
-            talliers add it.
+        noise: source of this tallier's noise (`labeler.noise.noise_source`), if the round says that talliers
+            add it.
 
     Raises:
-        PrivacyRefusal: talliers add the noise of this round, and nothing is given to draw it from; or it is given for a
-            round in which they add none.
+        PrivacyRefusal: the talliers add noise in this round and no source is given, or they add none and one is
+            given.
     """
     if (noise is None) != (round.tallier_sigma_grid is None):
         raise PrivacyRefusal(
@@ -571,7 +568,7 @@ def add_shares(
 
 
 def misfit_of(share: ShareVector | BallotShare, round: Round) -> str:
-    """Why a share cannot be one of this round; empty where it can."""
+    """Return why a share cannot be one of this round; empty if it can."""
     terms, expected = round.terms, (round.num_queries, round.num_classes)
     if share.shape != expected:
         return f"has shape {share.shape}, the round's is {expected}"

@@ -1,8 +1,7 @@
 """A task: what all parties agree on before anybody answers.
 
-The task fixes everything the privacy price depends on. It is immutable, and its digest (SHA-256 of
-its canonical JSON) travels with every message: an agent answers only the task it has checked, and
-a tallier adds only ballots of the same task.
+The task fixes everything the privacy price depends on. It is immutable, and its digest (SHA-256 of its canonical JSON)
+is in every message. An agent answers only the task it has checked, and a tallier adds only ballots of the same task.
 
 More than 400 lines, most of them words: one model, whose fields and rules are one agreement and one digest.
 """
@@ -52,19 +51,19 @@ if TYPE_CHECKING:
     from labeler.sharing import WinnerTerms
 
 LEAST_SIGMA_VOTES = 1e-6
-"""Less noise than this hides nothing, and its grid would leave the range of ordinary numbers."""
+"""Less noise than this hides nothing, and its grid would exceed the range of ordinary numbers."""
 
 NEGATIVES_EVERY = 5
-"""One query in so many is a public negative example of the certainty scores: a fifth, as in the paper of FedAUXfdp."""
+"""One query in five is a public negative example of the certainty scores, as in the paper of FedAUXfdp."""
 
 SOFT_VOTE_SCALE = 2**24
-"""Grid units of one soft vote (aux-distill): no noise lies on this grid, so it is only fine."""
+"""Grid units of one soft vote (aux-distill): no noise lies on this grid, so it only needs to be fine."""
 
 MAX_WINNER_WIDTH: int = 2**MAX_COMPARISON_BITS - 2
-"""Between the smallest and the largest noisy sum of a winner task, in grid units: what fits into a field of 64 bits."""
+"""Largest difference of two noisy sums of a winner task, in grid units, that fits into a field of 64 bits."""
 
 MOST_CLASSES: Final = 32_000
-"""Of a task, and attributes of a record: labels are 16 bits, with a sign."""
+"""Most classes of a task, and attributes of a record: labels are 16 bits, with a sign."""
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
@@ -77,53 +76,53 @@ def _check_printable(text: str) -> str:
 
 
 Printable = Annotated[str, AfterValidator(_check_printable)]
-"""A text that people read in terminals and logs, where a control character could rewrite what stands around it."""
+"""A text that people read in terminals and logs, where a control character could rewrite its surroundings."""
 
 
 def can_name_a_class(name: str) -> bool:
-    """Whether a task can ask about a class of this name: a task's names are printable, without space around them."""
+    """Return whether a task can ask about a class of this name: printable, without spaces around it."""
     return bool(name) and name.isprintable() and name == name.strip()
 
 
 class Task(PlainNumbers):
-    """One labelling task.
+    """One labeling task.
 
     Attributes:
         name: for people; part of the digest.
-        classes: public list of class names, in label order. Never read off private data.
+        classes: public list of class names, in label order. Never read from private data.
         method: how an agent votes (see labeler.methods).
-        k: neighbours that vote: records per query (knn), or queries per record (reverse-knn). Public,
+        k: neighbors that vote: records per query (knn), or queries per record (reverse-knn). Public,
             the same for every agent; 1 for every other method.
         sigma_votes: standard deviation of the noise on one coordinate of the sum that nobody can
-            subtract, in votes: with `colluding_agents` pooled and `max_dropouts` gone this much is left. For the
-            methods that answer with real numbers the unit is what one record can change (labeler.methods), so
+            subtract, in votes: this remains with `colluding_agents` pooled and `max_dropouts` gone. For
+            methods that answer with real numbers the unit is the largest change by one record (labeler.methods), so
             that sigma is the noise multiplier.
         delta: the failure probability of the guarantee.
         max_queries: most queries asked in this task; the price is for all of them. For blind-average the rows of
-            the model's weights: one per number of a feature, and one for the intercept. For federated as many rows for
-            each of its steps.
+            the model's weights: one per number of a feature, and one for the intercept. For federated this number of
+            rows for each of its steps.
         release: what is opened: the noisy histogram or its winner.
-        agents: N, how many agents take part.
+        agents: N, number of participating agents.
         colluding_agents: how many of them may pool what they know without weakening the guarantee.
         max_dropouts: how many may fail to answer before nothing is opened.
         max_agent_records: public bound on the records one agent votes with. Only reverse-knn needs it,
             and only for a finite agent-level price; an agent with more votes with the first of them.
-        ballot_radius: R, in votes: each agent draws its whole ballot, centred, onto a ball of this radius
-            (labeler.methods.reverse_knn). Only for reverse-knn, and only for a finite agent-level price, which asks for
-            far less noise than `max_agent_records` does. Public.
-        records_per_person: m, with how many records of one person an agent answers at most: those with the m smallest
-            record ids, which are random. Then a price is stated for a person, too, and only agents whose shards know
-            whose records they hold can answer.
-        attributes_per_record: tau: classes are attributes, of which a record may have any number, and it votes for the
-            first so many of those that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
-            Public; None where each record is of exactly one class.
-        life: reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough,
-            and the task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
+        ballot_radius: R, in votes: each agent projects its whole ballot, centered, onto a ball of this radius
+            (labeler.methods.reverse_knn). Only for reverse-knn, and only for a finite agent-level price, which needs
+            far less noise than with `max_agent_records`. Public.
+        records_per_person: m, the most records of one person with which an agent answers: those with the m smallest
+            record ids, which are random. Then a price is also stated for a person, and only agents whose shards
+            know the person of each record can answer.
+        attributes_per_record: tau: classes are attributes, of which a record may have any number. It votes for
+            the first tau of those that it has, in the order of `classes` (labeler.methods.knn.attribute_ballots).
+            Public; None if each record is of exactly one class.
+        life: reverse-knn only: each record votes within a budget for its whole life, at queries that are near enough.
+            The task costs what that promises, however many tasks there are (labeler.accounting.lifetime).
         training: how an agent fits what it answers with; for blind-average and aux-distill, whose price depends on it.
         abstain_below: winner only: a query whose best noisy sum is below this many votes gets the answer -1.
         talliers: how many parties hold one secret share of each ballot; the winner needs 3.
-        dishonest_talliers: where the three talliers add the noise and the agents none, how many of them may be
-            dishonest (labeler.noise). None: the agents add it. With it `colluding_agents` moves nothing.
+        dishonest_talliers: if the three talliers add the noise and the agents none, how many of them may be
+            dishonest (labeler.noise). None: the agents add it. With it `colluding_agents` changes nothing.
         grid_scale: grid units per vote (S). Chosen from sigma when absent.
         backbone_fingerprint: the backbone that made every feature, private and public.
         nonce: makes two otherwise equal tasks different, so that each draws its own noise.
@@ -289,7 +288,7 @@ class Task(PlainNumbers):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A task that does not ask for it is written, and hashed, as it was before there was this field.
+        # A task without such a field is written, and hashed, as it was before the field existed.
         fields: dict[str, Any] = dump(self)
         for name in (
             "records_per_person", "ballot_radius", "attributes_per_record", "life", "dishonest_talliers",
@@ -299,32 +298,32 @@ class Task(PlainNumbers):
         return fields
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Task:  # noqa: ARG002  # pydantic's signature; everything here is immutable
-        """A validated copy: pydantic's own would keep the cached grid and digest of the task it came from."""
+        """Return a validated copy: pydantic's own would keep the cached grid and digest of the original task."""
         return Task.model_validate(self.model_dump() | dict(update or {}))
 
     @property
     def a_record_may_be_replaced(self) -> bool:
-        """Whether a cap on records can bind: then a record that leaves may let another in, which never voted before."""
+        """Return whether a cap on records can bind: then a leaving record may let in one that never voted."""
         return self.max_agent_records is not None or self.records_per_person is not None
 
     @property
     def traits(self) -> Method:
-        """What is publicly known of the way in which agents answer."""
+        """Return the public properties of the task's method."""
         return METHODS[self.method]
 
     @property
     def num_negatives(self) -> int:
-        """How many of the task's queries are public negative examples (aux-distill)."""
+        """Return how many of the task's queries are public negative examples (aux-distill)."""
         return -(-self.max_queries // NEGATIVES_EVERY)
 
     @property
     def steps(self) -> int:
-        """In how many rounds, each about what those before it have opened, a model is trained; else 1."""
+        """Return the number of rounds, each about the results of earlier ones, in which a model is trained; else 1."""
         return 1 if self.training is None or self.training.sampled is None else self.training.iterations
 
     @property
     def rows(self) -> int:
-        """How many queries each of these is about."""
+        """Return the number of queries of each of these rounds."""
         return self.max_queries // self.steps
 
     @property
@@ -333,20 +332,21 @@ class Task(PlainNumbers):
 
     @property
     def votes_of_a_record(self) -> int:
-        """t: for how many classes one record votes at most at a query: one, or so many of its attributes."""
+        """Return t, the most classes for which one record votes at a query: one, or `attributes_per_record`."""
         return 1 if self.attributes_per_record is None else min(self.attributes_per_record, self.num_classes)
 
     @property
     def quorum(self) -> int:
-        """Fewest contributing agents for which anything is opened."""
+        """Return the fewest contributing agents for which anything is opened."""
         return self.agents - self.max_dropouts
 
     @property
     def noise_contributors(self) -> int:
-        """h = N - colluding_agents - max_dropouts: contributors whose noise is certainly unknown to the adversary.
+        """Return h = N - colluding_agents - max_dropouts: contributors whose noise the adversary certainly does not
+        know.
 
-        1 where each agent's own noise is enough for its price: of that noise nobody else knows anything. Where the
-        talliers add it, the honest ones of them.
+        1 if each agent's own noise is enough for its price: no other party knows anything of it. If the talliers add
+        the noise, the number of honest ones.
         """
         if self.traits.has_local_noise:
             return 1
@@ -356,22 +356,22 @@ class Task(PlainNumbers):
 
     @property
     def noise_by(self) -> NoiseBy:
-        """Who adds the noise."""
+        """Return "agents" or "talliers", whichever add the noise."""
         return "agents" if self.dishonest_talliers is None else "talliers"
 
     @property
     def noise_parties(self) -> int:
-        """How many shares of noise are in a sum to which every agent contributed."""
+        """Return the number of noise shares in a sum to which every agent contributed."""
         return self.agents if self.noise_by == "agents" else self.talliers
 
     @property
     def tallier_sigma_grid(self) -> float | None:
-        """Parameter of the noise that each tallier adds to each number, grid units; None where agents add it."""
+        """Return the parameter of each tallier's noise on each number, grid units; None if agents add it."""
         return None if self.noise_by == "agents" else self.share_sigma_grid
 
     @cached_property
     def scale(self) -> int:
-        """S, grid units per vote.
+        """Return S, grid units per vote.
 
         Raises:
             UnsafeGrid: a noise share would have a standard deviation below 100 grid units, or a sum
@@ -412,7 +412,7 @@ class Task(PlainNumbers):
         return scale
 
     def _default_scale(self, per_share: float) -> int:
-        """The scale that gives a noise share 1600 grid units, or the largest with which a winner's sums still fit."""
+        """Return the scale for a noise share of 1600 grid units, or the largest with which a winner's sums fit."""
         scale = max(1, math.ceil(DEFAULT_SHARE_SIGMA_GRID / per_share))
         if self.ballot_radius is not None:
             # Rounding onto the ball may move every number of a ballot: so fine that this hardly counts.
@@ -420,7 +420,7 @@ class Task(PlainNumbers):
             scale = vector_scale(dimension=entries, sensitivity=moved, share_sigma=per_share)
         if self.release == "histogram":
             return scale
-        # Where talliers add the noise, each agent's part of the room has so many shares of it, rounded up.
+        # If talliers add the noise, the room of each agent holds this number of shares of it, rounded up.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
         room = MAX_WINNER_WIDTH // self.agents
         if self.traits.is_reverse:
@@ -432,7 +432,7 @@ class Task(PlainNumbers):
         else:
             largest = _largest_scale(room, self.k, per_share, shares)
         least = math.ceil(MIN_SHARE_SIGMA_GRID / per_share)
-        # Division and multiplication round apart: the product must reach the minimum too.
+        # Division and multiplication round differently: the product must reach the minimum too.
         if per_share * least < MIN_SHARE_SIGMA_GRID:
             least += 1
         return max(min(scale, largest), least)
@@ -447,7 +447,7 @@ class Task(PlainNumbers):
             changes = [f"{'smaller' if scale == 1 else 'larger'} sigma_votes", "fewer agents"]
             floor, reach = "", noise_reach(MIN_SHARE_SIGMA_GRID)
             if self.noise_by == "agents" and self.agents > MAX_WINNER_WIDTH // (2 * reach):
-                # No sigma serves: a share is at least so wide, and the range holds for the sum of all of them.
+                # No sigma suffices: a share is at least this wide, and the range holds for the sum of all of them.
                 floor = (
                     f" No more than {MAX_WINNER_WIDTH // (2 * reach)} agents can add the noise of winners, since each "
                     f"one's share reaches {reach} grid units to either side at the least that the proof needs."
@@ -463,41 +463,41 @@ class Task(PlainNumbers):
 
     @property
     def noise_reach(self) -> int:
-        """The largest magnitude of one party's noise on one count, in grid units."""
+        """Return the largest magnitude of one party's noise on one count, in grid units."""
         return noise_reach(self.share_sigma_grid)
 
     @property
     def _signs(self) -> int:
-        """On how many sides of zero votes of an agent lie: two where ballots are centred."""
+        """Return on how many sides of zero the votes of an agent lie: two if ballots are centered."""
         return 1 if self.ballot_radius is None else 2
 
     @cached_property
     def vote_clip(self) -> int | None:
-        """Where an agent clips each count of its ballots, in votes; None where counts are bounded anyway.
+        """Return where an agent clips each count of its ballots, in votes; None if counts are bounded anyway.
 
         With reverse-knn an agent may cast any number of votes for one class at one query, and a sum of such
         counts fits no field. So for the winner each count is cut at the largest number with which every sum
         fits. It follows from the task alone and is the same for every agent. Cutting costs no privacy
-        (labeler.methods.reverse_knn), but accuracy where it is reached: two classes that both have more votes of one
+        (labeler.methods.reverse_knn). It costs accuracy if it binds: two classes that both have more votes of one
         agent get equally many of it.
         """
         if self.release != "winner" or not self.traits.is_reverse:
             return None
-        # Of the room of one agent; where talliers add the noise, as `_default_scale` divides it.
+        # Of the room of one agent; if talliers add the noise, as `_default_scale` divides it.
         shares = 1 if self.noise_by == "agents" else -(-self.talliers // self.agents)
         fits = (MAX_WINNER_WIDTH // self.agents - shares * 2 * self.noise_reach) // (self._signs * self.scale)
         return min([fits, *(cap for cap in (self.max_agent_records, self.ballot_radius) if cap is not None)])
 
     @cached_property
     def winner_terms(self) -> WinnerTerms | None:
-        """What talliers need to find the winners; None where the histogram is released.
+        """Return the terms that talliers need to find the winners; None if the histogram is released.
 
-        The range holds for every sum: of at most all N agents, each with 0 to M votes in a cell (-M to M on a ball),
-        M = k or `vote_clip`, and noise within its reach of each that adds some, whoever drops out.
+        The range holds for every sum of at most all N agents. Each has 0 to M votes in a cell (-M to M on a ball),
+        M = k or `vote_clip`. Each that adds noise stays within its reach. Dropouts do not matter.
         """
         if self.release != "winner":
             return None
-        # Loaded where it is wanted: what a task costs is said without numpy.
+        # Imported only here: a task's price needs no numpy.
         from labeler.sharing import WinnerTerms
 
         most_votes = self.vote_clip or self.k
@@ -511,19 +511,19 @@ class Task(PlainNumbers):
 
     @property
     def share_sigma_grid(self) -> float:
-        """Standard deviation of one party's noise share, in grid units: S * sigma / sqrt(h)."""
+        """Return the standard deviation of one party's noise share, in grid units: S * sigma / sqrt(h)."""
         return self.scale * self.sigma_votes / math.sqrt(self.noise_contributors)
 
     @property
     def total_sigma_votes(self) -> float:
-        """Standard deviation of the noise actually in a sum to which every agent contributed: sigma * sqrt(N / h).
+        """Return the standard deviation of the actual noise in a sum of all agents: sigma * sqrt(N / h).
 
-        Sigma where each agent's own noise is in what it answers; sigma * sqrt(3 / h) where the talliers add it.
+        It is sigma if each agent's own noise is in its answer, and sigma * sqrt(3 / h) if the talliers add it.
         """
         return self.sum_sigma_votes(self.agents)
 
     def sum_sigma_votes(self, contributors: int) -> float:
-        """The same of a sum over so many agents."""
+        """Return the same for a sum over `contributors` agents."""
         if self.traits.has_local_noise:
             return self.sigma_votes
         parties = contributors if self.noise_by == "agents" else self.talliers
@@ -536,9 +536,9 @@ class Task(PlainNumbers):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of every field, in hexadecimal.
+        """Return SHA-256 over the canonical JSON of every field, in hexadecimal.
 
-        Fields that came later count only where they are given: tasks without them keep their digest.
+        Newer fields are included only if they are given: tasks without them keep their digest.
         """
         fields = self.model_dump(mode="json") | {"scale": self.scale}
         for later in ("abstain_below", "training"):
@@ -553,15 +553,15 @@ def _methods_that_take(field: str) -> str:
 
 
 def _largest_scale(room: int, votes: int, per_share: float, shares: int) -> int:
-    """The largest scale, at least 1, at which so many votes and the reach of the noise to both sides fit into a room.
+    """Return the largest scale, at least 1, at which the votes and the noise's reach to both sides fit into a room.
 
     Args:
         room: grid units.
         votes: of one agent in a cell.
         per_share: standard deviation of a noise share, votes.
-        shares: how many shares of noise the room has to hold.
+        shares: number of noise shares in the room.
     """
-    # What fits but for rounding, and the few steps that rounding makes of it.
+    # The exact quotient, and the few steps by which rounding may change it.
     scale = math.floor(room / (votes + shares * 2 * NOISE_TAIL_CUT * per_share)) + 1
     while scale > 1 and votes * scale + shares * 2 * noise_reach(per_share * scale) > room:
         scale -= 1

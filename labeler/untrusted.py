@@ -1,15 +1,13 @@
-"""Values that came from another party, read strictly: each is returned as what it should be, or refused.
+"""Strict reading of values from other parties: each is returned in its expected form, or refused.
 
-What JSON calls a value is not enough: in Python `true` is a number, `1e999` reads as infinity, and an id may
-hold a line break that forges a line of a log. Every function here names the value in its error and never
-repeats it, because it may be long or hostile.
+JSON alone is not strict enough: in Python `true` is a number, and `1e999` reads as infinity. An id may hold a line
+break that forges a line of a log. Every function here names the value in its error and never repeats it, because it may
+be long or hostile.
 
-Models of messages: exactly their fields, of exactly their types; else a `ProtocolViolation` that says what was due.
-
-Messages come from other parties, so nothing is converted: true is no number, "5" is none either, and a text holds no
-line break that would forge a line of a log. A field's type says both what is taken and, in words, what is refused; the
-value itself is never repeated, because it may be long or hostile. Models are frozen dataclasses, checked by pydantic's
-compiled rules however they are made: by a decoder out of bytes, or by our own code.
+`strict` makes models of messages: exactly their fields, of exactly their types; else a `ProtocolViolation` that says
+what was expected. Nothing is converted: neither true nor "5" is a number, and a text holds no line break. A field's
+type defines the accepted values and, in words, the refusal. Models are frozen dataclasses, checked by pydantic's
+compiled rules whether a decoder makes them from bytes or our own code makes them.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from pydantic.dataclasses import dataclass as validated
 from labeler.errors import LabelerError, ProtocolViolation, WrongVersion
 
 MOST_PROBE_NUMBERS = 16_384
-"""In a probe of features (feature_store.rows), which an agent says at every poll; own features are no wider."""
+"""Most numbers in a probe of features (feature_store.rows), sent by an agent at every poll; features are no wider."""
 
 MOST_PROBE_CHARACTERS = 4 * -(-2 * MOST_PROBE_NUMBERS // 3)
 
 MAX_ID_CHARACTERS = 200
 ENROLLED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-"""What a party may be enrolled under: it becomes part of a file's name, an address and a line of a log."""
+"""Pattern of an enrolled name: it becomes part of a file's name, an address and a line of a log."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FORMAT = re.compile(r"(labeler-[a-z-]{1,40})/([0-9]{1,6})")
@@ -41,7 +39,7 @@ LATEST_S = 1e11
 
 
 def canonical_json(content: object) -> bytes:
-    """JSON in one spelling: keys sorted, no spaces, ASCII; numbers that are not finite are refused."""
+    """Return JSON in one spelling: keys sorted, no spaces, ASCII; numbers that are not finite are refused."""
     return _CANONICAL.encode(content).encode()
 
 
@@ -52,10 +50,10 @@ def read_object(
 
     Args:
         data: the JSON; the caller has bounded its size.
-        what: what it is, for the error: "a header".
+        what: its name for the error: "a header".
         fields: the names it must have, no more and no fewer.
-        version: what its field "version" must say.
-        optional: names it may have besides.
+        version: the required value of its field "version".
+        optional: names it may also have.
 
     Raises:
         ProtocolViolation: no JSON object, NaN or infinity in it, a key twice, or other fields.
@@ -82,7 +80,7 @@ def read_object(
 
 
 def _other_version(what: str, found: object, expected: str) -> ProtocolViolation:
-    """The refusal of another format than the one that is read here; of two numbers it says whose program is older."""
+    """Return the refusal of a format with another version; with two numbers it says whose program is older."""
     said = _FORMAT.fullmatch(found) if isinstance(found, str) else None
     ours = _FORMAT.fullmatch(expected)
     if said is None or ours is None or said[1] != ours[1]:
@@ -98,45 +96,45 @@ def _other_version(what: str, found: object, expected: str) -> ProtocolViolation
 
 
 def check_party_id(value: object, what: str) -> str:
-    """A party id, or refused: 1 to 200 printable characters, no line break, no control character."""
+    """Return a party id, or refuse it: 1 to 200 printable characters, no line break, no control character."""
     return check_text(value, what, most=MAX_ID_CHARACTERS)
 
 
 def check_digest(value: object, what: str) -> str:
-    """A SHA-256 in lower-case hexadecimal, or refused."""
+    """Return a SHA-256 in lower-case hexadecimal, or refuse it."""
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise ProtocolViolation(f"{what} must be a SHA-256, 64 lower-case hexadecimal digits")
     return value
 
 
 def check_public_key(value: object, what: str) -> str:
-    """A public key in lower-case hexadecimal, or refused; whether it is a usable key says `labeler.system.keys`."""
+    """Return a public key in lower-case hexadecimal, or refuse it; `labeler.system.keys` checks that it is usable."""
     return hex_bytes(value, 32, what).hex()
 
 
 def check_text(value: object, what: str, *, most: int) -> str:
-    """Printable text of 1 to `most` characters on one line, or refused."""
+    """Return printable text of 1 to `most` characters on one line, or refuse it."""
     if not isinstance(value, str) or not 1 <= len(value) <= most or not value.isprintable():
         raise ProtocolViolation(f"{what} must be 1 to {most} printable characters")
     return value
 
 
 def hex_bytes(value: object, count: int, what: str) -> bytes:
-    """Exactly `count` bytes, written in lower-case hexadecimal, or refused."""
+    """Return exactly `count` bytes, written in lower-case hexadecimal, or refuse them."""
     if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{2 * count}}}", value):
         raise ProtocolViolation(f"{what} must be {count} bytes, {2 * count} lower-case hexadecimal digits")
     return bytes.fromhex(value)
 
 
 def check_list(value: object, what: str) -> list[Any]:
-    """A list, or refused."""
+    """Return a list, or refuse the value."""
     if not isinstance(value, list):
         raise ProtocolViolation(f"{what} must be a list")
     return value
 
 
 def check_mapping(value: object, what: str) -> dict[str, Any]:
-    """A copy of a mapping, or refused."""
+    """Return a copy of a mapping, or refuse the value."""
     if not isinstance(value, Mapping):
         raise ProtocolViolation(f"{what} must be an object with named fields")
     return dict(value)
@@ -162,17 +160,17 @@ T = TypeVar("T")
 
 
 def whole(least: int, most: int = LARGEST_INTEGER) -> Any:
-    """Of an int field: within bounds; 1.0 and true are no whole numbers."""
+    """Return the rule of an int field: within bounds; 1.0 and true are not whole numbers."""
     return Field(ge=least, le=most, description=f"a whole number between {least} and {most}")
 
 
 def text(most: int) -> Any:
-    """Of a str field: 1 to `most` characters, which `Printable` has to check besides."""
+    """Return the rule of a str field: 1 to `most` characters, which `Printable` has to check too."""
     return Field(min_length=1, max_length=most, description=f"1 to {most} printable characters")
 
 
 def spelt(pattern: str, words: str) -> Any:
-    """Of a str field: all of it as the pattern says."""
+    """Return the rule of a str field: all of it matches the pattern."""
     return Field(pattern=f"^({pattern})$", description=words)
 
 
@@ -183,21 +181,21 @@ def _printable(value: str) -> str:
 
 
 Printable = AfterValidator(_printable)
-"""Of a str field: one line without control characters."""
+"""Rule of a str field: one line without control characters."""
 
 PartyId = Annotated[str, text(MAX_ID_CHARACTERS), Printable]
 Digest = Annotated[str, spelt("[0-9a-f]{64}", "a SHA-256, 64 lower-case hexadecimal digits")]
 DigestIfAny = Annotated[str, spelt("[0-9a-f]{64}|", "a SHA-256, 64 lower-case hexadecimal digits, or empty")]
 PublicKey = Annotated[str, spelt("[0-9a-f]{64}", "32 bytes, 64 lower-case hexadecimal digits")]
-"""Whether it is a usable key says `labeler.system.keys`."""
+"""The form of a public key; `labeler.system.keys` checks that it is usable."""
 
 Flag = Annotated[bool, Field(description="true or false")]
 UnixTime = Annotated[float | int, Field(gt=0, lt=LATEST_S, description="a finite number, a unix time in seconds")]
-"""Whether it was written as a whole number stays as it was: digests are made of it."""
+"""Integers and floats stay as they were written: digests depend on it."""
 
 
 def _contributors(value: object) -> object:
-    """A list as it is written has one order; whoever holds a set is past that."""
+    """Check the order of a written list; a set in memory was checked already."""
     if isinstance(value, list | tuple):
         names = [check_party_id(agent, "a contributor") for agent in value]
         if names != sorted(set(names)):
@@ -217,8 +215,8 @@ def strict(what: str, *, eq: bool = True) -> Callable[[type[T]], type[T]]:
     """Make a class a model.
 
     Args:
-        what: what it is, for refusals: "a poll".
-        eq: whether two are equal where their fields are.
+        what: its name for refusals: "a poll".
+        eq: whether two are equal if their fields are.
     """
 
     def model(cls: type[T]) -> type[T]:
@@ -243,7 +241,7 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def names_of(model: type) -> tuple[str, ...]:
-    """Its fields, in order."""
+    """Return its fields, in order."""
     found = _NAMES.get(model)
     if found is None:
         found = _NAMES[model] = tuple(field.name for field in fields(model))
@@ -251,7 +249,7 @@ def names_of(model: type) -> tuple[str, ...]:
 
 
 def _refusal(model: type[Any], what: str, error: ValidationError) -> LabelerError:
-    """The first thing that is wrong, in a sentence, without the value."""
+    """Return the first error in a sentence, without the value."""
     first = error.errors(include_url=False, include_input=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, LabelerError):

@@ -302,13 +302,18 @@ def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, partie
     told = {name: facts for name, facts in told.items() if facts.backbone_fingerprint in (None, wanted)}
     if request.probe is None and all(facts.probe is None for facts in told.values()):
         return
+    ours, whose, dimension = request.probe or "", "the request", upload.dimension
+    if record.task.traits.evaluates and request.probe is None:
+        # A model that a job released: its requester was compared then, and no feature is sent now.
+        first = next(name for name, facts in told.items() if facts.probe is not None)
+        ours, whose, dimension = told[first].probe or "", f"agent {first!r}", told[first].dimension
     for name, facts in told.items():
         try:
             refuse_other_probe(
-                request.probe or "",
+                ours,
                 facts.probe or "",
-                upload.dimension or facts.dimension or 1,
-                first_name="the request",
+                dimension or facts.dimension or 1,
+                first_name=whose,
                 other_name=f"agent {name!r}",
             )
         except BadData as error:

@@ -123,6 +123,7 @@ def measured_model(model: bytes, evaluation: Mapping[str, Any]) -> bytes:
         backbone=stored.backbone,
         job_id=stored.job_id,
         measured=measured,
+        probe=stored.probe,
     )
 
 

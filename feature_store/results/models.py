@@ -56,6 +56,7 @@ def model_file(
     backbone: str | None = None,
     job_id: str | None = None,
     measured: Measured | None = None,
+    probe: str | None = None,
 ) -> bytes:
     """The bytes of a safetensors file.
 
@@ -67,9 +68,10 @@ def model_file(
         backbone: the name that loads the backbone, where one does.
         job_id: whose answers it learnt from.
         measured: what an evaluation found that its confidence is worth.
+        probe: where a backbone was declared: what it makes of the published probe (feature_store.rows).
     """
     about: dict[str, Any] = {"kind": kind, "classes": list(classes), "privacy_card": dict(card)}
-    about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id)) if value}
+    about |= {key: value for key, value in (("backbone", backbone), ("job_id", job_id), ("probe", probe)) if value}
     if measured is not None:
         about["measured"] = {"edges": list(measured.edges), "stated": [list(row) for row in measured.stated]}
     return arrays_to_bytes(arrays, {"labeler": json.dumps(about, sort_keys=True, allow_nan=False)})
@@ -133,6 +135,7 @@ class StoredModel:
         backbone: the name that loads its backbone; empty where the file has to be named.
         job_id: whose answers it learnt from; empty in older files.
         measured: what an evaluation found its confidence to be worth; None where there was none.
+        probe: what a declared backbone makes of the published probe; empty where there is none.
     """
 
     kind: str
@@ -142,6 +145,7 @@ class StoredModel:
     job_id: str
     arrays: Mapping[str, NDArray[Any]]
     measured: Measured | None = None
+    probe: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -173,8 +177,15 @@ class StoredModel:
         Raises:
             BadData: features of another dimension, or no features.
         """
-        said = self._scorer(features)
-        return said if self.measured is None else self.measured(said)
+        return self.stated(self.own_probabilities(features))
+
+    def own_probabilities(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
+        """The same as the model has them by itself, which order images more finely than an evaluation's bands."""
+        return self._scorer(features)
+
+    def stated(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What is stated of the model's own probabilities: the same class, as sure as an evaluation found."""
+        return own if self.measured is None else self.measured(own)
 
     @cached_property
     def _scorer(self) -> Callable[[NDArray[np.int16]], NDArray[np.float64]]:
@@ -256,6 +267,7 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
             job_id=str(about.get("job_id", "")),
             arrays=arrays,
             measured=_measured(about.get("measured")),
+            probe=str(about.get("probe", "")),
         )
         _check(model)
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -6,15 +6,15 @@ labeled), their mean (balanced accuracy), and of two classes the AUROC: the chan
 given more of it than one of the first, ties counting half (Hanley, McNeil 1982).
 
 A **preference** moves the threshold of one class. It reads a model's probabilities and public truth alone, so it is
-post-processing and costs no privacy. Let p be the probability that the model gives the class. An image gets the class
-where p is at least t, else the most probable of the others. For a recall of r the threshold t is
+post-processing and costs no privacy. Let p be the probability that the model itself gives the class. An image gets the
+class where p is at least t, else the most probable of the others. For a recall of r the threshold t is
 
 * with n labeled public images of the class: the k-th largest of their p, k the least whole number that is at least
   r (n + 1). A new image of the class that is exchangeable with these ranks at each of n + 1 places alike. So it is
   found with a chance of at least k / (n + 1), hence at least r (split conformal prediction: Papadopoulos et al. 2002;
   Vovk et al. 2005). It needs k <= n, which is n >= r / (1 - r).
-* without: the largest t at which the images with p >= t hold at least r of the sum of all p, which is the recall that
-  the probabilities state themselves. It is right as far as they are.
+* without: the largest t at which the images with p >= t hold at least r of the sum of all stated probabilities of the
+  class: p, or what an evaluation found it to be worth. It is right as far as they are.
 """
 
 from __future__ import annotations
@@ -179,11 +179,11 @@ class Preference:
             )
         return float(np.sort(of_class)[len(of_class) - rank])
 
-    def stated_threshold(self, probability: NDArray[np.floating]) -> float:
-        """From the probabilities of all images, shape (n,): t of the module."""
-        ordered = np.sort(probability.astype(np.float64))[::-1]
-        sums = np.cumsum(ordered)
-        return float(ordered[min(int(np.searchsorted(sums, float(self.recall) * sums[-1])), len(ordered) - 1)])
+    def stated_threshold(self, own: NDArray[np.floating], stated: NDArray[np.floating]) -> float:
+        """From what the model has of the class and what is stated of it, over all images: t of the module."""
+        order = np.argsort(-own, kind="stable")
+        sums = np.cumsum(stated[order].astype(np.float64))
+        return float(own[order[min(int(np.searchsorted(sums, float(self.recall) * sums[-1])), len(order) - 1)]])
 
 
 def prefer(probabilities: NDArray[np.floating], place: int, threshold: float) -> NDArray[np.int64]:

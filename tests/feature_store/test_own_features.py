@@ -213,6 +213,14 @@ def test_a_job_with_another_backbone_of_the_same_name_is_refused_before_anything
     job = labeler.run([a, b], public, tmp_path / "near" / "job", epsilon=5, colluding_agents=0, quiet=True)
     assert job.labels()["label"].tolist()[:2] == [0, 1]
 
+    odd = labeler.embed(
+        features=rows(30, seed=9), out=tmp_path / "odd.shard", probe=PROBE[:, ::-1], public=True, **DECLARED
+    )
+    student = labeler.load_student(job.path / "student.safetensors")
+    assert len(student.label(public, quiet=True)) == 60
+    with pytest.raises(MixedShards, match=r"'odd\.shard' embedded the probe \d+ grid units from the model's job"):
+        student.label(odd, quiet=True)
+
     far = [PROBE[:, ::-1] if number == place else base for number in range(3)]
     a, b, public = federation(tmp_path / "far", tuple(far))
     with pytest.raises(MixedShards, match=r"embedded the probe (\d+) grid units from shard 'site-a\.shard'") as refused:

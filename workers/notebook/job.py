@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Iterator, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -315,7 +315,7 @@ class TrainedStudent:
         with progress_bars(quiet=quiet) as progress:
             found = predict_images(
                 self.stored,
-                str(images),
+                fspath(images),
                 backbone=backbone,
                 preference=None if prefer is None else Preference.parse(prefer),
                 like=None if like is None else named_path(like, "like"),
@@ -333,7 +333,7 @@ class TrainedStudent:
         from workers.run.student import predict_images
 
         with progress_bars(quiet=quiet) as progress:
-            found = predict_images(self.stored, str(images), progress=progress).scores
+            found = predict_images(self.stored, fspath(images), progress=progress).scores
         if found is None:
             raise InvalidSetting(f"no image of {str(images)!r} has a known class of this student; name labeled ones")
         return found.to_json()

@@ -254,6 +254,7 @@ def _write_model(
         classes=prepared.task.classes,
         card=card,
         backbone=loadable_name(prepared.public.shard.backbone),
+        probe=prepared.public.shard.probe,
         job_id=prepared.job_id,
     )
     replace_file(path, data)

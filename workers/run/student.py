@@ -25,6 +25,7 @@ from feature_store.results.image_labels import ON, ImageStamp, attribute_label_t
 from feature_store.results.models import ATTRIBUTES, StoredModel, model_file, read_for_students, read_model
 from feature_store.results.pseudo_labels import answers_of, task_of
 from feature_store.results.scores import Preference, Scores, prefer, score, score_probabilities
+from feature_store.rows import refuse_other_probe
 from feature_store.shard import Shard, check_compatible
 from feature_store.students import NoisyAnswers, fit_student
 from labeler.errors import BadData, InvalidSetting, MixedShards
@@ -140,6 +141,7 @@ def train_student(
         classes=job.task.classes,
         card=card,
         backbone=loadable_name(job.public.shard.backbone),
+        probe=job.public.shard.probe,
     )
     replace_file(path, exported)
     result = {"kind": student.kind, "path": str(path), "public_images": len(job.public)}
@@ -162,12 +164,9 @@ def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
     if test is None:
         return result
     shard = Shard.open(test)
-    if shard.fingerprint != model.fingerprint:
-        raise MixedShards(
-            f"{test} was embedded by backbone {shard.fingerprint[:16]}, and the student reads {model.fingerprint[:16]}"
-        )
+    _check_shard(model, shard)
     scored = _truth(shard, test)
-    said = model.predict_proba(scored.features)
+    said = model.own_probabilities(scored.features)
     if (model.kind == ATTRIBUTES) != shard.has_attributes:
         raise MixedShards(f"one of the student and {test} is of attributes, any number per image; the other of classes")
     if model.kind == ATTRIBUTES:
@@ -334,11 +333,12 @@ def predict_images(
 def _predict(
     model: StoredModel, shard: Shard, skipped: tuple[Skipped, ...], preference: Preference | None, like: Path | None
 ) -> Prediction:
-    _check_fingerprint(model, shard.fingerprint, f"shard {shard.path.name!r}")
+    _check_shard(model, shard)
     images = PublicImages.of(shard)
     if not len(images):
         raise BadData("there is no image that can be read, so there is nothing to label")
-    probabilities = model.predict_proba(images.features)
+    own = model.own_probabilities(images.features)
+    probabilities = model.stated(own)
     try:
         privacy = guarantee_of(model.card)
     except (KeyError, TypeError, AttributeError):
@@ -362,26 +362,39 @@ def _predict(
     if preference is not None:
         place = preference.place(probabilities, model.classes)
         least = (
-            preference.stated_threshold(probabilities[:, place])
+            preference.stated_threshold(own[:, place], probabilities[:, place])
             if like is None
             else preference.threshold(_of_class(model, like, place))
         )
-        labels, threshold = prefer(probabilities, place, least), (model.classes[place], least)
+        labels, threshold = prefer(own, place, least), (model.classes[place], least)
     table = image_label_table(stamp, sources=images.sources, probabilities=probabilities, asked=asked, labels=labels)
     counts = np.bincount(labels, minlength=len(model.classes)).tolist()
     has_truth = shard.classes == model.classes and not shard.has_attributes
-    scores = score(images.labels, labels, probabilities[:, -1], model.classes) if has_truth else None
+    scores = score(images.labels, labels, own[:, -1], model.classes) if has_truth else None
     return Prediction(table, dict(zip(model.classes, counts, strict=True)), skipped, scores, threshold)
 
 
 def _of_class(model: StoredModel, like: Path, place: int) -> NDArray[np.float64]:
-    """What a model says of labeled public images of one class: the probability of it."""
+    """The model's own probability of a class, of labeled public images of it."""
     shard = Shard.open(like)
-    _check_fingerprint(model, shard.fingerprint, f"shard {shard.path.name!r}")
+    _check_shard(model, shard)
     if shard.classes != model.classes:
         raise MixedShards(f"{like} has other classes than the model; embed it with --classes {','.join(model.classes)}")
     labeled = _truth(shard, like)
-    return model.predict_proba(labeled.features[labeled.labels == place])[:, place]
+    return model.own_probabilities(labeled.features[labeled.labels == place])[:, place]
+
+
+def _check_shard(model: StoredModel, shard: Shard) -> None:
+    """Refuse features of another backbone; of a declared one by its probe, too, where the model knows it."""
+    name = f"shard {shard.path.name!r}"
+    _check_fingerprint(model, shard.fingerprint, name)
+    if model.probe:
+        try:
+            refuse_other_probe(
+                model.probe, shard.probe or "", shard.dimension, first_name="the model's job", other_name=name
+            )
+        except BadData as error:
+            raise MixedShards(str(error)) from None
 
 
 def _check_fingerprint(model: StoredModel, found: str, what: str) -> None:

@@ -59,6 +59,9 @@ def test_a_site_with_another_backbone_is_named_and_the_others_label_what_a_reque
         job = client.wait(client.submit(two, images=public.path).job_id)
         assert job.state == "completed", job
         found = pq.read_table(client.labels(job.job_id, tmp_path / "labels.parquet"))
+        # The student's evaluation sends no feature; the sites' probes are compared with one another.
+        evaluated = client.wait(client.evaluate(job.job_id, epsilon=5.0, records=600).job_id)
+        assert evaluated.state == "completed", evaluated
     assert found["source"].to_pylist() == shard.sources
     right = [label == number % 2 for number, label in enumerate(found["label"].to_pylist())]
     assert sum(right) > 30

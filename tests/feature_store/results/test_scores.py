@@ -70,7 +70,9 @@ def test_a_stated_threshold_is_the_largest_that_reaches_the_recall(values: list[
     p = np.array(values)
     wanted = Preference(Fraction(recall))
     reached = [t for t in p if p[p >= t].sum() >= float(recall) * p.sum() - 1e-12]
-    assert wanted.stated_threshold(p) == pytest.approx(max(reached), abs=1e-12)
+    assert wanted.stated_threshold(p, p) == pytest.approx(max(reached), abs=1e-12)
+    # Where an evaluation states half of it, the recall is that of the same images.
+    assert wanted.stated_threshold(p, p / 2) == wanted.stated_threshold(p, p)
 
 
 def test_a_preferred_class_takes_what_is_above_its_threshold_and_gives_back_the_rest() -> None:
