@@ -298,11 +298,6 @@ def traffic_of(task: Task, batch: QueryBatch) -> Traffic:
     return Traffic(len(frame([ask])), tuple(len(frame([message])) for message in sent))
 
 
-if __name__ == "__main__":  # in a separate interpreter, so that its memory is its alone
-    given = Simulation(**json.loads(sys.argv[1]))
-    sys.stdout.write(json.dumps(simulate(given, digits_pool(seed=given.seed))))
-
-
 NOBODY: Final = -1
 """Pads the row of an agent with fewer records than the largest."""
 
@@ -451,3 +446,8 @@ SIMULATED: Final[tuple[MethodName, ...]] = ("knn", "reverse-knn", "ensemble", "b
 """Methods that can answer for many agents at once. aux-distill fits each agent's private heads alone, and federated
 asks repeatedly about a changed model.
 """
+
+
+if __name__ == "__main__":  # in a separate interpreter, so that its memory is its alone
+    given = Simulation(**json.loads(sys.argv[1]))
+    sys.stdout.write(json.dumps(simulate(given, digits_pool(seed=given.seed))))
