@@ -237,10 +237,6 @@ def _measure(path: str, queries: int, k: int, limit_bytes: int, engine: str) -> 
     return MemoryUse(int(features.nbytes), limit_bytes, added, returned, seconds)
 
 
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(_measure(**json.loads(sys.argv[1])))))
-
-
 def bare_votes(
     features: NDArray[np.int16],
     labels: NDArray[np.integer],
@@ -309,3 +305,7 @@ def _resources() -> faiss.StandardGpuResources:
 def _counted(labels: NDArray[np.integer], num_classes: int) -> NDArray[np.int64]:
     cells = np.arange(len(labels))[:, None] * num_classes + labels
     return np.bincount(cells.ravel(), minlength=len(labels) * num_classes).reshape(len(labels), num_classes)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(_measure(**json.loads(sys.argv[1])))))
