@@ -254,7 +254,7 @@ def bare_votes(
         features: int16, shape (n, d).
         labels: integers, shape (n,).
         queries: int16, shape (nq, d).
-        k: neighbours, at most n.
+        k: neighbors, at most n.
         num_classes: C.
 
     Returns:
@@ -274,7 +274,7 @@ def bare_device_search(
     Args:
         features: int16, shape (n, d).
         queries: int16, shape (nq, d).
-        k: neighbours, at most n and 2048.
+        k: neighbors, at most n and 2048.
         measured: returns how long the given search takes.
     """
     index = _device_index(features)

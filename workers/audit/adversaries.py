@@ -338,7 +338,7 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
 
 
 View = Literal["release", "student"]
-"""The attacked view: what was opened, or the labels of a student that learnt from it."""
+"""The attacked view: what was opened, or the labels of a student that learned from it."""
 
 
 def check_attackable(task: Task, level: StatedLevel, view: View) -> None:

@@ -156,7 +156,7 @@ def log_winner_probability(
 
 @dataclass(frozen=True, eq=False)
 class Learnt:
-    """A projection of numbers on what distinguished the runs that it learnt from; see `learn`."""
+    """A projection of numbers on what distinguished the runs that it learned from; see `learn`."""
 
     numbers: Numbers
     direction: NDArray[np.float64] = field(repr=False)
