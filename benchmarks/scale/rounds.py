@@ -264,7 +264,7 @@ class Traffic:
 
 
 def traffic_of(task: Task, batch: QueryBatch) -> Traffic:
-    """Measure real messages to and from one agent; all are equally long but for the digits of the agents' names."""
+    """Measure real messages to and from one agent; all are equally long except for the digits of the agents' names."""
     round, agent = round_of(task, batch), name_of(task.agents - 1)
     parties = [PartyKeys.generate() for _ in range(task.talliers)]
     talliers = tuple(

@@ -319,7 +319,7 @@ def worst_sets(
 
     Args:
         task: of a method that trains what it is priced by.
-        copies: how many records it has, but for an agent.
+        copies: the number of records of the canary; not used for an agent.
     """
     measure = _measure(task, queries)
     votes = copies if level != "person" else min(copies, records_of_a_person(task))

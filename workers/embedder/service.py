@@ -102,7 +102,7 @@ def run_embedder(
         stop: ends it within a moment; another embedder continues from there.
 
     Raises:
-        InvalidSetting: the Redis URL is none.
+        InvalidSetting: the Redis URL is not valid.
     """
     embedder = Embedder(coordinator_home, backbones, stop=stop)
     board = EmbedBoard(coordinator_home)

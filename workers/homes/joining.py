@@ -67,7 +67,7 @@ def read_invitation(path: Path, *, role: Role, now: datetime) -> Invitation:
     """Read an invitation and check all that can be checked without a telephone.
 
     Raises:
-        BadData: it is none, was changed after it was signed, or is for another role.
+        BadData: it is no invitation, was changed after it was signed, or is for another role.
         InvalidSetting: it has expired.
     """
     try:
@@ -178,7 +178,7 @@ def join_agent(
         InvalidSetting: there is another home, no shard was named, or it is public or declares no bound.
         JournalInUse: keys are to be renewed, and the agent runs.
         NotEnrolled, ProtocolViolation: the coordinator refuses.
-        Unavailable: it cannot be reached; the same command goes on later.
+        Unavailable: it cannot be reached; the same command continues later.
     """
     if (home / AGENT_FILE).exists():
         config = read_agent_config(home)

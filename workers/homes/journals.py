@@ -223,7 +223,7 @@ def parse_age(text: str) -> timedelta:
     """Parse an age as people write it: 30d, 12h, 45m, 90s.
 
     Raises:
-        InvalidSetting: it is none.
+        InvalidSetting: it is not valid.
     """
     found = _AGE.fullmatch(text.strip())
     if found is None:

@@ -134,7 +134,7 @@ def make_tallier_home(
         Its public keys, as in `public_document`, with address and certificate where it has them.
 
     Raises:
-        InvalidSetting: there is one already, or the address is none.
+        InvalidSetting: there is one already, or the address is not valid.
     """
     _check_name(tallier_id)
     if listen is not None:
@@ -162,7 +162,7 @@ def add_winner_identity(home: Path, *, listen: str) -> dict[str, Any]:
         Its new file of public keys, with both.
 
     Raises:
-        InvalidSetting: the address is none.
+        InvalidSetting: the address is not valid.
         BadData: its file of public keys is missing, or is not that of a tallier.
     """
     document = read_public(home / PUBLIC_FILE)
@@ -241,7 +241,7 @@ def read_public(path: Path) -> dict[str, Any]:
     """Read a file of public keys that somebody sent.
 
     Raises:
-        BadData: it is none, or its fingerprint is not that of its keys.
+        BadData: it is no such file, or its fingerprint is not that of its keys.
     """
     try:
         with path.open("rb") as file:

@@ -100,7 +100,7 @@ class CoordinatorHttp:
         stop: ends a request that is under way.
 
     Raises:
-        InvalidSetting: the address is none, or would send messages over a network in clear.
+        InvalidSetting: the address is not valid, or would send messages over a network in clear.
     """
 
     def __init__(self, url: str, *, ca_file: str | None, read_timeout_s: float, stop: threading.Event) -> None:

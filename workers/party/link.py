@@ -218,7 +218,7 @@ class PartyLink:
         while_waiting: called before every pause in which nobody answers, which may last for days; it sends nothing.
 
     Raises:
-        InvalidSetting: the address is none, or would send messages over a network in clear.
+        InvalidSetting: the address is not valid, or would send messages over a network in clear.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class PartyLink:
             JournalBehind: the coordinator's journal is older than what this party has seen of it, or this party's own
                 is than what the coordinator has seen.
             NotEnrolled: this party is not enrolled, or its keys were revoked.
-            ProtocolViolation: the answer is none.
+            ProtocolViolation: the answer is not valid.
             Interrupted: told to stop.
         """
         answer, self._came = self._came, b""

@@ -73,7 +73,7 @@ class WinnerGroup:
             them.
 
     Raises:
-        InvalidSetting: an address is none, or a certificate cannot be read.
+        InvalidSetting: an address is not valid, or a certificate cannot be read.
     """
 
     def __init__(self, home: Path, settings: PeersFile, own_verify_key: str) -> None:
@@ -99,7 +99,7 @@ def address_of(listen: str) -> Address:
     """Parse HOST:PORT, with an IPv6 address in brackets.
 
     Raises:
-        InvalidSetting: it is none, or names all addresses of the machine.
+        InvalidSetting: it is not valid, or names all addresses of the machine.
     """
     host, _, port = listen.rpartition(":")
     if not port.isdecimal() or len(port) > 5:
@@ -111,7 +111,7 @@ def make_identity(home: Path, *, tallier_id: str, number: int, listen: str) -> N
     """Give a tallier a certificate if it has none, and an address; pinned peers stay.
 
     Raises:
-        InvalidSetting: the address is none, or the certificate that is there cannot be read.
+        InvalidSetting: the address is not valid, or the existing certificate cannot be read.
     """
     address_of(listen)
     path = home / IDENTITY_FILE

@@ -2,7 +2,7 @@
 
 The coordinator asks all three talliers for the winners of the rounds that are due. Each begins a computation with all
 that it was asked for. Rounds that the others were not asked for yet wait for the next one. It runs in a thread, so that
-the tallier keeps taking mail. If more is asked while it waits in vain for the others, it starts over with all of it;
+the tallier keeps taking mail. If more is asked while the others do not come, it starts over with all of it;
 otherwise the next computation starts when this one has ended. A computation is a function of the sums that the journal
 keeps. So nothing of it is stored, and a tallier that dies starts over with the same sums.
 
@@ -35,7 +35,7 @@ MEETING_LIMIT_S = 10.0
 """Seconds that a tallier waits for the others to come to a job. All are asked at once; a late one is asked again."""
 
 MAX_ATTEMPTS = 10_000
-"""Computations of one round while this process lives: more than fit into a day of waiting for the others in vain. Each
+"""Computations of one round while this process lives: more than fit into a day of waiting for absent others. Each
 draws new masks and tells a tallier that follows the protocol nothing. For one that does not, the attempts end
 (workers.winner.engine).
 """

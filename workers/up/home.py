@@ -272,7 +272,7 @@ def _budget(plan: Plan) -> BudgetTable:
     """Return the budgets of all accounts.
 
     Raises:
-        InvalidSetting: the epsilons are none, or do not go together.
+        InvalidSetting: the epsilons are not valid, or do not go together.
     """
     try:
         return BudgetTable(

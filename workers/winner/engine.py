@@ -446,7 +446,7 @@ class WinnerOrder:
     """A job and what this tallier brings to it. Secret; does not print.
 
     Attributes:
-        job: equal at all three but for `party`, `identity_path`, `signature` and the limits.
+        job: equal at all three except for `party`, `identity_path`, `signature` and the limits.
         share: this tallier's share of the noisy sums, residues of `job.field`, shape (num_queries, num_classes).
         rows: what this tallier's share of each contributor's rows sums to (`AggregateShare.row_sums`), where the
             job checks rows.
