@@ -43,7 +43,7 @@ from typing import Any, Final
 
 from labeler.budget import MOST_EPSILON
 from labeler.errors import LabelerError
-from labeler.evaluation import BANDS, Z, share_spread
+from labeler.evaluation import Z, choose_bands, choose_layout, share_spread
 from labeler.planning import statement
 from labeler.task import Task, parse_task
 
@@ -67,8 +67,8 @@ MOST_TELLING_DELTA: Final = 1 / RECORDS_EACH
 """A guarantee at delta allows giving away each private image with that probability. From this delta on, one image of an
 agent with the assumed number of images is expected to be given away."""
 
-MOST_OPEN: Final = 0.2
-"""Half of the interval of an evaluation's accuracy, above which there is a warning."""
+MOST_OPEN: Final = 20.0
+"""Points on either side of an evaluation's accuracy, above which there is a warning."""
 
 _STEPS: Final = 400
 _REACH: Final = 9.0
@@ -135,15 +135,18 @@ def _expect(task: Task, asked: int, records: int | None) -> Expectation:
 
 
 def _of_evaluation(task: Task, records: int | None) -> Expectation:
-    """Return how precisely an accuracy will be known: by noise alone, in bands, for any number of classes."""
-    assumed, sigma = assumed_records(task, records), task.total_sigma_votes
-    spread = Z * share_spread("bands", BANDS, task.num_classes, sigma=sigma, records=assumed)
+    """How surely an accuracy near 0.9 will be known, by noise alone, with the cells that would be chosen."""
+    assumed, sigma, classes = assumed_records(task, records), task.total_sigma_votes, task.num_classes
+    bands = choose_bands(classes, sigma=sigma, records=assumed)
+    layout = choose_layout(classes, sigma=sigma, records=assumed, bands=bands)
+    cells = bands if layout == "bands" else bands * classes
+    open_points = 100 * Z * share_spread(layout, cells, classes, sigma=sigma, records=assumed)
     reason = (
-        f"an evaluation labels nothing; noise will leave its accuracy within about {100 * spread:.2g} points, assuming "
+        f"an evaluation labels nothing; noise will leave its accuracy within about {open_points:.2g} points, assuming "
         f"{assumed:,} private images in all"
     )
-    drowned = "the noise drowns the evaluation: take a larger epsilon, or more records" if spread > MOST_OPEN else ""
-    return Expectation(None, None, reason, records=assumed, warning=drowned)
+    drowned = "the noise drowns the evaluation: take a larger epsilon, or more records"
+    return Expectation(None, None, reason, records=assumed, warning=drowned if open_points > MOST_OPEN else "")
 
 
 def assumed_records(task: Task, records: int | None = None) -> int:

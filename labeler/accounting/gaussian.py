@@ -261,7 +261,7 @@ def crossing(function: Callable[[float], float], low: float, high: float, *, tol
 def _interpolated(
     before: float, now: float, opposite: float, at_before: float, at_now: float, at_opposite: float
 ) -> float:
-    """The step from `now` to the zero of the secant, or of the inverse quadratic where there are three points."""
+    """Return the step from `now` to the zero of the secant, or of the inverse quadratic through three points."""
     if before == opposite:
         return -at_now * (now - before) / (at_now - at_before)
     slope = (at_before - at_now) / (before - now)

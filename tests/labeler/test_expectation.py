@@ -118,3 +118,12 @@ def test_ballots_on_a_ball_bring_no_more_votes_to_a_question_than_their_radius_a
     assert votes_per_question(ball, 20, 3000) == pytest.approx(3 * 9 / math.sqrt(18))
     assert votes_per_question(ball, 20, 60) == votes_per_question(task(), 20, 60) == 3
     assert votes_per_question(task(), 20, 3000) == 150
+
+
+def test_of_an_evaluation_it_is_said_how_far_noise_leaves_its_accuracy_open() -> None:
+    """Three bands of two classes, 6 cells right, 6 wrong: 1.96 * 40 sqrt(6 (0.01 + 0.81)) / 4,800 at accuracy 0.9."""
+    asked = task(method="evaluate", classes=["a", "b"], sigma_votes=40.0, colluding_agents=0, max_queries=20)
+    found = expect(asked, records=4800)
+    assert "within about 3.6 points, assuming 4,800" in say_expected(found.to_json())
+    assert found.warning == ""
+    assert "drowns the evaluation" in expect(asked, records=300).warning

@@ -1,6 +1,6 @@
 // What an evaluation found: how good a released model is on the sites' records, each number with its two intervals.
 
-import { el, fill, forget, setText } from "./dom.js";
+import { byId, el, fill, forget, setText } from "./dom.js";
 import { cell, head, row, table } from "./tables.js";
 import { sentence, whole } from "./words.js";
 
@@ -11,6 +11,7 @@ const AGAIN_MS = 1000;
 export class EvaluationBox {
   #api;
   #place;
+  #found = byId("evaluation-found");
   #jobId = "";
 
   constructor(api, place) {
@@ -23,16 +24,16 @@ export class EvaluationBox {
     if (this.#jobId === jobId) return;
     this.#jobId = jobId;
     this.#place.hidden = false;
-    forget(this.#place);
-    setText(this.#place, "Reading the evaluation ...");
+    forget(this.#found);
+    setText(this.#found, "Reading the evaluation ...");
     while (this.#jobId === jobId) {
       try {
         const found = await this.#api.evaluation(jobId);
-        if (this.#jobId === jobId) fill(this.#place, jobId, () => shown(found));
+        if (this.#jobId === jobId) fill(this.#found, jobId, () => shown(found));
         return;
       } catch (error) {
         if (this.#jobId !== jobId) return;
-        setText(this.#place, sentence(error.message));
+        setText(this.#found, sentence(error.message));
         if (error.status !== 503) return;
         await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
       }
@@ -65,7 +66,6 @@ function shown(found) {
   const drowned = found.confusion.filter((one) => one.drowned).length;
   const cells = drowned ? ` Noise drowns ${whole(drowned)} of ${whole(found.confusion.length)} cells of true and predicted class.` : "";
   return [
-    el("h3", {}, "How good the model is on the sites' records"),
     el("p", { class: "small" }, `About ${whole(found.records.value)} records were scored. Each interval holds 95 % of the time: the first for the noise alone, the second for noise and chance together.${cells}`),
     node,
     el("p", { class: "small" }, found.speaks_for),

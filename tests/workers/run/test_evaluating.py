@@ -83,7 +83,8 @@ def test_an_evaluation_finds_what_is_right_and_the_model_states_it_from_then_on(
     before, after = read_model(timid).predict_proba(further.features), measured.predict_proba(further.features)
     is_right = after.argmax(axis=1) == further.labels
     assert np.array_equal(before.argmax(axis=1), after.argmax(axis=1))
-    assert abs(after.max(axis=1).mean() - is_right.mean()) < 0.05 < 0.15 < is_right.mean() - before.max(axis=1).mean()
+    # Noise, and chance among 600 images, move it by two points: four times that.
+    assert abs(after.max(axis=1).mean() - is_right.mean()) < 0.08 < 0.15 < is_right.mean() - before.max(axis=1).mean()
 
 
 def test_a_measured_model_says_where_its_confidence_comes_from_and_what_both_have_cost(
