@@ -246,7 +246,7 @@ class LocalTraining:
         records: n, the client's records; public.
         batch: B, the (mean) size of a batch; each record's rate is B / n.
         noise_multiplier: sigma, in units of C.
-        iterations: K, steps between two synchronisations.
+        iterations: K, steps between two synchronizations.
         rounds: R, rounds in which the client takes part.
     """
 

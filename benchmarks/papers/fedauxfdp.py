@@ -1,8 +1,8 @@
 """FedAUXfdp (Hoech, Rischke, Mueller, Samek 2022): one round of distillation from private heads, tables 2 and 3.
 
 20 clients share 40,000 training images of CIFAR-10, divided by a Dirichlet distribution; the other 10,000 are the
-public set, without labels: 2,000 negatives and 8,000 images to distil on. (The paper's public set is STL-10, its
-backbone is pretrained on that set, and its heads see features that are not centred.) Everybody spends the same epsilon
+public set, without labels: 2,000 negatives and 8,000 images to distill on. (The paper's public set is STL-10, its
+backbone is pretrained on that set, and its heads see features that are not centered.) Everybody spends the same epsilon
 at instance level:
 
 * FedAVG+P: the average of the clients' private heads, applied to test images.

@@ -368,7 +368,7 @@ def office_federation(shards: Mapping[str, Shard], server: str, split: int, axes
 
     Args:
         shards: of all domains.
-        server: the domain to be labelled.
+        server: the domain to be labeled.
         split: seed of the division into public and test; the same images as kNN-DPFL is tested on.
         axes: features are centered on the server's public images and projected to that many of their principal axes,
             scaled to a mean squared norm of 1; None leaves them as they are. Either way the map depends on public

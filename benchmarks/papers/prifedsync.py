@@ -159,7 +159,7 @@ class PriFedSync:
         clients: m.
         records: n, the most records a client may have; public.
         batch: B; a record is in a step's sample with probability B / n. B = n takes all.
-        iterations: K, steps between two synchronisations.
+        iterations: K, steps between two synchronizations.
         rounds: R, synchronization rounds.
         noise_multiplier: sigma; each step's noise has standard deviation sigma * clip_norm.
         clip_norm: C, L2 norm of one record's gradient.

@@ -317,7 +317,7 @@ class Federation:
     """Agents and their records. Private; does not print.
 
     Attributes:
-        features: the pool, int16, shape (records, dimension), quantised.
+        features: the pool, int16, shape (records, dimension), quantized.
         labels: int16, shape (records,), classes.
         places: int32, shape (agents, most): the records of each agent in ascending order of record id, then NOBODY.
     """

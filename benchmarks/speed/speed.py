@@ -63,7 +63,7 @@ def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> l
 
 
 def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int, public: bool = False) -> None:
-    """Write a shard of random unit vectors around ten class centres."""
+    """Write a shard of random unit vectors around ten class centers."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(len(CLASSES), dimension))
     labels = rng.integers(0, len(CLASSES), records).astype(np.int16)

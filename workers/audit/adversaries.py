@@ -374,7 +374,7 @@ class Surroundings:
 
     Attributes:
         task: the task; its fingerprint is that of the audit's records.
-        features, labels: natural records, quantised.
+        features, labels: natural records, quantized.
         folder: empty, for its files.
         seed: of everything public; the same for the same audit.
         noise_seed: of all noise; None draws it as the product does.

@@ -337,7 +337,7 @@ def run(
         queries: the number of questions, each about a cluster of similar images. If None and the method asks questions,
             price, classes and number of public images decide (labeler.expectation). Nothing about an image depends on
             being asked about: every image gets a label.
-        strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
+        strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbors.
         student: which student labels all images; None for the usual one.
         test: a labeled public shard to score it on.
         backbone: for `images`, where that is a folder.
@@ -465,7 +465,7 @@ class Service:
             task_id: the task under whose price it runs.
             images: a folder, a zip, a Parquet file, or image files.
             queries: the number of questions, each about a cluster of similar images; about every image when None.
-            strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
+            strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbors.
             name: for people.
             idempotency_key: give one to make a cell safe to run twice.
 

@@ -17,9 +17,9 @@ continues from what is in the journal.
 
     .job/journal.db    the task, the job and its rounds, what was charged and what was opened
 
-It holds nothing private: only contributors, charges, and what the charges paid for. The talliers' sums come in the turn that
-opens them, so they are never written (`labeler.driver.storing`). All agents of a run have the same budget and pay the
-same, so one account serves for each of them.
+It holds nothing private: only contributors, charges, and what the charges paid for. The talliers' sums come in the turn
+that opens them, so they are never written (`labeler.driver.storing`). All agents of a run have the same budget and pay
+the same, so one account serves for each of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025): one private prototype for each class.
 
-**DPPL-Mean.** Features are shortened by averaging runs of `pool` neighboring numbers, and normalised. Their sum over
+**DPPL-Mean.** Features are shortened by averaging runs of `pool` neighboring numbers, and normalized. Their sum over
 each class is released with Gaussian noise. An image belongs to the class whose sum it has the largest cosine with. A
 record enters the sum of its own class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The
 authors release a mean under pure or zero-concentrated privacy. A cosine needs no count, so this rival pays for none,
@@ -310,7 +310,7 @@ class Answers:
     """The common input of both ways of reading below.
 
     Attributes:
-        questions: the public centres.
+        questions: the public centers.
         ballots: every agent's votes.
     """
 
@@ -376,7 +376,7 @@ class ProductVotes:
 
 @dataclass(frozen=True)
 class CentredVotes:
-    """reverse-knn; prototypes are noisy votes times centered centres.
+    """reverse-knn; prototypes are noisy votes times centered centers.
 
     Attributes:
         clusters: questions asked.
