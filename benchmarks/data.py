@@ -109,7 +109,7 @@ def cifar10_features(
 def cifar10_test_features(
     root: Path, *, progress: ProgressCallback = silent
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """The 10,000 test images of CIFAR-10, as quantised features of the same MobileNetV2, and their classes."""
+    """The 10,000 test images of CIFAR-10, as quantized features of the same MobileNetV2, and their classes."""
     return ordered(Shard.open(_cifar10_folder(root, ("test",), progress) / "cifar10-test", verify=False))
 
 

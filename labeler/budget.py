@@ -57,7 +57,7 @@ LEAST_DELTA, MOST_DELTA = 1e-100, 1 - 1e-6
 
 LEAST_DELTA_OF_WINNERS = 1e-16
 """Below this delta an account pays for no winners. Their charges hold `SPILL` mu^2 outside a Gaussian (below
-UNBOUNDED_NANO at most 1e-24), which would exceed the part of delta that is held back."""
+UNBOUNDED_NANO at most 1e-24), which might exceed the part of delta that is held back."""
 
 _MARGIN = 1e-7
 _LAST_SPENDERS = 3

@@ -1,25 +1,25 @@
 """Statistics of a private evaluation (`labeler.methods.evaluate`): what a noised histogram says, and how surely.
 
-Everything here is computed from what was released, so it costs nothing. Each number has two intervals of 95 %:
+Everything here is computed from the release, so it costs nothing. Each number has two intervals of 95 %.
 
-* **noise**: what it is of the very records that were scored, which only the added noise hides;
-* **sampling**: what it is of further images like them, for which these records are a sample.
+* **noise**: its value for the very records that were scored, which only the added noise hides;
+* **sampling**: its value for further images like them, for which these records are a sample.
 
 **Shares** (accuracy, recall, share right in a band). Let A be the noised count of those that are right, N of all,
-from a and w cells (right, wrong) with noise of variance s^2 each. For the true share r, A - r N is normal with mean 0
-and variance
+from a and w cells (right, wrong) with noise of variance s^2 each. For the true share r, A - r N is normal with mean 0.
+Its variance is
 
     V(r) = s^2 ((1 - r)^2 a + r^2 w),     and with sampling     V(r) + max(N, 0) r (1 - r).
 
-The interval is every r within [0, 1] with (A - r N)^2 <= z^2 V(r): Fieller's for noise alone, Wilson's where there is
-no noise. Both are roots of a quadratic. Where N itself is within z deviations of 0 the noise **drowns** the share:
+The interval is every r within [0, 1] with (A - r N)^2 <= z^2 V(r): Fieller's for noise alone, Wilson's without
+noise. Both are roots of a quadratic. If N itself is within z deviations of 0 the noise **drowns** the share:
 nothing is said of it, and its interval is [0, 1].
 
-**Balanced accuracy and AUROC** are no single ratio, so their intervals are simulated: quantiles of the number, computed
-again from counts to which noise of the same variance (and with sampling a variance of the count itself) was added.
+**Balanced accuracy and AUROC** are no single ratio, so their intervals are simulated. They are quantiles of the number,
+computed again from counts with added noise of the same variance (and with sampling a variance of the count itself).
 AUROC is that of bands: records of one band tie, and count half.
 
-**Noise** is that of the agents that contributed, and never what the price counts on.
+**Noise** is that of the agents that contributed, and never the amount that the price assumes.
 
 References:
     Fieller 1954; Wilson 1927; Hanley and McNeil 1982.
@@ -42,7 +42,7 @@ Counts = NDArray[np.float64]
 Interval = tuple[float, float]
 
 Z: Final = 1.959964
-"""Of 95 %."""
+"""Quantile of 95 %."""
 
 DRAWS: Final = 2000
 _NUMBERS_AT_ONCE: Final = 2**22
@@ -50,7 +50,7 @@ WIDE_ENOUGH: Final = 0.05
 """Standard deviation of the recall of a class, by noise alone, up to which a finer layout is chosen."""
 
 BANDS: Final = 5
-"""Of confidence, where noise allows for so many."""
+"""Most bands of confidence, if noise allows."""
 
 LEAST_SPREAD: Final = 0.03
 """Standard deviation of a band's share, by noise alone, up to which there may be more bands."""
@@ -69,7 +69,7 @@ class Estimate:
     """A number between 0 and 1 with its intervals.
 
     Attributes:
-        value: None where noise drowns it.
+        value: None if noise drowns it.
         noise, sampling: see the module.
     """
 
@@ -79,11 +79,11 @@ class Estimate:
 
     @property
     def is_drowned(self) -> bool:
-        """Whether noise leaves nothing to say."""
+        """Return whether noise leaves nothing to say."""
         return self.value is None
 
     def to_json(self) -> dict[str, Any]:
-        """As evaluation.json has it."""
+        """Return the form in evaluation.json."""
         value = None if self.value is None else round(self.value, 6)
         bounds = {name: [round(end, 6) for end in getattr(self, name)] for name in ("noise", "sampling")}
         return {"value": value, **bounds, "drowned": self.is_drowned}
@@ -91,14 +91,14 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What was opened of an evaluation.
+    """The opened result of an evaluation.
 
     Attributes:
         asked: the model, and the cells.
         classes: names in label order.
         counts: the noised histogram, votes, in the shape of `asked.shape`.
         sigma: standard deviation of the noise in each count: that of the agents that contributed.
-        contributors: how many those were.
+        contributors: number of those agents.
     """
 
     asked: Scored
@@ -115,14 +115,14 @@ class Evaluation:
 
     @property
     def right(self) -> Counts:
-        """Counts of records that the model is right on, the band first; (bands,) or (bands, true)."""
+        """Return counts of records that the model is right on, the band first; (bands,) or (bands, true)."""
         if self.asked.layout == "confusion":
             return np.asarray(np.diagonal(self.counts, axis1=0, axis2=2))
         return np.asarray(self.counts[1])
 
     @property
     def wrong(self) -> Counts:
-        """The same of records that it is wrong on; of "confusion" with an axis of predicted classes before it."""
+        """Return the same for records that it is wrong on; for "confusion" with an axis of predicted classes first."""
         if self.asked.layout != "confusion":
             return np.asarray(self.counts[:1])
         size = len(self.classes)
@@ -132,17 +132,17 @@ class Evaluation:
         return np.stack(by_truth, axis=-1)
 
     def accuracy(self) -> Estimate:
-        """Share of all records that the model is right on."""
+        """Return the share of all records that the model is right on."""
         return self._share(self.right, self.wrong)
 
     def recall(self) -> list[Estimate]:
-        """Of each class the share that the model finds; empty where the layout leaves true classes out."""
+        """Return, for each class, the share that the model finds; empty if the layout leaves true classes out."""
         if self.asked.layout == "bands":
             return []
         return [self._share(self.right[:, one], self.wrong[:, :, one]) for one in range(len(self.classes))]
 
     def balanced_accuracy(self) -> Estimate | None:
-        """The mean of recalls; None where the layout leaves true classes out."""
+        """Return the mean of recalls; None if the layout leaves true classes out."""
         recalls = self.recall()
         if not recalls:
             return None
@@ -153,7 +153,7 @@ class Evaluation:
         return self._simulated(sums, cells, lambda found: (found[:, 0] / found.sum(axis=1)).mean(axis=1))
 
     def auroc(self) -> Estimate | None:
-        """How often a record of the second class gets more of it than one of the first; None but for two classes."""
+        """Return the AUROC of the second class's score; None unless there are two classes."""
         if len(self.classes) != 2 or self.asked.layout == "bands":
             return None
         # Score of the second class, ascending: said to be the first, surely to hardly; then to be the second.
@@ -170,19 +170,19 @@ class Evaluation:
         return self._simulated(ordered.T, np.ones((2, 1)), area_under)
 
     def bands(self) -> list[Estimate]:
-        """Of each band of confidence the share that the model is right on."""
+        """Return, for each band of confidence, the share that the model is right on."""
         return [self._share(self.right[one], self.wrong[:, one]) for one in range(self.asked.bands)]
 
     def _share(self, right: Counts, wrong: Counts) -> Estimate:
         return share(float(right.sum()), float(wrong.sum()), right.size, wrong.size, self.sigma)
 
     def _simulated(self, counts: Counts, cells: Counts, number: Callable[[Counts], Counts]) -> Estimate:
-        """A number of counts, each a sum of so many cells, with quantiles of what noise makes of it.
+        """Return a number computed from counts, each a sum of `cells` cells, with its quantiles under noise.
 
         Args:
             number: of counts of shape (draws, ...), shape (draws,).
         """
-        rng = np.random.default_rng(0)  # of public numbers, for nobody's protection
+        rng = np.random.default_rng(0)  # of public numbers; it protects nobody
         at_once = max(1, _NUMBERS_AT_ONCE // counts.size)
         found = []
         with np.errstate(all="ignore"):
@@ -199,14 +199,14 @@ class Evaluation:
         return Estimate(value, *found)
 
     def recalibrated(self) -> list[list[float]]:
-        """The confidence that each band deserves: the share that is right there; never less in a higher band.
+        """Return the confidence that each band deserves: the share that is right there; never less in a higher band.
 
-        One row of bands for whatever is predicted. Of two classes, with the finest layout, a row for each predicted
-        class: a rare one is predicted wrongly more often. Where one is hardly predicted, the row of both stands for it;
-        and for both where one is more often wrong than right, which cannot be stated without taking the label back.
+        Usually one row of bands for all predictions. For two classes with the finest layout there is a row for each
+        predicted class, because a rare one is predicted wrongly more often. If one is hardly predicted, it gets the row
+        of both. If one is more often wrong than right, both get that row: stating less would take the label back.
 
-        Bands that noise drowns go with a neighbor, and bands in the wrong order with each other, until each group of
-        them stands out (pooling of adjacent violators). Certainty is never stated.
+        Bands that noise drowns are merged with a neighbor, and bands in the wrong order with each other, until each
+        group stands out (pooling of adjacent violators). Certainty is never stated.
         """
         bands = range(self.asked.bands)
         whole = _pooled([_Bands.of(self.right[one], self.wrong[:, one], self.sigma) for one in bands])
@@ -220,7 +220,7 @@ class Evaluation:
         return rows if min(map(min, rows)) >= 1 / 2 else [whole]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of evaluation.json."""
+        """Return the content of evaluation.json."""
         recall, balanced, auroc = self.recall(), self.balanced_accuracy(), self.auroc()
         spread = Z * self.sigma * math.sqrt(self.counts.size)
         total = float(self.counts.sum())
@@ -248,7 +248,7 @@ class Evaluation:
         }
 
     def _confusion(self) -> list[dict[str, Any]]:
-        """Records of each true and predicted class; those that noise drowns say so."""
+        """Return records of each true and predicted class; those that noise drowns say so."""
         if self.asked.layout != "confusion":
             return []
         sums, spread = self.counts.sum(axis=1), Z * self.sigma * math.sqrt(self.asked.bands)
@@ -267,7 +267,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Bands:
-    """Neighboring bands together: noised counts, sums of so many cells."""
+    """Neighboring bands together: noised counts, with the number of cells in each sum."""
 
     right: float
     wrong: float
@@ -296,7 +296,7 @@ class _Bands:
 
     @property
     def deserved(self) -> float:
-        """The share that is right, and never certainty: a quarter of its deviation is left, by noise alone."""
+        """Return the share that is right, but never certainty: a quarter of its deviation by noise remains."""
         total = self.right + self.wrong
         if total <= 0:
             return 0.0
@@ -310,7 +310,7 @@ def _together(bands: Sequence[_Bands]) -> _Bands:
 
 
 def _pooled(bands: Sequence[_Bands]) -> list[float]:
-    """What each band deserves, ascending."""
+    """Return the confidence that each band deserves, ascending."""
     groups: list[_Bands] = []
 
     def join() -> None:
@@ -327,10 +327,10 @@ def _pooled(bands: Sequence[_Bands]) -> list[float]:
 
 
 def share(right: float, wrong: float, right_cells: int, wrong_cells: int, sigma: float) -> Estimate:
-    """A share with its intervals; see the module.
+    """Return a share with its intervals; see the module.
 
     Args:
-        right, wrong: noised counts, sums of so many cells.
+        right, wrong: noised counts, sums of `right_cells` and `wrong_cells` cells.
         sigma: of one cell.
     """
     total = right + wrong
@@ -343,7 +343,7 @@ def share(right: float, wrong: float, right_cells: int, wrong_cells: int, sigma:
 def _interval(
     right: float, total: float, right_cells: int, wrong_cells: int, sigma: float, *, sampled: float
 ) -> Interval:
-    """All r with (A - r N)^2 <= z^2 (V(r) + sampled r (1 - r)), cut to [0, 1]."""
+    """Return all r with (A - r N)^2 <= z^2 (V(r) + sampled r (1 - r)), cut to [0, 1]."""
     noise = (Z * sigma) ** 2
     drawn = Z**2 * sampled
     square = total**2 - noise * (right_cells + wrong_cells) + drawn
@@ -356,16 +356,16 @@ def _interval(
 
 
 def area_under(counts: Counts) -> Counts:
-    """AUROC of counts by ascending score, shape (..., 2, bins): of the first class, of the second; ties count half."""
+    """Return AUROC of counts by ascending score, shape (..., 2, bins): of both classes; ties count half."""
     first, second = counts[..., 0, :], counts[..., 1, :]
     below = np.cumsum(first, axis=-1) - first / 2
     return np.asarray((second * below).sum(axis=-1) / (first.sum(axis=-1) * second.sum(axis=-1)))
 
 
 def choose_layout(num_classes: int, *, sigma: float, records: int, bands: int = BANDS) -> Layout:
-    """The finest layout in which noise leaves the recall of a class a deviation of WIDE_ENOUGH; else the coarsest.
+    """Return the finest layout in which noise gives a class's recall a deviation of WIDE_ENOUGH; else the coarsest.
 
-    Of two classes always the finest: it has no more than twice as many cells as the coarsest, and AUROC needs it.
+    For two classes always the finest: it has no more than twice as many cells as the coarsest, and AUROC needs it.
 
     Args:
         sigma: of one count.
@@ -380,13 +380,13 @@ def choose_layout(num_classes: int, *, sigma: float, records: int, bands: int = 
 
 
 def choose_bands(num_classes: int, *, sigma: float, records: int) -> int:
-    """How many bands, of equally many records: the share right in each is known to LEAST_SPREAD, and BANDS at most."""
+    """Return the number of bands, of equally many records: each share is known to LEAST_SPREAD, and BANDS at most."""
     cells = 2 if num_classes == 2 else 1  # of a band, right and wrong: as `choose_layout` has them
     return max(1, min(BANDS, int(LEAST_SPREAD * records / (sigma * math.sqrt(cells / 2)))))
 
 
 def share_spread(layout: Layout, cells: int, num_classes: int, *, sigma: float, records: float) -> float:
-    """Standard deviation that noise gives a share near 0.9 of so many records.
+    """Return the standard deviation that noise gives a share near 0.9 of `records` records.
 
     Args:
         cells: in which a record that is right may lie.
@@ -396,7 +396,7 @@ def share_spread(layout: Layout, cells: int, num_classes: int, *, sigma: float, 
 
 
 def say(evaluation: dict[str, Any]) -> list[str]:
-    """evaluation.json in sentences, for people."""
+    """Return evaluation.json in sentences, for people."""
 
     def told(one: dict[str, Any]) -> str:
         if one["drowned"]:

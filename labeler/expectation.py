@@ -135,7 +135,7 @@ def _expect(task: Task, asked: int, records: int | None) -> Expectation:
 
 
 def _of_evaluation(task: Task, records: int | None) -> Expectation:
-    """How surely an accuracy near 0.9 will be known, by noise alone, with the cells that would be chosen."""
+    """Return how precisely an accuracy near 0.9 will be known: by noise alone, with the cells that would be chosen."""
     assumed, sigma, classes = assumed_records(task, records), task.total_sigma_votes, task.num_classes
     bands = choose_bands(classes, sigma=sigma, records=assumed)
     layout = choose_layout(classes, sigma=sigma, records=assumed, bands=bands)

@@ -193,7 +193,7 @@ Blocks = Callable[[], Iterable[Block]]
 
 
 class Neighbors(Protocol):
-    """The k nearest of each query, nearest first; -1 where there are fewer. Shapes (num_queries, k)."""
+    """The k nearest of each query, nearest first; -1 if there are fewer. Shapes (num_queries, k)."""
 
     @property
     def rows(self) -> NDArray[np.int64]: ...

@@ -1,20 +1,20 @@
-"""The two ends of a round: what an agent sends of its ballots, and what is opened of the sum, and nothing else.
+"""The two ends of a round: what an agent sends of its ballots, and what is opened of the sum.
 
 **Contribution.** Checked ballots on the grid, plus the agent's noise share, split among the talliers. This is the last
 place where anybody can see a ballot. Secret shares cannot be inspected later, so the agent itself refuses ballots
 larger than its task allows: the price was computed for those bounds and for nothing beyond.
 
-**Release.** `open_histogram` puts the talliers' sums together and gives the noisy histogram. A winner release gives
-one number per query: with s_c the noisy sum of class c, and T the threshold where the task has one,
+**Release.** `open_histogram` combines the talliers' sums and returns the noisy histogram. A winner release gives
+one number per query. With s_c the noisy sum of class c, and T the threshold if the task has one,
 
-    label(q) = the lowest c with s_c = max s,    or -1 where max s < T.
+    label(q) = the lowest c with s_c = max s,    or -1 if max s < T.
 
-`open_winner` computes it from sums that are in one process, `agree_on_winners` takes what three talliers
-have computed without putting their sums together. A task names histogram or winner; the other is refused,
+`open_winner` computes it from sums that are in one process. `agree_on_winners` takes the result that three talliers
+have computed without combining their sums. A task names histogram or winner; the other is refused,
 because it was not agreed to.
 
-**Abstaining and ties cost nothing extra.** Let h be the noisy histogram, for which the task's price is
-proved: for neighbouring data sets and every set E of histograms, P(h in E) <= exp(eps) P(h' in E) + delta.
+**Abstaining and ties cost nothing extra.** Let h be the noisy histogram, for which the task's price is proved. For
+neighboring data sets and every set E of histograms, P(h in E) <= exp(eps) P(h' in E) + delta.
 label = f(h) for the fixed function f above, which looks at no data; T is public and part of the task. For
 every set L of answers, {label in L} = {h in E} with E = f^-1(L), so the same inequality holds for L
 (post-processing; Dwork and Roth 2014, Prop. 2.1). Nothing else is opened: with -1 not even which class was best.
@@ -68,16 +68,16 @@ from labeler.task import Task
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """What a round made public. Safe to store and show: noise is in it, and it was paid for.
+    """The public result of a round. Safe to store and show: noise is in it, and it was paid for.
 
     Attributes:
         kind: histogram or winner.
-        labels: int16, shape (num_queries,): the class with most noisy votes, among equals the lowest; -1 where the
+        labels: int16, shape (num_queries,): the class with most noisy votes, among equals the lowest; -1 if the
             task abstains.
         noisy_votes: float64, shape (num_queries, num_classes), the noisy sums in votes; None for winner.
         contributors: the agents summed.
-        is_seeded: True for a simulation: who knows a contributor's seed can subtract its noise, so the
-            privacy guarantee does not hold. It must be shown wherever the labels are.
+        is_seeded: True for a simulation. A person who knows a contributor's seed can subtract its noise, so the
+            privacy guarantee does not hold. It must be shown together with the labels.
     """
 
     kind: ReleaseKind
@@ -95,7 +95,7 @@ class WinnerEngine(Protocol):
     """Finds the winner of each query from the three talliers' shares of the noisy sums."""
 
     def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
-        """Return the lowest class with the largest sum, or -1 where that is below the threshold, per query.
+        """Return the lowest class with the largest sum, or -1 if that is below the threshold, per query.
 
         Args:
             shares: residues of `terms.field`, one array per tallier in tallier order, shape (num_queries, num_classes).
@@ -105,15 +105,15 @@ class WinnerEngine(Protocol):
             Shape (num_queries,).
 
         Raises:
-            ProtocolViolation: a sum lies beyond the range of the terms (where the engine can tell).
+            ProtocolViolation: a sum lies beyond the range of the terms (if the engine can tell).
         """
 
 
 class InProcessWinner:
-    """Reference engine: **puts the noisy sums together inside this process**, then keeps only the winners.
+    """Reference engine: **combines the noisy sums inside this process**, then keeps only the winners.
 
-    It computes what a secure computation among the talliers must compute, and is the twin to test one
-    against. Whoever can read this process's memory sees the noisy histogram, for which the stated price holds too.
+    It computes what a secure computation among the talliers must compute, and is the twin to test one against. Anybody
+    who can read this process's memory sees the noisy histogram, for which the stated price holds too.
     """
 
     def winners(self, shares: Sequence[NDArray[np.uint64]], terms: WinnerTerms) -> NDArray[np.int16]:
@@ -129,9 +129,9 @@ class InProcessWinner:
 def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Release:
     """Open the noisy sum of a round.
 
-    Guarantee: the one the task's price states, with `task.sigma_votes` at least of noise per entry
-    that nobody can subtract, provided that at most `task.colluding_agents` contributors pool what they
-    know, not all talliers do, and each tallier sums a round once (labeler.tally).
+    Guarantee: the one the task's price states, with noise of at least `task.sigma_votes` per entry that nobody can
+    subtract. It requires that at most `task.colluding_agents` contributors pool what they know, that not all talliers
+    do, and that each tallier sums a round once (labeler.tally).
 
     Args:
         aggregate_shares: one per tallier of the task, in any order.
@@ -140,9 +140,9 @@ def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Re
         PrivacyRefusal: the task releases only winners.
         QuorumNotReached: fewer contributors than the task's quorum.
         WrongDigest: a share is of another round or task.
-        ProtocolViolation: a tallier is missing or twice, talliers summed different agents or different
-            shares, there are more contributors than the task has agents, or the sum is beyond what
-            contributions can add up to.
+        ProtocolViolation: a tallier is missing or twice, or talliers summed different agents or different
+            shares. Or there are more contributors than the task has agents, or the sum is larger than
+            contributions can make it.
     """
     _check_kind(task, "histogram")
     first = _check_shares(aggregate_shares, task)
@@ -170,7 +170,7 @@ def open_winner(
     Raises:
         PrivacyRefusal: the task releases the histogram.
         QuorumNotReached, WrongDigest: as for `open_histogram`.
-        ProtocolViolation: as for `open_histogram`, or ballots do not sum to what the task allows.
+        ProtocolViolation: as for `open_histogram`, or ballots have other sums than the task allows.
     """
     _check_kind(task, "winner")
     first = _check_shares(aggregate_shares, task)
@@ -183,10 +183,10 @@ def open_winner(
 
 
 def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Release:
-    """The release of a round of which each tallier has answered what the three of them opened.
+    """Return the release of a round from the answers of all talliers.
 
     One honest tallier among the three computes only over contributors and sharings all three agreed on, so
-    equal answers are answers to one sum. A single tallier that answers something else here voids the round; one
+    equal answers are answers to one sum. A single tallier with a different answer here voids the round. One
     that deviates inside the computation can change labels (workers.winner.engine).
 
     Args:
@@ -197,7 +197,7 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
         PrivacyRefusal: the task releases the histogram.
         WrongDigest: the round is of another task, or an answer of another round.
         QuorumNotReached: fewer contributors than the task's quorum.
-        ProtocolViolation: a tallier is missing or twice, its answer differs from the others', or is no class.
+        ProtocolViolation: a tallier is missing or twice, its answer differs from the others', or is not a class.
     """
     _check_kind(task, "winner")
     check_round(round, task)
@@ -213,7 +213,7 @@ def agree_on_winners(answers: Sequence[Winner], round: Round, task: Task) -> Rel
 
 
 def _misshapen(ordered: Sequence[AggregateShare], terms: WinnerTerms) -> tuple[str, ...]:
-    """The row check among talliers of this process, step by step as between processes (labeler.tally)."""
+    """Run the row check among talliers of this process, step by step as between processes (labeler.tally)."""
     sums = [share.row_sums for share in ordered if share.row_sums is not None]
     agents = sorted(ordered[0].contributors)
     agreement, source = ordered[0].agreement, os_source()
@@ -240,7 +240,7 @@ def _winner_release(answers: Sequence[Winner], round: Round, task: Task) -> Rele
 
 
 def _check_equal(answers: Sequence[Winner]) -> None:
-    """Refuse answers that differ, and say whose."""
+    """Refuse answers that differ, and say whose they are."""
     content = [(answer.contributors, answer.sharings_digest, answer.labels.tobytes()) for answer in answers]
     if all(one == content[0] for one in content):
         return
@@ -297,7 +297,7 @@ def _open_sum(shares: Sequence[NDArray[np.uint64]], largest: int) -> NDArray[np.
 
 
 def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
-    # A share that is damaged or of another split spreads the sum over all words: seen here, almost surely.
+    # A damaged share, or one of another split, spreads the sum over all words: detected here, almost surely.
     if sums.min() < lowest or sums.max() > highest:
         raise ProtocolViolation(
             "the opened sums lie beyond what contributions of this task can add up to, so a share was damaged or not "
@@ -309,7 +309,7 @@ RELEASE_VERSION = "labeler-release/1"
 
 
 def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with its metadata sorted: the library writes them in an order that differs by process."""
+    """Return a safetensors file with its metadata sorted: the library's order differs between processes."""
     data = save({name: np.ascontiguousarray(one) for name, one in arrays.items()}, dict(metadata))
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -320,7 +320,7 @@ def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, s
 
 
 def arrays_from_bytes(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The arrays of a safetensors file, and its metadata.
+    """Return the arrays of a safetensors file, and its metadata.
 
     Raises:
         ValueError: it is damaged.
@@ -333,7 +333,7 @@ def arrays_from_bytes(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, s
 
 
 def release_to_bytes(release: Release) -> bytes:
-    """A release as it is stored; equal releases are equal bytes."""
+    """Return a release in its stored form; equal releases are equal bytes."""
     arrays: dict[str, NDArray[Any]] = {"labels": release.labels.astype(np.int16)}
     if release.noisy_votes is not None:
         arrays["noisy_votes"] = release.noisy_votes.astype(np.float64)
@@ -347,7 +347,7 @@ def release_to_bytes(release: Release) -> bytes:
 
 
 def release_from_bytes(data: bytes) -> Release:
-    """A release from its stored bytes.
+    """Return a release from its stored bytes.
 
     Raises:
         BadData: they are damaged, or of another version.
@@ -374,7 +374,7 @@ def release_from_bytes(data: bytes) -> Release:
 
 
 def largest_sum(task: Task, num_contributors: int) -> int:
-    """The largest magnitude, in grid units, of a noisy sum of a histogram over contributions that keep to the task."""
+    """Return the largest magnitude, in grid units, of a noisy sum of a histogram over valid contributions."""
     traits = task.traits
     most = most_votes_in_a_sum(task) * task.scale if traits.counts else bounded_numbers(task).longest(task)
     if traits.has_local_noise:
@@ -386,13 +386,13 @@ def largest_sum(task: Task, num_contributors: int) -> int:
 def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
     """Refuse ballots beyond what the task's price was computed for.
 
-    Allowed are, per agent: knn, 0 to k votes per class and at most k per query (k t of attributes); ensemble, at
-    most one vote per query; reverse-knn, where each record votes once at each of its k nearest queries, at most
-    `max_agent_records` votes per query and k times as many in the batch, where the task has that bound;
-    blind-average, weights whose norm is at most the learner's bound; aux-distill, at least 0, and at most 1 in a row.
+    Allowed per agent: knn, 0 to k votes per class and at most k per query (k t for attributes). ensemble: at most one
+    vote per query. reverse-knn: each record votes once at each of its k nearest queries; if the task has
+    `max_agent_records`, at most that many votes per query and k times as many in the batch. blind-average: weights
+    whose norm is at most the learner's bound. aux-distill: at least 0, and at most 1 in a row.
 
     Args:
-        ballots: counts of votes, shape (num_queries, num_classes); grid units where the method does not count.
+        ballots: counts of votes, shape (num_queries, num_classes); grid units if the method does not count.
 
     Raises:
         InvalidSetting: the array is not int64 of that shape, or has more queries than the task.
@@ -428,24 +428,24 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
 
 
 def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """Cut every count at `task.vote_clip`, where the task has one, so that every sum fits its field.
+    """Cut every count at `task.vote_clip`, if the task has one, so that every sum fits its field.
 
-    A neighbouring data set gives no larger a difference after clipping than before: for any two counts
-    |min(x, M) - min(y, M)| <= |x - y|, cell by cell, so the sum of squares does not grow and the price of the
+    A neighboring data set gives no larger a difference after clipping than before. For any two counts
+    |min(x, M) - min(y, M)| <= |x - y|, cell by cell. So the sum of squares does not grow and the price of the
     task holds (labeler.methods.reverse_knn). M is public: it follows from the task alone.
 
     Args:
         ballots: int64 counts that `check_ballots` accepts.
 
     Returns:
-        The counts; the same array where nothing is clipped.
+        The counts; the same array if nothing is clipped.
     """
     return ballots if task.vote_clip is None else np.minimum(ballots, np.int64(task.vote_clip))
 
 
 def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """Checked counts as grid units: drawn onto the ball where the task has one (labeler.methods.reverse_knn), clipped
-    where it clips.
+    """Return checked counts as grid units: projected onto the task's ball (labeler.methods.reverse_knn) or clipped, if
+    the task has these.
 
     Args:
         ballots: int64 counts that `check_ballots` accepts: the whole batch, shape (num_queries, num_classes).
@@ -460,15 +460,15 @@ def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
 
 
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
-    """Check ballots, bring them to the grid (`on_grid`) and add this agent's noise share: S * ballots + noise.
+    """Check ballots, convert them to the grid (`on_grid`) and add this agent's noise share: S * ballots + noise.
 
-    Numbers of methods that do not count are on the grid already. Where the agent's own noise is in them, none is added,
-    nor where the talliers add it: then what is returned is the bare ballot, which must leave in secret shares alone.
+    Numbers of methods that do not count are on the grid already. If the agent's own noise is in them, none is added,
+    nor if the talliers add it: then the result is the bare ballot, which must leave only in secret shares.
 
     Noise is added to every entry, whatever the ballots are. The noise depends on the source alone, so
-    one source must never serve two different ballots: the two results would differ by the ballots'
-    difference in clear. Derive the source from the digests of task and batch, store what was sent, and
-    on a retry send that.
+    one source must never serve two different ballots: the two results would reveal the difference of the
+    ballots. Derive the source from the digests of task and batch, store what was sent, and
+    send that on a retry.
 
     Args:
         ballots: int64 counts, shape (num_queries, num_classes); see `check_ballots`.
@@ -491,13 +491,13 @@ def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) 
 def input_shares(
     ballots: NDArray[np.int64], task: Task, round: Round, *, agent_id: str, source: ByteSource
 ) -> tuple[InputShare, ...]:
-    """Everything an agent sends in one round: one input share per tallier.
+    """Return everything an agent sends in one round: one input share per tallier.
 
-    Where talliers check rows (the round's terms have a row total), ballots and noise are shared apart: the sums
+    If talliers check rows (the round's terms have a row total), ballots and noise are shared separately. The sums
     are those of `contribution` all the same, S * ballots + noise with the same noise.
 
-    Equal arguments and an equal source give equal shares, so a retry counts once. Whether the source
-    is seeded travels with the shares into the release.
+    Equal arguments and an equal source give equal shares, so a retry counts once. The shares and the release
+    also say whether the source is seeded.
 
     Args:
         ballots: int64 counts, shape (num_queries, num_classes).
@@ -519,7 +519,7 @@ def input_shares(
         shares = split(values, num_talliers=task.talliers, source=source, field=field)
         return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
     check_ballots(ballots, task)
-    # Where the talliers add the noise, zeros are shared in its place.
+    # If the talliers add the noise, zeros are shared in its place.
     noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
     apart = split_ballots(
         ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=terms.field

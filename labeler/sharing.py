@@ -6,8 +6,8 @@ negative or not, is a residue modulo a prime p, and p leaves 43 bits of room:
     bits of p  =  bits of the widest difference of two sums  +  43.
 
 So a sum is one of very few residues. Two talliers have parts that add up to it modulo p. Their sum as integers is p
-more than the sum, except if a part is among those few residues. That has probability below 2^-42, and the tallier sees
-it alone (workers.winner.tournament).
+more than the sum, except if a part is among those few residues. That has probability below 2^-42, and that tallier
+notices it by itself (workers.winner.tournament).
 
 All moduli stay below 2^64, so a residue is one 64-bit word.
 

@@ -146,7 +146,7 @@ def _largest(
         except UnsafeGrid:
             if value == 1:
                 raise
-            return True  # Sums of so many votes would leave the range of the secret sharing on this grid.
+            return True  # Sums of this many votes would exceed the range of the secret sharing on this grid.
 
     if too_much(1):
         least = of(1)

@@ -35,7 +35,7 @@ the ballots of an honest agent.
 gets more than k votes and another, or "not voted", fewer than none.) Both move labels; neither reduces the privacy of
 the others, whose noise is in the sum all the same. The check also needs talliers that follow the protocol. One that
 lies about its z lets an agent pass whose errors it knows, or makes an honest agent fail. Numbers outside the range of
-the sums are found later, whoever sent them (workers.winner.tournament).
+the sums are found later, independent of the sender (workers.winner.tournament).
 
 **Sums.** The tallier's machine (labeler.rounds.tallier) decides, once per round, which agents may be summed; here is
 the arithmetic. In a winner round everything is added in the prime field of its terms (labeler.sharing), so that

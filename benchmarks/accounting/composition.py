@@ -1,7 +1,7 @@
 """Exact numerical composition of many mechanisms one after another, by their privacy losses.
 
 T(P, Q)(alpha) is the least type II error of all tests of P against Q with type I error at most alpha. A mechanism is
-f-DP if T of its outputs on any two neighbours is at least f. Composing T(P, Q) and T(P', Q') gives T(P x P', Q x Q').
+f-DP if T of its outputs on any two neighbors is at least f. Composing T(P, Q) and T(P', Q') gives T(P x P', Q x Q').
 This holds also if the second mechanism is chosen after seeing the output of the first. Under Q the privacy losses
 log(q/p) of the parts are independent and add up. So the law of the whole loss is a convolution, and
 
@@ -9,7 +9,7 @@ log(q/p) of the parts are independent and add up. So the law of the whole loss i
 
 is the dual of the curve. Convolutions run on a grid of losses by fast Fourier transform (dp-accounting).
 
-**Rounding never flatters.** Take a part of the pair with masses (p, q) and loss between two neighbours a < b of the
+**Rounding never flatters.** Take a part of the pair with masses (p, q) and loss between two neighbors a < b of the
 grid. It is split into two parts with losses a and b, the same total p and the same total q. The old pair is a function
 of the new one (a part forgets which half it was), so the new curve lies below the old one. Before and after composing,
 every delta is an upper bound and every curve a lower one. A loss beyond the grid counts as infinity. The variance of
@@ -59,10 +59,10 @@ it is charged for the rounds it took part in. The largest R_j counts, and is a f
 composition it is the limit of is worth 2.60, and 37.51 in the last of table 3 for 20.2. For few steps it is too low:
 0.28 for one round of the first row, which is worth 0.37 (all at delta 1e-5).
 
-5. Its published code (federated-fdp, sampler.py) draws batches of a fixed size without replacement. Then neighbours
+5. Its published code (federated-fdp, sampler.py) draws batches of a fixed size without replacement. Then neighbors
 replace a record and a clipped sum moves by 2 C, so C_p(G_{1/sigma}) needs noise of 2 sigma C. With noise sigma C, which
-libraries for add-or-remove neighbours add, a step is C_p(G_{2/sigma}): `replaced`. What runs in
-`benchmarks.papers.prifedsync` is Poisson sampling, neighbours by adding or removing a record: `exact`.
+libraries for add-or-remove neighbors add, a step is C_p(G_{2/sigma}): `replaced`. What runs in
+`benchmarks.papers.prifedsync` is Poisson sampling, neighbors by adding or removing a record: `exact`.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class SampledGaussian:
         delta(epsilon)  = p delta_mu(log(1 + (e^epsilon - 1) / p)),
         delta(-epsilon) = 1 - e^-epsilon (1 - delta(epsilon)).
 
-    **It bounds two kinds of sampling.** (a) A batch of fixed size B = p n drawn without replacement, neighbours that
+    **It bounds two kinds of sampling.** (a) A batch of fixed size B = p n drawn without replacement, neighbors that
     differ by replacing one record, and a mechanism that is mu-GDP under replacement (a sum clipped at c moves by 2 c):
-    theorem 4.2. (b) Poisson sampling with rate p, and neighbours by adding or removing one record (the sum moves by c).
+    theorem 4.2. (b) Poisson sampling with rate p, and neighbors by adding or removing one record (the sum moves by c).
     There T(M(S), M(S')) is f_p or f_p^-1, both at least C_p(f); composing them apart is tighter (`poisson`). Sampling
     *with* replacement is neither.
 
@@ -152,7 +152,7 @@ class SampledGaussian:
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """Many mechanisms as one, for both orders of the neighbours: each answer holds for the worse order.
+    """Many mechanisms as one, for both orders of the neighbors: each answer holds for the worse order.
 
     Attributes:
         loss: the law of the whole privacy loss, of dp-accounting.
@@ -187,11 +187,11 @@ def compose(f: SampledGaussian, times: int, *, interval: float = LOSS_INTERVAL) 
 
 
 def poisson(noise_multiplier: float, probability: float, times: int, *, interval: float = LOSS_INTERVAL) -> Composition:
-    """Compose sums over Poisson samples with Gaussian noise: noisy SGD, neighbours by adding or removing one record.
+    """Compose sums over Poisson samples with Gaussian noise: noisy SGD, neighbors by adding or removing one record.
 
     Each record is in each sum independently with this probability; the sum moves by at most c with a record and gets
     noise of standard deviation noise_multiplier * c. One such step is f_p or f_p^-1 with f = G_{1/noise_multiplier}, by
-    which of the neighbours has the record; either order is composed by itself. C_p(f) covers both orders in every step,
+    which of the neighbors has the record; either order is composed by itself. C_p(f) covers both orders in every step,
     so this never exceeds its composition.
 
     Args:
@@ -214,7 +214,7 @@ def _loss(f: SampledGaussian, interval: float) -> Any:
 
 
 def _rounded(p: Floats, q: Floats, interval: float) -> Any:
-    """Return the law under Q of log(q/p), each part split between its two neighbours on the grid; see the module."""
+    """Return the law under Q of log(q/p), each part split between its two neighbors on the grid; see the module."""
     from dp_accounting.pld import pld_pmf
 
     is_finite = (p > 0) & (q > 0)
@@ -246,7 +246,7 @@ class LocalTraining:
         records: n, the client's records; public.
         batch: B, the (mean) size of a batch; each record's rate is B / n.
         noise_multiplier: sigma, in units of C.
-        iterations: K, steps between two synchronisations.
+        iterations: K, steps between two synchronizations.
         rounds: R, rounds in which the client takes part.
     """
 
@@ -278,7 +278,7 @@ class LocalTraining:
         return compose(SampledGaussian(1 / self.noise_multiplier, self.rate), self.steps, interval=interval)
 
     def exact(self, *, interval: float = LOSS_INTERVAL) -> Composition:
-        """Compose Poisson sampling with rate B / n, neighbours by adding or removing one record: this is what runs
+        """Compose Poisson sampling with rate B / n, neighbors by adding or removing one record: this is what runs
         here.
         """
         return poisson(self.noise_multiplier, self.rate, self.steps, interval=interval)
@@ -289,7 +289,7 @@ class LocalTraining:
         return sampled_pair(1 / self.noise_multiplier, Fraction(self.batch, self.records), self.steps)
 
     def replaced(self, *, interval: float = LOSS_INTERVAL) -> Composition:
-        """Compose batches of exactly B without replacement, neighbours by replacing a record, noise sigma C for a 2 C
+        """Compose batches of exactly B without replacement, neighbors by replacing a record, noise sigma C for a 2 C
         move.
         """
         return compose(SampledGaussian(2 / self.noise_multiplier, self.rate), self.steps, interval=interval)

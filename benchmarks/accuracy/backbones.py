@@ -1,7 +1,7 @@
 """A comparison of frozen backbones on Office-Caltech10: the default of `labeler embed`, a larger one, and MobileNetV2.
 
 For each backbone and server domain there are two numbers. One says what the features can do: the share of the server's
-photographs that exact neighbours label right without any privacy (k is 5 % of each agent's records, every agent's votes
+photographs that exact neighbors label right without any privacy (k is 5 % of each agent's records, every agent's votes
 as fractions). The other says what a user gets: the student's accuracy on unseen photographs where `reverse-knn` asks
 about 15 clusters at epsilon 0.5 with one curious participant. Nothing is chosen on these servers.
 

@@ -2,7 +2,7 @@
 
 There are three data sets. Office-Caltech10: the other three domains label each domain (private and public images of
 other kinds). CIFAR-10: its 10,000 test images halved, public and three agents. USPS: test public, train at three
-agents, as pixels. Each is labelled several times, with other splits and noise. Every public image counts, and truth is
+agents, as pixels. Each is labeled several times, with other splits and noise. Every public image counts, and truth is
 used only to score. Votes are counted without the rounds (the same votes; the rounds are measured elsewhere), and the
 noise is the task's.
 """

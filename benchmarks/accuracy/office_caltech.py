@@ -3,7 +3,7 @@
 Each domain in turn is the server, whose images are public; the other three are agents with labels. Of the server's
 images 70 % are public and 30 % are kept to score the student, in `SPLITS` random splits.
 
-**Choosing settings.** What a method asks (how many clusters, how many neighbours) is chosen per epsilon on amazon and
+**Choosing settings.** What a method asks (how many clusters, how many neighbors) is chosen per epsilon on amazon and
 caltech10 as servers, by mean student accuracy over `TUNING_SPLITS` splits. Then webcam and dslr are measured with
 exactly that, `DRAWS` draws of noise per split. The reported numbers stay honest, because they are of other servers than
 the tuned ones; the tuning rows are printed too.
@@ -71,7 +71,7 @@ class Setting:
 
     Attributes:
         method: how agents vote.
-        k: neighbours that vote.
+        k: neighbors that vote.
         count: clusters asked about; None asks about every public image.
         release: what is opened.
         colluding_agents: agents that may pool what they know.

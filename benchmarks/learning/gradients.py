@@ -15,10 +15,10 @@ three things could let it move more, and each has its answer.
   (`labeler`'s proof for mixtures then pairs equal places; see `benchmarks.learning.federated`).
 - **The sum.** Rows are summed in float32 in blocks of at most 32, blocks in double precision. In any order, 32 terms
   are off by at most 33 * 2^-24 times the sum of their magnitudes, coordinate by coordinate. So a block's error has a
-  norm below 33 * 2^-24 * 32 C, twice that for two neighbouring blocks. Other blocks keep every bit, and double
+  norm below 33 * 2^-24 * 32 C, twice that for two neighboring blocks. Other blocks keep every bit, and double
   precision adds less than 2^-40 C for up to 1,000 blocks.
 
-Together the sums on neighbouring sets differ by at most (1 + 2^-12) C: `SENSITIVITY_MARGIN`, which `sum_sensitivity`
+Together the sums on neighboring sets differ by at most (1 + 2^-12) C: `SENSITIVITY_MARGIN`, which `sum_sensitivity`
 adds and which a caller must pay for. A gradient that is not finite contributes zero, which is a function of that record
 alone.
 
@@ -78,7 +78,7 @@ def clipped_gradient_sums(
     For one model, or for N models at once, each with its own rows. The sum is not private before noise is added.
 
     Args:
-        module: the network; it must treat rows one by one (no batch normalisation) and draw no randomness.
+        module: the network; it must treat rows one by one (no batch normalization) and draw no randomness.
         params: float32 by name. For N models every one has a leading axis N.
         inputs: (B, ...) for one model, (N, B, ...) for N.
         labels: (B,) or (N, B), int64, or whatever `loss` takes as its second argument for each row.

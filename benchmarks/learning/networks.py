@@ -4,7 +4,7 @@ They are ordinary modules without batch norm or dropout. So they mean the same w
 (`torch.func.functional_call` under `vmap`) and when gradients are taken per record. With batch norm, one record would
 change the network's output for another in its batch.
 
-**Edge features** of grey digits are fixed: the directions of edges, and their places. Nothing is fitted, so nothing is
+**Edge features** of gray digits are fixed: the directions of edges, and their places. Nothing is fitted, so nothing is
 learned from data.
 
     image --blur--> gradient --> its length, dealt to the two nearest of 8 directions --> summed over 7 x 7 overlapping
@@ -65,7 +65,7 @@ _MEAN, _DEVIATION = 0.1307, 0.3081
 
 
 def small_convnet(num_classes: int = 10) -> nn.Module:
-    """Return a network of 55,594 parameters (for ten classes) for grey images of 28 x 28.
+    """Return a network of 55,594 parameters (for ten classes) for gray images of 28 x 28.
 
     The first convolution moves in steps of two: at full size it would cost more than everything after it.
 
@@ -97,7 +97,7 @@ def linear_head(dimension: int, num_classes: int) -> nn.Module:
 def image_tensor(images: NDArray[np.uint8]) -> Tensor:
     """Return images as `small_convnet` takes them: shifted and scaled by MNIST's published mean and deviation.
 
-    The constants are public and the same for every set, so normalising reads nothing off private images.
+    The constants are public and the same for every set, so normalizing reads nothing off private images.
 
     Args:
         images: uint8, shape (n, 28, 28).

@@ -2,7 +2,7 @@
 
 Parameters carry a leading axis over agents, and one step of all agents is one forward and one backward pass of the
 whole batch (`torch.func.functional_call` under `vmap`, which turns N convolutions into one grouped one). The loss is a
-sum of one term per agent and the optimiser works element by element, so no agent's model depends on another's.
+sum of one term per agent and the optimizer works element by element, so no agent's model depends on another's.
 
 The price of the votes relies on that independence (`labeler.methods`: leaving one agent out changes nobody else's
 ballot). So each agent has its own seed for order and augmentation: training agent i together with others gives the

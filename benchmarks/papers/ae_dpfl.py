@@ -361,7 +361,7 @@ def requester(
 
 
 def svhn(root: Path) -> Split | None:
-    """Return house numbers (Netzer et al. 2011), grey, 28 x 28, through torchvision; None where the set is not there.
+    """Return house numbers (Netzer et al. 2011), gray, 28 x 28, through torchvision; None where the set is not there.
 
     The extra images belong to it where they are there: 140 agents of 3,000 need more than its training set.
     """
@@ -532,7 +532,7 @@ class Table:
         self._outcomes.setdefault((method, epsilon), []).append(outcome)
 
     def rows(self, settings: dict[str, Any]) -> list[BenchRow]:
-        """Return one row per method and epsilon, for the student's accuracy and for the labels it learnt from."""
+        """Return one row per method and epsilon, for the student's accuracy and for the labels it learned from."""
         seconds = (time.perf_counter() - self._started) / max(1, len(self._labels) + len(self._outcomes))
         found = [
             mean_row(self._case, method, LABELS, values, seconds=seconds, settings=settings)

@@ -145,7 +145,7 @@ class World:
         return self.train[rows].reshape(*shape, -1), self.train_labels[rows].reshape(shape)
 
     def accuracy(self, weights: NDArray[np.float64], terms: LinearTerms) -> float:
-        """Return the percentage of the non-public test images labelled right."""
+        """Return the percentage of the non-public test images labeled right."""
         found = linear_scores(self.test, weights, terms=terms).argmax(axis=1)
         return 100 * float((found == self.test_labels).mean())
 
@@ -295,8 +295,8 @@ def sensitivity_as_in_paper(terms: LinearTerms) -> float:
     """Return what Kirschte et al. prove of a whole model; the charge is `LinearTerms.sensitivity`, which is less.
 
     Softmax: 2 (lambda R + sqrt(2) c) / (n lambda) (theorem 11). Svm: 2 (c + lambda R) / (n lambda) for one class (lemma
-    2; Wu et al. 2017, lemma 8), and sqrt(K) times that for K classes as one vector. Both count the regulariser into
-    what a record can change, while at one and the same w the regularisers of two records cancel.
+    2; Wu et al. 2017, lemma 8), and sqrt(K) times that for K classes as one vector. Both count the regularizer into
+    what a record can change, while at one and the same w the regularizers of two records cancel.
     """
     stretch, classes = (math.sqrt(2), 1) if terms.learner == "softmax" else (1.0, terms.num_classes)
     moved = 2 * (stretch * terms.clip_norm + terms.radius * terms.regularisation)

@@ -1,8 +1,8 @@
 """FedAUXfdp (Hoech, Rischke, Mueller, Samek 2022): one round of distillation from private heads, tables 2 and 3.
 
 20 clients share 40,000 training images of CIFAR-10, divided by a Dirichlet distribution; the other 10,000 are the
-public set, without labels: 2,000 negatives and 8,000 images to distil on. (The paper's public set is STL-10, its
-backbone is pretrained on that set, and its heads see features that are not centred.) Everybody spends the same epsilon
+public set, without labels: 2,000 negatives and 8,000 images to distill on. (The paper's public set is STL-10, its
+backbone is pretrained on that set, and its heads see features that are not centered.) Everybody spends the same epsilon
 at instance level:
 
 * FedAVG+P: the average of the clients' private heads, applied to test images.
@@ -12,14 +12,14 @@ at instance level:
 **Two ways to look at features.** "as in the paper": heads see the backbone's features, scaled to one norm, under the
 paper's lambda of 0.01. "centred": they see the features less the mean of the public negatives, along the first `AXES`
 principal axes of these, under a lambda of 0.1. Certainty heads, which are fitted against the negatives anyway, are
-centred in both.
+centered in both.
 
 **A bound is kept.** Every client holds at most its 2,000 records, as a public fact. So no other record replaces one
 that leaves: half the noise (`labeler.methods.aux_distill`). Clients hold exactly as many, so the heads are the same,
 and only the noise differs.
 
 **Expected results.** As in the paper, clients of one class ruin an average of heads and a mean of answers, and
-certainty saves them: the order of table 2. Centred, no method is ruined and all end within a few points of each other.
+certainty saves them: the order of table 2. Centered, no method is ruined and all end within a few points of each other.
 
 **Choosing settings.** AXES, lambdas, the share of the budget for certainty and the two sharpnesses were chosen by test
 accuracy on seeds 100 to 102. The rows are for other seeds, which draw another public set, partition and noise.
@@ -103,7 +103,7 @@ class View:
 
     Attributes:
         name: for the table.
-        axes: principal axes of the negatives, after centring on them; None for features as they are.
+        axes: principal axes of the negatives, after centering on them; None for features as they are.
         regularisation: lambda of the head.
         sharpness: of the head's soft labels.
     """
@@ -338,7 +338,7 @@ DEFAULT_SCALE = 1 << 16
 STUDENT_DIMENSIONS = 128
 STUDENT_REGULARISATION = 1e-4
 _STUDENT_TOLERANCE = 3.0
-# Nothing is proved of the server model, so its optimiser may stop once accuracy no longer moves.
+# Nothing is proved of the server model, so its optimizer may stop once accuracy no longer moves.
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,7 +494,7 @@ def fit_multinomial(features: Array, targets: Array, *, regularisation: float, t
         features: public, shape (n, dimension), with the constant that carries the intercept; n at least 1.
         targets: shape (n, num_classes), rows are probabilities: one-hot labels, or soft labels.
         regularisation: lambda of the averaged loss.
-        tolerance: target distance from the minimiser: |W - W*| <= |grad J(W)| / lambda.
+        tolerance: target distance from the minimizer: |W - W*| <= |grad J(W)| / lambda.
     """
     shape = (targets.shape[1], features.shape[1])
     size, records = math.prod(shape), len(features)

@@ -3,7 +3,7 @@
 * MNIST, 100 agents with 600 records of 6 digits each: FedAvg, and DP-FedAvg at agent level.
 * MNIST -> USPS, 60 agents with 1,000 records each: the same, with and without adaptation to 3,000 public images (DA).
   (The paper adds 140 agents with SVHN.)
-* Office-Caltech10, three domains as agents, a fourth to be labelled: DP-FedSGD at instance level and FedAvg. Both train
+* Office-Caltech10, three domains as agents, a fourth to be labeled: DP-FedSGD at instance level and FedAvg. Both train
   a linear head on the frozen backbone on which kNN-DPFL votes, and are compared with it. (The paper trains whole
   networks.)
 * One noisy step of ours against the same step by Opacus.
@@ -12,7 +12,7 @@ Every private sum is the real one: integers, discrete noise, secret shares. Nois
 can be repeated. **Choosing settings.** Networks, rates, clipping norms and numbers of rounds were chosen on seed 0, by
 test accuracy as the paper's grid search does. The rows are for other seeds, which draw other agents, samples and noise.
 
-**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labelled 70 % of its images are public
+**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labeled 70 % of its images are public
 and 30 % are kept for the test, in the same splits as `labeler bench office-caltech`, on the same frozen backbone. A
 head on frozen features is what the noise of DP-FedSGD can bear. Steps, rates and clipping norm were chosen with amazon
 and caltech10 as servers; the rows are for webcam and dslr.
@@ -368,9 +368,9 @@ def office_federation(shards: Mapping[str, Shard], server: str, split: int, axes
 
     Args:
         shards: of all domains.
-        server: the domain to be labelled.
+        server: the domain to be labeled.
         split: seed of the division into public and test; the same images as kNN-DPFL is tested on.
-        axes: features are centred on the server's public images and projected to that many of their principal axes,
+        axes: features are centered on the server's public images and projected to that many of their principal axes,
             scaled to a mean squared norm of 1; None leaves them as they are. Either way the map depends on public
             images alone.
     """

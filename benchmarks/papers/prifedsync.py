@@ -75,7 +75,7 @@ class LinearClients:
     The gradient of a record with features x and label y is x (p - e_y)^T, of norm |x| |p - e_y|. So it is clipped
     without being formed, and the sum is one matrix product. Sampled rows are packed, so a record moves others to other
     places, where they may be rounded otherwise. In double precision a score is off by at most 2 d 2^-53 |x| |w|. So all
-    n gradients together are off by n d 2^-50 |x|^2 |w|, and the sum itself by n^2 2^-52 C. The sums of two neighbours
+    n gradients together are off by n d 2^-50 |x|^2 |w|, and the sum itself by n^2 2^-52 C. The sums of two neighbors
     may differ beyond C by at most half of the margin 2^-12 C that `sum_sensitivity` pays for. To keep to it, n is
     bounded, and models so long that the first term could reach 2^-14 C are refused.
 
@@ -159,8 +159,8 @@ class PriFedSync:
         clients: m.
         records: n, the most records a client may have; public.
         batch: B; a record is in a step's sample with probability B / n. B = n takes all.
-        iterations: K, steps between two synchronisations.
-        rounds: R, synchronisation rounds.
+        iterations: K, steps between two synchronizations.
+        rounds: R, synchronization rounds.
         noise_multiplier: sigma; each step's noise has standard deviation sigma * clip_norm.
         clip_norm: C, L2 norm of one record's gradient.
         interpolation: alpha, the global model's part of a client's helper model: 0 trains alone, 1 is FedAvg.

@@ -8,7 +8,7 @@ not grow with the number of agents. Only the histogram can be opened: sums over 
 leave the range in which winners are compared (`labeler.sharing`). Noise and masks follow from the seed, so a run can be
 repeated: they protect nobody.
 
-Many agents answer over one pool of labelled features, each as it would alone. An agent is a row of places in the pool,
+Many agents answer over one pool of labeled features, each as it would alone. An agent is a row of places in the pool,
 so memory follows the pool and not the federation. If there are more places than records, records are dealt again,
 though never twice to one agent.
 
@@ -312,7 +312,7 @@ class Federation:
     """Agents and their records. Private; does not print.
 
     Attributes:
-        features: the pool, int16, shape (records, dimension), quantised.
+        features: the pool, int16, shape (records, dimension), quantized.
         labels: int16, shape (records,), classes.
         places: int32, shape (agents, most): the records of each agent in ascending order of record id, then NOBODY.
     """

@@ -235,7 +235,7 @@ async def _side_by_side(
 
 
 def _as_json(wanted: Wanted) -> list[str]:
-    """Return every vector as it is sent, spelt before the load starts."""
+    """Return every vector as it is sent, spelled before the load starts."""
     return [json.dumps(row, separators=(",", ":")) for row in wanted.features.tolist()]
 
 

@@ -1,7 +1,7 @@
 """The cost and gain of a party's own Ray cluster: images embedded, and records searched, against one process.
 
 Both sides have the same processors of one machine, so more of them gain nothing here: the bench measures the overhead.
-Shards and neighbours are compared bit for bit each time.
+Shards and neighbors are compared bit for bit each time.
 """
 
 from __future__ import annotations

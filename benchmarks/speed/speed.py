@@ -63,7 +63,7 @@ def bench_speed(*, full: bool = False, progress: ProgressCallback = silent) -> l
 
 
 def write_synthetic_shard(path: Path, *, records: int, dimension: int, seed: int, public: bool = False) -> None:
-    """Write a shard of random unit vectors around ten class centres."""
+    """Write a shard of random unit vectors around ten class centers."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(0).normal(size=(len(CLASSES), dimension))
     labels = rng.integers(0, len(CLASSES), records).astype(np.int16)
@@ -250,7 +250,7 @@ def bare_votes(
         features: int16, shape (n, d).
         labels: integers, shape (n,).
         queries: int16, shape (nq, d).
-        k: neighbours, at most n.
+        k: neighbors, at most n.
         num_classes: C.
 
     Returns:
@@ -270,7 +270,7 @@ def bare_device_search(
     Args:
         features: int16, shape (n, d).
         queries: int16, shape (nq, d).
-        k: neighbours, at most n and 2048.
+        k: neighbors, at most n and 2048.
         measured: returns how long the given search takes.
     """
     index = _device_index(features)

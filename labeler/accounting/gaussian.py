@@ -117,7 +117,7 @@ def deltas_of_epsilons(epsilons: NDArray[np.float64], mu: float) -> NDArray[np.f
 
 
 def epsilon_of_delta(delta: float, mu: float) -> float:
-    """The least epsilon for which mu-GDP implies (epsilon, delta); 0 where delta alone suffices.
+    """Return the least epsilon for which mu-GDP implies (epsilon, delta); 0 if delta alone suffices.
 
     Args:
         delta: in (0, 1).
@@ -139,7 +139,7 @@ def epsilon_of_delta(delta: float, mu: float) -> float:
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """The largest mu for which mu-GDP implies (epsilon, delta): what a budget stated in (epsilon, delta) buys.
+    """Return the largest mu for which mu-GDP implies (epsilon, delta): the mu of a budget in (epsilon, delta).
 
     Args:
         epsilon: from 0 to MOST.
@@ -182,7 +182,7 @@ def _place(epsilon: float, mu: float) -> float:
 
 
 def _delta(x: float, mu: float) -> float:
-    """phi(x) * (R(x) - R(x + mu)) for x >= -mu/2."""
+    """Return phi(x) * (R(x) - R(x + mu)) for x >= -mu/2."""
     density = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     if mu >= _SMALL_MU and x < 0:
         # R(x) overflows far to the left of zero; use Phi(-x), which it represents.
@@ -261,7 +261,7 @@ def crossing(function: Callable[[float], float], low: float, high: float, *, tol
 def _interpolated(
     before: float, now: float, opposite: float, at_before: float, at_now: float, at_opposite: float
 ) -> float:
-    """The step from `now` to the zero of the secant, or of the inverse quadratic where there are three points."""
+    """Return the step from `now` to the zero of the secant, or of the inverse quadratic through three points."""
     if before == opposite:
         return -at_now * (now - before) / (at_now - at_before)
     slope = (at_before - at_now) / (before - now)

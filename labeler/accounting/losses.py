@@ -182,7 +182,7 @@ _POINTS = 800
 
 @dataclass(frozen=True)
 class Losses:
-    """An upper bound on the profile of many sampled sums, in one order of the neighbours.
+    """An upper bound on the profile of many sampled sums, in one order of the neighbors.
 
     Attributes:
         epsilons: [points], from 0, evenly spaced.

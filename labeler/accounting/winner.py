@@ -82,7 +82,7 @@ of cuts. F adds up over stretches, so the largest chain is found from left to ri
 the Gaussian itself does. `winner_pair` finds the least mu'^2 with W(e^epsilon) <= delta_mu'(epsilon) + delta_0 for
 every epsilon >= 0: a `labeler.accounting.losses.Pair`, both numbers of which add up. More than `BLOCK` queries are
 priced as several blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends
-on delta_0, so delta_0 is chosen small enough that nobody has to add it up: at most `SPILL` = 1e-28 per unit of mu'^2.
+on delta_0, so delta_0 is chosen small enough to need no adding up: at most `SPILL` = 1e-28 per unit of mu'^2.
 
 More than 400 lines, a third of them proof: the bound and what computes it are read together.
 

@@ -76,7 +76,7 @@ class Decided:
     """A task about which a person has decided.
 
     Attributes:
-        state: "approved", or "revoked" where it was refused or an approval taken back.
+        state: "approved", or "revoked" if it was refused or an approval was withdrawn.
         requested_at, decided_at: when it was first asked for, and decided.
     """
 

@@ -681,7 +681,7 @@ _IN_DOUBT = "Whether this step was kept is not known; repeat it, twice equals on
 
 @contextmanager
 def translating(what: str) -> Iterator[None]:
-    """Raise Unavailable or JournalBroken where the database reports trouble with its storage.
+    """Raise Unavailable or JournalBroken if the database reports trouble with its storage.
 
     Args:
         what: the journal in words, without a password.

@@ -234,11 +234,11 @@ class ToldAmounts:
     most `MOST_OF_ONE`. A proposal that would be news is refused once this number of amounts lies above what is taken
     now. A refusal follows from earlier answers and charges, never from the bound, so it tells nothing.
 
-    **What is learnt in a day.** One name learns at most `MOST_OF_ONE` times that an amount is beyond a bound; all names
-    together learn it at most `MOST` times. Amounts known to be covered for nothing are limited in the same way while
-    they lie above what is taken. A yes counts once its price is given back. So a requester with n prices set aside at
-    once may learn that n amounts are covered, and then learns nothing new for a day after giving them back. These n are
-    worth one amount: the largest implies the others.
+    **What is learned in a day.** One name learns at most `MOST_OF_ONE` times that an amount is beyond a bound. All
+    names together learn it at most `MOST` times. Amounts known to be covered for nothing are limited in the same way
+    while they lie above what is taken. A yes counts once its price is given back. So a requester with n prices set
+    aside at once may learn that n amounts are covered, and then learns nothing new for a day after giving them back.
+    These n are worth one amount: the largest implies the others.
 
     **Why honest requesters are not refused.** A job of price p is news only if `taken` + p is beyond everything that
     was covered. An amount told for nothing and above `taken` then lies within p of it. Jobs of one price give one

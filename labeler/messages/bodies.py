@@ -423,7 +423,7 @@ class Ask(Body):
 
     @cached_property
     def round(self) -> Round:
-        """The round this ask belongs to."""
+        """Return the round this ask belongs to."""
         return round_of(self.task, self.batch)
 
     @property

@@ -1,9 +1,9 @@
-"""The ways in which agents answer: a module each, with its sensitivity, the proof of it, and how an agent answers.
+"""The methods by which agents answer: one module each, with its sensitivity, its proof, and an agent's answer.
 
-    sensitivity     what a module has to say, and what prices are made of; a method that proves nothing has none
+    sensitivity     what a module must state, and prices that follow; a method without a proof has no price
     knn, reverse_knn, ensemble, blind_average, aux_distill, federated, evaluate
 
-Whoever adds a method writes such a module, a page docs/math/NAME.md, and a row in `METHODS`. Nobody else names methods.
+A new method needs such a module, a page docs/math/NAME.md, and a row in `METHODS`. No other module names methods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METHODS: Final[dict[str, Method]] = {
     "federated": federated.METHOD,
     "evaluate": evaluate.METHOD,
 }
-"""Every way to answer, by the name a task gives it, in the order of introduction."""
+"""Every method, by the name a task gives it, in the order of introduction."""
 
 
 def _known(name: str) -> str:

@@ -1,20 +1,19 @@
 """FedAUXfdp (Hoech et al. 2022): an agent answers with soft labels of two heads that carry its own noise.
 
-The unit of `Task.sigma_votes` is what one record can change. Each agent adds all the noise to its own two heads
-(labeler.methods.aux_distill), so that sigma^-2 is the sum of both heads' mu^2. What it answers afterwards is a function
-of the noisy heads and of public queries; it is shared and summed without noise, which is post-processing.
+The unit of `Task.sigma_votes` is the largest change by one record. Each agent adds all the noise to its own two heads
+(labeler.methods.aux_distill), so that sigma^-2 is the sum of both heads' mu^2. Its later answers are a function
+of the noisy heads and of public queries. They are shared and summed without noise, which is post-processing.
 
-How the heads are fitted and asked: `workers.learning.private_heads`.
+`workers.learning.private_heads` fits the heads and queries them.
 
-The local mechanism of FedAUXfdp: a client releases two linear heads once, under noise of its own.
+**The local mechanism.** A client releases two linear heads once, with its own noise.
 
-    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> everything said later
+    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers
 
-Both heads come from a fixed number of gradient steps on a regularised, averaged logistic loss over features that are
-cut to a public norm. All that the client answers
-afterwards, to anybody and however often, is computed from the noisy heads alone:
-post-processing. No other party's noise is counted on (h = 1), so the guarantee needs neither talliers nor honest
-neighbours.
+Both heads come from a fixed number of gradient steps on a regularized, averaged logistic loss over features that are
+cut to a public norm. All later answers of the client, to any party and in any number, are computed from the noisy heads
+alone: post-processing. No other party's noise is needed (h = 1), so the guarantee needs neither talliers nor honest
+neighbors.
 
 **Setting.** c bounds the norm of a record's features with their constant, n >= 1 is a public number of records
 (`min_records`), m the number of public negatives, C the number of public classes.
@@ -22,38 +21,38 @@ neighbours.
     J(B) = (1/N) sum_{(x, y) private} -log softmax(B x)_y + (lambda/2) |B|^2,      N = max(|D|, n)
     K(b) = (1/(N+m)) (sum_{x private} log(1 + exp(-b.x)) + sum_{x negative} log(1 + exp(b.x))) + (lambda'/2) |b|^2
 
-J gives the head, K the certainty head, which tells the client's records from public images that are nobody's.
+J gives the head. K gives the certainty head, which distinguishes the client's records from public images of no client.
 
-A client with fewer than n records divides by n all the same. It must not be refused instead: that it is refused would
-tell n records from n - 1. B has C rows whatever classes the client holds, and its noise depends on nothing private.
+A client with fewer than n records still divides by n. It must not be refused instead: a refusal would distinguish n
+records from n - 1. B has C rows whatever classes the client holds, and its noise depends on nothing private.
 
-**Sensitivity of the head: s = 2 sqrt(2) c / (lambda n)**, one record added, removed or replaced, whatever the number of
-records and however many steps are made: `labeler.descent` is the mechanism and the proof, with L = sqrt(2) c and b =
-c^2/2 (`labeler.methods.blind_average`, fact 3). Nobody is refused because an optimiser did not converge, which would
-tell records apart; heads that are still on their way are as well protected, and a little less accurate.
+**Sensitivity of the head: s = 2 sqrt(2) c / (lambda n)**, one record added, removed or replaced, for any number of
+records and of steps. `labeler.descent` is the mechanism and the proof, with L = sqrt(2) c and b = c^2/2
+(`labeler.methods.blind_average`, fact 3). No client is refused because an optimizer did not converge, which would
+reveal records. Heads that have not converged are as well protected, and a little less accurate.
 
-**Sensitivity of the scores: s' = 2 c / (lambda' (n + m)).** Neighbours differ in private records only; the negatives
-are public examples beside them, counted in the mean and in its least number n + m. A private record's gradient is
--x / (1 + exp(b.x)), of norm at most L = c, a negative's x / (1 + exp(-b.x)), too; b = c^2/4.
+**Sensitivity of the scores: s' = 2 c / (lambda' (n + m)).** Neighbors differ in private records only. The negatives
+are additional public examples, counted in the mean and in its least number n + m. A private record's gradient is
+-x / (1 + exp(b.x)), of norm at most L = c. So is a negative's, x / (1 + exp(-b.x)); b = c^2/4.
 
 **With `max_records`**, n_max, a public bound that every site keeps, both sums are divided by n and n + m whatever |D|
-is, and one record added or removed moves the head by at most **sqrt(2) c / (lambda n)** and the scores by at most
-**c / (lambda' (n + m))**: half the noise. `labeler.descent` has the proof ("With a public denominator"); negatives are
+is. One record added or removed moves the head by at most **sqrt(2) c / (lambda n)** and the scores by at most
+**c / (lambda' (n + m))**: half the noise. `labeler.descent` has the proof ("With a public denominator"). Negatives are
 public rows, so that the scores' r is (n_max + m) / (n + m), the head's n_max / n.
 
-Steps are made until a head is within a millionth of its length of the minimiser, and at most MOST_STEPS: a function
-of c, lambda and the loss alone. Rows of features may round differently when a record is gone, by FEATURE_ROUNDING of
-c; this and the rounding of the steps are in `Descent.rounding_margin`, which is part of either sensitivity. Terms for
-which it would be more than a hundredth are refused, before anybody pays.
+Steps are made until a head is within a millionth of its length of the minimizer, and at most MOST_STEPS: a function of
+c, lambda and the loss alone. Rows of features may round differently when a record is gone, by FEATURE_ROUNDING of c.
+This and the rounding of the steps are in `Descent.rounding_margin`, which is part of either sensitivity. Terms for
+which it would be more than a hundredth are refused before anybody pays.
 
-**Noise and price.** Measured in its own noise, sigma_head s for the head and sigma_scores s' for the scores, the two
-heads are one vector that one record moves by at most mu = (sigma_head^-2 + sigma_scores^-2)^(1/2). It is released as
-the `VectorSum` of one agent with noise of standard deviation 1: rounding to the grid, discrete Gaussian noise and the
-certified bound are that module's. The composition of both releases is thereby exact: mu^2 adds, where the paper adds
-epsilons.
+**Noise and price.** The noise is sigma_head s for the head and sigma_scores s' for the scores. In units of this noise
+the two heads are one vector that one record moves by at most mu = (sigma_head^-2 + sigma_scores^-2)^(1/2). It is
+released as the `VectorSum` of one agent with noise of standard deviation 1: rounding to the grid, discrete Gaussian
+noise and the certified bound are that module's. So the composition of both releases is exact: mu^2 adds, while the
+paper adds epsilons.
 
-**A whole client.** |B| <= sqrt(2) c / lambda and |b| <= c / lambda', each times its r (`labeler.descent`). These
-bound what becomes zero with the client, the agent level: finite, and large.
+**A whole client.** |B| <= sqrt(2) c / lambda and |b| <= c / lambda', each times its r (`labeler.descent`). These bound
+the vector that becomes zero with the client, the agent level: finite, and large.
 
 References:
     Hoech, Rischke, Mueller, Samek 2022, "FedAUXfdp", Theorem 1 (2 sqrt(C) / (lambda n), c = 1) and algorithm 1.
@@ -87,7 +86,7 @@ if TYPE_CHECKING:
 
 
 def head_terms(setting: Setting) -> LocalHeadTerms:
-    """The two heads: sigma^-2 is their mu^2 together, of which the scores take `score_share`.
+    """Return the two heads' terms: sigma^-2 is their mu^2 together, of which the scores take `score_share`.
 
     Every fifth query is a public negative.
     """
@@ -109,17 +108,17 @@ def head_terms(setting: Setting) -> LocalHeadTerms:
 
 
 def both_heads(setting: Setting) -> VectorSum:
-    """The noisy vector that is priced: one agent's two heads, as `labeler.methods.aux_distill` proves."""
+    """Return the noisy vector that is priced: one agent's two heads, as `labeler.methods.aux_distill` proves."""
     return head_terms(setting).mechanism
 
 
 def one_vote(setting: Setting) -> int:
-    """A soft vote of one, grid units: all of a row that an agent is certain of."""
+    """Return a soft vote of one, grid units: a whole row of an agent that is certain."""
     return setting.scale
 
 
 def check_soft_votes(numbers: NDArray[np.int64], setting: Setting) -> None:
-    """Refuse what is no soft label; the numbers themselves are not told."""
+    """Refuse numbers that are not soft labels; the message does not tell them."""
     # Entries first: only bounded entries can be summed without wrapping around.
     if numbers.min() < 0 or numbers.max() > setting.scale or numbers.sum(axis=1).max() > setting.scale:
         raise PrivacyRefusal("soft votes of one agent lie between 0 and 1, and add up to at most 1 per query")
@@ -128,10 +127,10 @@ def check_soft_votes(numbers: NDArray[np.int64], setting: Setting) -> None:
 Weights = NDArray[np.float64]
 
 FEATURE_ROUNDING = 2.0**-32
-"""By how much of c a row of features may depend on what was computed with it (see `workers.learning.private_heads`)."""
+"""Fraction of c by which rows computed together may affect a row of features (see `workers.learning.private_heads`)."""
 
 MOST_STEPS = 2000
-"""Enough to converge for lambda down to c^2/570; below, a head stops on its way."""
+"""Enough to converge for lambda down to c^2/570; below, a head has not converged."""
 
 
 @dataclass(frozen=True)
@@ -142,18 +141,18 @@ class LocalHeadTerms:
         num_classes: C, all public classes; a client fits all of them whatever it holds.
         head_dimension: numbers per record that the head sees, with the constant.
         score_dimension: numbers per record that the certainty head sees, with the constant.
-        min_records: n, what the mean loss is divided by where a client has fewer records.
+        min_records: n, the denominator of the mean loss if a client has fewer records.
         num_negatives: m, public negatives of the certainty head.
         sigma_head: noise on each weight of the head, in units of the head's sensitivity.
         sigma_scores: the same for the certainty head. None: no certainty head is fitted or released.
         head_regularisation: lambda.
         score_regularisation: lambda'.
         clip_norm: c.
-        max_records: n_max, the most records a client may have, as a public fact; None where there is none.
+        max_records: n_max, the most records a client may have, as a public fact; None if there is none.
 
     Raises:
         InvalidSetting: a number is out of bounds, or there are more weights or negatives than rounding is bounded for.
-        UnsafeGrid: there is no grid for these numbers.
+        UnsafeGrid: no grid fits these numbers.
     """
 
     num_classes: int
@@ -196,11 +195,11 @@ class LocalHeadTerms:
             )
         if self.max_records is not None and (type(self.max_records) is not int or self.max_records < 1):
             raise InvalidSetting(f"max_records of local heads must be a whole number, found {self.max_records!r}")
-        _ = self.mechanism  # Refuses numbers that no grid serves.
+        _ = self.mechanism  # Refuses numbers that no grid fits.
 
     @property
     def head_descent(self) -> Descent:
-        """How the head is trained."""
+        """Return the training of the head."""
         return Descent(
             lipschitz=math.sqrt(2) * self.clip_norm,
             smoothness=self.clip_norm**2 / 2,
@@ -214,7 +213,7 @@ class LocalHeadTerms:
 
     @property
     def score_descent(self) -> Descent:
-        """How the certainty head is trained."""
+        """Return the training of the certainty head."""
         return Descent(
             lipschitz=self.clip_norm,
             smoothness=self.clip_norm**2 / 4,
@@ -233,49 +232,49 @@ class LocalHeadTerms:
 
     @property
     def head_sensitivity(self) -> float:
-        """s with rounding: L2 distance between heads on neighbouring data."""
+        """Return s with rounding: L2 distance between heads on neighboring data."""
         return self.head_descent.sensitivity
 
     @property
     def score_sensitivity(self) -> float:
-        """s' with rounding: L2 distance between certainty heads on neighbouring data."""
+        """Return s' with rounding: L2 distance between certainty heads on neighboring data."""
         return self.score_descent.sensitivity
 
     @property
     def head_noise(self) -> float:
-        """Standard deviation of the noise on one weight of the head."""
+        """Return the standard deviation of the noise on one weight of the head."""
         return self.sigma_head * self.head_sensitivity
 
     @property
     def score_noise(self) -> float:
-        """Standard deviation of the noise on one weight of the certainty head; 0 where there is none."""
+        """Return the standard deviation of the noise on one weight of the certainty head; 0 if there is none."""
         return 0.0 if self.sigma_scores is None else self.sigma_scores * self.score_sensitivity
 
     @property
     def mechanism(self) -> VectorSum:
-        """Both heads, each in units of its noise, as the sum of one agent."""
+        """Return both heads, each in units of its noise, as the sum of one agent."""
         head_radius = self.head_descent.largest_norm
         size, radius, mu = self.num_classes * self.head_dimension, head_radius / self.head_noise, 1 / self.sigma_head
         if self.sigma_scores is not None:
             score_radius = self.score_descent.largest_norm
             size += self.score_dimension
             radius, mu = math.hypot(radius, score_radius / self.score_noise), math.hypot(mu, 1 / self.sigma_scores)
-        # Where noise hides more than any head holds, two heads still are at most twice the radius apart.
+        # If noise hides more than any head holds, two heads still are at most twice the radius apart.
         return VectorSum(dimension=size, largest_norm=radius, sensitivity=min(mu, 2 * radius), sigma=1.0, agents=1)
 
     def event(self, level: Level = "instance") -> IntegerSum:
-        """The release of both heads, once, as an event; answering from them later is none."""
+        """Return the release of both heads, once, as an event; later answers from them add none."""
         return self.mechanism.event(level)
 
     def epsilon(self, delta: float, level: Level = "instance") -> float:
-        """Certified epsilon of the release of both heads at this delta."""
+        """Return the certified epsilon of the release of both heads at this delta."""
         return epsilon_bound(self.event(level), delta)
 
     def as_in_paper_epsilon(self, delta: float) -> float:
-        """Epsilon of the same noise by the paper's route, with half of delta for each head.
+        """Return epsilon of the same noise by the paper's route, with half of delta for each head.
 
         sqrt(2 log(1.25 / delta)) / sigma for sensitivities 2 sqrt(C) c / (lambda n) and 2 c / (lambda' (n + m)),
-        added up. Only to be shown beside `epsilon`: the calibration is no bound above epsilon 1.
+        added up. Only for comparison with `epsilon`: the calibration is no bound above epsilon 1.
         """
         calibration = math.sqrt(2 * math.log(2.5 / delta))
         head = 2 * math.sqrt(self.num_classes) * self.clip_norm / (self.head_regularisation * self.min_records)
@@ -283,7 +282,7 @@ class LocalHeadTerms:
         return total if self.sigma_scores is None else total + calibration / self.sigma_scores
 
     def release(self, head: Weights, scores: Weights | None, *, source: ByteSource) -> tuple[Weights, Weights | None]:
-        """Round both heads to the grid, add noise once, and give what may be published.
+        """Round both heads to the grid, add noise once, and return the publishable heads.
 
         Args:
             head: float64, shape (num_classes, head_dimension), as `head_descent` defines it.
@@ -295,7 +294,7 @@ class LocalHeadTerms:
 
         Raises:
             InvalidSetting: a shape is not the terms'.
-            PrivacyRefusal: a head is not finite, or longer than descent can make it: it was made some other way.
+            PrivacyRefusal: a head is not finite, or longer than descent can make it: it was made in another way.
         """
         if head.shape != (self.num_classes, self.head_dimension):
             raise InvalidSetting(
@@ -316,13 +315,14 @@ class LocalHeadTerms:
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """Certainty times class probability of each query on the grid: at least 0, and at most 1 (the scale) in a row.
+    """Return certainty times class probability of each query on the grid: at least 0, and at most 1 (the scale) in a
+    row.
 
-    The agent fits both heads to its records, adds noise once, and from then on looks at the noisy ones only. Every
-    fifth query is a public negative, from which the certainty score learns to tell what the agent has records of.
+    The agent fits both heads to its records, adds noise once, and then uses the noisy ones only. Every fifth query is
+    a public negative, from which the certainty score learns to recognize kinds of images that the agent has.
 
     Returns:
-        Grid units, int64, shape (num_queries, num_classes). It carries the agent's noise.
+        Grid units, int64, shape (num_queries, num_classes). The agent's noise is included.
     """
 
     def answer() -> NDArray[np.int64]:
@@ -336,10 +336,10 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 
 
 def check_dimension(task: Task, dimension: int) -> None:
-    """Refuse a task that looks at more axes than features of so many numbers have.
+    """Refuse a task that uses more axes than a feature has numbers.
 
     Raises:
-        PrivacyRefusal: it does.
+        PrivacyRefusal: the task does.
     """
     if training_of(task).dimension > dimension:
         raise PrivacyRefusal(
@@ -349,7 +349,7 @@ def check_dimension(task: Task, dimension: int) -> None:
 
 
 def check_negatives(task: Task, batch: QueryBatch, learner: Learner) -> None:
-    """Refuse queries from which no public map can be made; said before the charge, from public numbers alone.
+    """Refuse queries from which no public map can be made; called before the charge, with public numbers alone.
 
     Raises:
         InvalidSetting: they are all the same, or a map of them would magnify rounding errors.

@@ -1,79 +1,81 @@
 """DP-Helmet (Kirschte et al. 2022): an agent contributes the weights of a linear model, and their mean is released.
 
-A model travels the way of votes: asked about are the unit vectors of feature space, at which the scores of a linear
-model are its weights. The unit of `Task.sigma_votes` is what one record can change, so that sigma is the noise
-multiplier and the instance-level price is 1/sigma-GDP up to rounding, whatever the learner is.
+A model is sent like votes. The questions are the unit vectors of feature space, at which the scores of a linear model
+are its weights. The unit of `Task.sigma_votes` is the largest change by one record. So sigma is the noise multiplier
+and the instance-level price is 1/sigma-GDP up to rounding, for every learner.
 
-How the weights are found: `labeler.descent`, `workers.learning.linear`. With the learner "means"
-they are sums of records by class, along public axes: `labeler.methods.blind_average`.
+`labeler.descent` and `workers.learning.linear` find the weights. With the learner "means" they are sums of records by
+class, along public axes: `labeler.methods.blind_average`.
 
-How far one record can move a regularised linear model, with proofs: the sensitivities of model release.
+**Sensitivities of model release**: how far one record can move a regularized linear model, with proofs.
 
-Throughout, features have norm at most c, the loss of a record z at weights w has a gradient of norm at most L, is
+Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L, is
 smooth with constant b, and
 
     F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n),
 
-with a public n, "the least number of records": dividing by n where there are fewer makes F total, so that nobody has
+with a public n, "the least number of records". Dividing by n if there are fewer makes F total, so that nobody has
 to be refused, or be seen to be refused, for the size of a private set.
 
 **Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
 one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
-records: L/n. So one bound serves both neighbouring relations, at every size. (Where the sum is always divided by n, one
-record added or removed changes it by L/n; which needs a public bound on |D|: `labeler.descent`, "With a public
+records: L/n. So one bound serves both neighboring relations, at every size. (If the sum is always divided by n, one
+record added or removed changes it by L/n. That needs a public bound on |D|: `labeler.descent`, "With a public
 denominator".)
 
 **Fact 2, a gradient step is a contraction.** For 0 < a <= 2/(b + 2 lambda) the step T(w) = w - a grad F(w) satisfies
 |T(w) - T(v)| <= (1 - a lambda) |w - v|. Proof: F - (lambda/2)|.|^2 is convex and b-smooth, so its gradient g is
-co-coercive: <g(w) - g(v), w - v> >= |g(w) - g(v)|^2 / b. With T(w) - T(v) = (1 - a lambda)(w - v) - a (g(w) - g(v)),
-the squared norm is at most (1 - a lambda)^2 |w - v|^2 - a (2 (1 - a lambda)/b - a) |g(w) - g(v)|^2, whose last term
-is not positive when a (b + 2 lambda) <= 2.
+co-coercive: <g(w) - g(v), w - v> >= |g(w) - g(v)|^2 / b. We have
+T(w) - T(v) = (1 - a lambda)(w - v) - a (g(w) - g(v)). So the squared norm is at most
+(1 - a lambda)^2 |w - v|^2 - a (2 (1 - a lambda)/b - a) |g(w) - g(v)|^2. The last term is not positive when
+a (b + 2 lambda) <= 2.
 
 **Fact 3, the losses.** Softmax: the gradient is (p - e_y) x^T, and |p - e_y|^2 = (1 - p_y)^2 + sum_{j != y} p_j^2 <=
-2 (1 - p_y)^2, so L = sqrt(2) c for every number of classes; its Hessian in the scores, diag(p) - p p^T, has no
-eigenvalue above 1/2 (Gershgorin: p_i (1 - p_i) + p_i (1 - p_i) <= 1/2), so b = c^2/2. Huberised hinge of one class: a
+2 (1 - p_y)^2, so L = sqrt(2) c for every number of classes. Its Hessian in the scores, diag(p) - p p^T, has no
+eigenvalue above 1/2 (Gershgorin: p_i (1 - p_i) + p_i (1 - p_i) <= 1/2), so b = c^2/2. Huberized hinge of one class: a
 slope in [-1, 0] that changes at a rate of at most 1/(2h), so L = c, b = c^2/(2h). Logistic, one column of weights: a
-slope in [-1, 1] that changes at a rate of at most 1/4, so L = c, b = c^2/4. All K classes at once, as one
-vector of squared norm sum |w_k|^2: L = sqrt(K) c, attained where every margin is violated, and the same b, as the
-classes do not meet.
+slope in [-1, 1] that changes at a rate of at most 1/4, so L = c, b = c^2/4. All K classes at once, as one vector of
+squared norm sum |w_k|^2: L = sqrt(K) c, attained if every margin is violated. b is the same, as the classes do not
+interact.
 
 **Fact 4, a short softmax model has short gradients.** If |w| <= R, two scores of a row differ by at most
-g = sqrt(2) R c, as |w_i - w_j| <= sqrt(2) R. So 1 - p_y <= q = (K-1)/(K-1 + e^-g), every p_j <= m = 1/(1 + (K-1) e^-g),
-and with sum_{j != y} p_j^2 <= (1 - p_y) min(1 - p_y, m) the gradient has norm at most L = c sqrt(q^2 + q min(q, m)):
-sqrt(1 - 1/K) c at R = 0, which is exact, and never more than sqrt(2) c.
+g = sqrt(2) R c, as |w_i - w_j| <= sqrt(2) R. So 1 - p_y <= q = (K-1)/(K-1 + e^-g), and every
+p_j <= m = 1/(1 + (K-1) e^-g). With sum_{j != y} p_j^2 <= (1 - p_y) min(1 - p_y, m) the gradient has norm at most
+L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact, and never more than sqrt(2) c.
 
-Class means as a model: how far one record moves an agent's sums along public axes, with the proof.
+**Class means as a model**: how far one record moves an agent's sums along public axes, with the proof.
 
     record (x, y)  --public axes-->  phi(x), |phi| <= 1  -->  g(x, y) = phi(x) tensor e_y
-    agent: u = sum of g over its records, drawn onto the ball of radius R  -->  one `VectorSum`  -->  class means
+    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means
 
-Nothing is trained and nothing is divided by a private count: what is opened is the noisy sum. Whoever reads it brings
-the sum of each class to one length and names the class of the largest cosine (`labeler.linear_model`); that is
-post-processing, as are the labels and the student refined on public images from them.
+Nothing is trained and nothing is divided by a private count: the noisy sum is opened. A reader scales the sum of each
+class to one length and names the class of the largest cosine (`labeler.linear_model`). That is post-processing, as are
+the labels and the student refined on public images from them.
 
 **Fact 1, g depends on its record alone, to the last bit.** A (x - m) is a row of whole numbers, exact in any order
 (`labeler.linear_model`). Its squares are added one axis after the other, number by number, so that neither the order
-nor the size of a block of rows enters (`workers.learning.linear`); the root and the division are correctly
+nor the size of a block of rows matters (`workers.learning.linear`). The root and the division are correctly
 rounded. Then phi is cut, towards zero, to whole 2^-30ths. Sums of whole numbers are exact in every order.
 
-**Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes: the sum of squares is off by at most (k + 1) 2^-53 of itself, the root
-by half of that and its own rounding, the division by one more; cutting towards zero lengthens nothing.
+**Fact 2, |g| <= 1 + (k + 4) 2^-52** for k axes. The sum of squares is off by at most a relative (k + 1) 2^-53, the root
+by half of that and its own rounding, the division by one more. Cutting towards zero lengthens nothing.
 
-**Fact 3, one record added or removed moves u by g**: by at most 1, whatever the others are and however many. Replaced,
-which is what a cap on the records of a person may do, by g - g': at most 2, attained by opposite rows of one class.
+**Fact 3, one record added or removed moves u by g**: by at most 1, whatever the others are and however many. A cap on
+the records of a person may replace a record, which moves u by g - g': at most 2, attained by opposite rows of one
+class.
 
 **Fact 4, the ball moves no two vectors further apart**: it is convex, and the nearest point of a convex set is a
-1-Lipschitz function. In double precision the vector that leaves is within R (D + 10) 2^-53 of that point, D its
-numbers: reading whole numbers as doubles turns and lengthens u by 2^-53 of itself, which the ball makes 2 * 2^-53 R at
-most; a norm of D numbers is off by (D + 3) 2^-53 of itself; a quotient and a product. So
+1-Lipschitz function. In double precision the result is within R (D + 10) 2^-53 of that point, D its number of
+coordinates. Reading whole numbers as doubles turns and lengthens u by a relative 2^-53, which the ball makes
+2 * 2^-53 R at most. A norm of D numbers is off by a relative (D + 3) 2^-53; then come a quotient and a product. So
 
-    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 where a cap may replace,
+    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace,
 
-and never more than two vectors of the ball are apart. **Agent level**: a vector of norm at most R becomes zero, and
-where every site keeps at most `max_records`, R is at most that. **Person level**: `labeler.methods.sensitivity`.
+and never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
+If every site keeps at most `max_records`, R is at most that. **Person level**: `labeler.methods.sensitivity`.
 
-At instance level the radius moves no price; it bounds what an agent that lies can do, and what a whole agent costs. The
-ball shortens the sum of an agent with more than R records that agree, and never turns it.
+At instance level the radius moves no price; it bounds the effect of an agent that lies, and the cost of a whole agent.
+The ball shortens the sum of an agent with more than R records that agree, and never turns it.
 
 References:
     Wahdany et al. 2025 (DPPL-Mean) sum records as they are, Mehta et al. 2023 divide by a covariance; both are measured
@@ -104,7 +106,7 @@ if TYPE_CHECKING:
 
 
 def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
-    """How agents find their weights, and how far one record moves them.
+    """Return how agents find their weights, and how far one record moves them.
 
     Raises:
         InvalidSetting: as for `linear_terms`.
@@ -124,7 +126,7 @@ def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
 
 
 def linear_terms(setting: Setting) -> LinearTerms:
-    """How agents train, and how far one record moves what they find.
+    """Return how agents train, and how far one record moves the result.
 
     Raises:
         InvalidSetting: the rows are not those of the public axes, the model has more weights than rounding is bounded
@@ -163,11 +165,11 @@ def _check_rows(setting: Setting, training: Training) -> None:
 
 
 def weight_sum(setting: Setting) -> VectorSum:
-    """The one sum of the task, in units of the sensitivity s of one agent's weights.
+    """Return the one sum of the task, in units of the sensitivity s of one agent's weights.
 
-    An agent's contribution is w / s, with s from `LinearTerms.sensitivity` or `MeanTerms.sensitivity`, where it is
-    proved. The sum is one `VectorSum` with sensitivity 1 and largest norm R / s, noise shares from every agent or from
-    the talliers. At agent level the vector of norm at most R / s becomes zero; at person level at most m records leave
+    An agent's contribution is w / s, with s from `LinearTerms.sensitivity` or `MeanTerms.sensitivity`, which prove
+    it. The sum is one `VectorSum` with sensitivity 1 and largest norm R / s, noise shares from every agent or from
+    the talliers. At agent level the vector of norm at most R / s becomes zero. At person level at most m records leave
     one after the other, see `labeler.methods.sensitivity`.
     """
     from labeler.noise import VectorSum
@@ -186,12 +188,12 @@ def weight_sum(setting: Setting) -> VectorSum:
 
 
 def longest_weights_grid(setting: Setting) -> int:
-    """The largest norm of one agent's weights, grid units, rounding to the grid included."""
+    """Return the largest norm of one agent's weights, grid units, rounding to the grid included."""
     return weight_sum(setting).longest_grid
 
 
 def check_weights(numbers: NDArray[np.int64], setting: Setting) -> None:
-    """Refuse weights beyond what the price covers; their own length is private and not told."""
+    """Refuse weights beyond what the price covers; their length is private and not told."""
     weight_sum(setting).check(
         numbers,
         "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
@@ -205,7 +207,7 @@ HUBER_WIDTH = 0.1
 
 
 def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> float:
-    """L of fact 4: the longest gradient of a softmax loss at weights of norm at most R; sqrt(2) c for large R.
+    """Return L of fact 4: the longest gradient of a softmax loss at weights of norm at most R; sqrt(2) c for large R.
 
     Args:
         clip_norm: c, norm of a row.
@@ -230,32 +232,32 @@ class LinearTerms:
 
     (with `max_records`, F_D always divided by n, and a = 2 / (b max_records/n + 2 lambda)) on all records at once,
     where project cuts the whole model (softmax) or the model of each class (svm) to norm R.
-    This is the projected SGD of Kirschte et al. with the whole local set as its batch: no record has a place in an
-    order, so nothing but D and these terms decides the weights, and how many steps are made does not depend on D.
+    This is the projected SGD of Kirschte et al. with the whole local set as its batch. No record has a place in an
+    order, so only D and these terms decide the weights, and the number of steps does not depend on D.
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
-    here.)
+    unchanged here.)
 
     **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
-    classes of the svm), converged or not, one record added, removed or replaced: `labeler.descent` has the proof, and
-    says what rounding adds. It is the bound of the exact minimiser, and never larger than the paper's
-    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regulariser that does not happen. It is
+    classes of the svm), converged or not, one record added, removed or replaced. `labeler.descent` has the proof, and
+    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's
+    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regularizer that does not happen. It is
     attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
 
     **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
-    same module's proof; for tasks in which no cap makes one record replace another.
+    same module's proof. It is for tasks in which no cap makes one record replace another.
 
     **User level**: |w| <= min(R, r L/lambda) for softmax, min(sqrt(K) R, r L/lambda) for the svm; r = max_records / n,
     1 without that bound.
 
     Attributes:
-        learner: "softmax", multinomial logistic regression; "svm", a huberised hinge, one class against the rest.
+        learner: "softmax", multinomial logistic regression; "svm", a huberized hinge, one class against the rest.
         num_classes: K, from the task, never from labels.
         regularisation: lambda.
         clip_norm: c.
         radius: R, of the whole softmax model, or of each class of the svm.
-        iterations: how many steps.
+        iterations: number of steps.
         min_records: n; a user with fewer records takes part as above, with a smaller model.
-        max_records: n_max, the most records a user may have, as a public fact; None where there is none.
+        max_records: n_max, the most records a user may have, as a public fact; None if there is none.
 
     Raises:
         InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
@@ -285,32 +287,32 @@ class LinearTerms:
 
     @property
     def bias_feature(self) -> float:
-        """s: the constant that carries the intercept; the last feature, and so the last row of weights."""
+        """Return s: the constant that carries the intercept; the last feature, and so the last row of weights."""
         return self.clip_norm / 10
 
     @property
     def feature_norm(self) -> float:
-        """r: what the norm of a record's own features is cut to."""
+        """Return r, the largest norm of a record's own features; longer ones are cut."""
         return math.sqrt(self.clip_norm**2 - self.bias_feature**2)
 
     @property
     def lipschitz(self) -> float:
-        """L of the whole model at every point that descent can reach, facts 3 and 4."""
+        """Return L of the whole model at every point that descent can reach, facts 3 and 4."""
         if self.learner == "svm":
             return math.sqrt(self.num_classes) * self.clip_norm
-        # Descent with gradients of norm sqrt(2) c stays within r sqrt(2) c / lambda, wherever R is.
+        # Descent with gradients of norm sqrt(2) c stays within r sqrt(2) c / lambda, for every R.
         crowding = 1.0 if self.max_records is None else self.max_records / self.min_records
         reached = min(self.radius, crowding * math.sqrt(2) * self.clip_norm / self.regularisation)
         return softmax_lipschitz(clip_norm=self.clip_norm, radius=reached, num_classes=self.num_classes)
 
     @property
     def smoothness(self) -> float:
-        """b, of the loss without the regulariser, fact 3."""
+        """Return b, of the loss without the regularizer, fact 3."""
         return self.clip_norm**2 / (2 if self.learner == "softmax" else 2 * HUBER_WIDTH)
 
     @property
     def descent(self) -> Descent:
-        """The training as a mechanism."""
+        """Return the training as a mechanism."""
         return Descent(
             lipschitz=self.lipschitz,
             smoothness=self.smoothness,
@@ -325,25 +327,26 @@ class LinearTerms:
 
     @property
     def learning_rate(self) -> float:
-        """a, the longest step that fact 2 allows."""
+        """Return a, the longest step that fact 2 allows."""
         return self.descent.learning_rate
 
     @property
     def largest_norm(self) -> float:
-        """Bound on the norm of the whole model, rounding included; the agent-level sensitivity."""
+        """Return a bound on the norm of the whole model, rounding included; the agent-level sensitivity."""
         return self.descent.largest_norm
 
     @property
     def sensitivity(self) -> float:
-        """Bound on the distance of the weights of one user on neighbouring sets, instance level, rounding included.
+        """Return a bound on the distance of one user's weights on neighboring sets, instance level, rounding included.
 
-        One record added, removed or, without `max_records`, replaced; for every number, also below `min_records`.
+        One record added, removed or, without `max_records`, replaced; for any number of records, also below
+        `min_records`.
         """
         return self.descent.sensitivity
 
     @property
     def rounding_margin(self) -> float:
-        """Share of the bound that covers double precision."""
+        """Return the share of the bound that covers double precision."""
         return self.descent.rounding_margin
 
 
@@ -370,7 +373,7 @@ FINE = 2**30
 
 
 def ball_rounding(radius: float, numbers: int) -> float:
-    """How far a vector that was drawn onto a ball in double precision may be from the exact one; fact 4."""
+    """Return how far a vector projected onto a ball in double precision may be from the exact one; fact 4."""
     return radius * (numbers + 10) * 2.0**-53
 
 
@@ -380,9 +383,9 @@ class MeanTerms:
 
     Attributes:
         num_classes: K, from the task, never from labels.
-        axes: k, public axes that features are looked at along.
-        radius: R, the most that an agent's sums may be long, records.
-        max_records: the most records an agent may have, as a public fact; None where there is none.
+        axes: k, public axes along which features are measured.
+        radius: R, the longest sum of an agent, records.
+        max_records: the most records an agent may have, as a public fact; None if there is none.
         may_replace: whether a cap may let one record replace another.
 
     Raises:
@@ -403,38 +406,38 @@ class MeanTerms:
 
     @property
     def numbers(self) -> int:
-        """D: one row of K per axis, and one that stays zero, for the centre that is asked about."""
+        """Return D: one row of K per axis, and one that stays zero, for the center that is asked about."""
         return (self.axes + 1) * self.num_classes
 
     @property
     def feature_norm(self) -> float:
-        """What a mapped row is cut to when it is scored: it is no longer."""
+        """Return the length to which a mapped row is cut when it is scored: no row is longer."""
         return 1.0
 
     @property
     def bias_feature(self) -> float:
-        """There is no intercept."""
+        """Return 0: there is no intercept."""
         return 0.0
 
     @property
     def reach(self) -> float:
-        """R: what an agent's sums are drawn to."""
+        """Return R, the radius onto which an agent's sums are projected."""
         return self.radius if self.max_records is None else min(self.radius, float(self.max_records))
 
     @property
     def largest_norm(self) -> float:
-        """Bound on the norm of an agent's vector, rounding included; the agent-level sensitivity."""
+        """Return a bound on the norm of an agent's vector, rounding included; the agent-level sensitivity."""
         return self.reach + ball_rounding(self.reach, self.numbers)
 
     @property
     def sensitivity(self) -> float:
-        """Bound on the distance of one agent's vectors on neighbouring sets, instance level, rounding included."""
+        """Return a bound on the distance of an agent's vectors on neighboring sets, one record, rounding included."""
         one = (2 if self.may_replace else 1) * (1 + (self.axes + 4) * 2.0**-52)
         return min(one + 2 * ball_rounding(self.reach, self.numbers), 2 * self.largest_norm)
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """The agent's weights on the grid, in units of their sensitivity, shape (rows asked about, num_classes).
+    """Return the agent's weights on the grid, in units of their sensitivity, shape (rows asked about, num_classes).
 
     Trained once per batch and version of the records.
     """
@@ -446,7 +449,7 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
         elif axes is None:
             raise InvalidSetting("class means are along public axes, and the task has none")
         else:
-            # Of all records: where no bound is kept none are cut, since a cut would let one record replace another.
+            # All records: without a kept bound none are cut, since a cut would let one record replace another.
             weights = context.learner.class_sums(records.trainable(kept_bound(task)), terms=terms, axes=axes)
         return weight_sum(task).quantize(weights / terms.sensitivity)
 
@@ -455,10 +458,10 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 
 
 def check_dimension(task: Task, dimension: int) -> None:
-    """Refuse a model whose rows are not those that features of so many numbers have.
+    """Refuse a model whose rows do not match the number of values of a feature.
 
     Raises:
-        PrivacyRefusal: they are not.
+        PrivacyRefusal: they do not match.
     """
     axes = training_of(task).axes
     if axes is not None and axes > dimension:

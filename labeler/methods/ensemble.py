@@ -1,7 +1,7 @@
 """AE-DPFL (Zhu et al. 2021, Algorithm 2): an agent trains a model on its records, which casts one vote per query.
 
-Whatever the learner is, and whatever it learns, the proof is about one vote per query alone. How it is cast:
-`one_hot_ballots`, `workers.learning.linear`.
+The proof needs only that there is one vote per query, for any learner. `one_hot_ballots` and `workers.learning.linear`
+cast the votes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def squared(setting: Setting, level: StatedLevel, queries: int) -> int:  # noqa: ARG001  # as every method's
     """Squared L2 sensitivity of the sums of Q queries: 2 Q for a record or a person, Q for an agent.
 
-    **Instance.** The record may change the model and so every prediction; each costs one
-    vote here and one there: 2 Q, whether it comes, goes or takes another's place.
+    **Instance.** The record may change the model and so every prediction. Each costs one
+    vote here and one there: 2 Q, whether it comes, goes or replaces another.
 
     **Person.** Whatever the model learns without them, it casts one vote per query: 2 Q, as for one record.
 
@@ -40,12 +40,12 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:  # noqa:
 
 
 def largest(setting: Setting, level: StatedLevel) -> int:  # noqa: ARG001  # as every method's
-    """One vote, whoever comes or goes: an agent casts no more than one per query."""
+    """Return one vote: an agent casts no more than one per query, whichever unit comes or goes."""
     return 1
 
 
 def per_cell(setting: Setting) -> int:  # noqa: ARG001  # as every method's
-    """One vote per query."""
+    """Return one vote per query."""
     return 1
 
 
@@ -69,26 +69,26 @@ def one_hot_ballots(predictions: NDArray[np.integer], *, num_classes: int) -> ND
 
 
 MOST_NUMBERS = 2**24
-"""In double precision, of features and of what training makes of them: 128 MiB, and a minute or two on one core."""
+"""Most numbers in double precision of features and of training: 128 MiB, and a minute or two on one core."""
 
 MOST_HEAD = 2**21
-"""Weights of a head, at most: 1,000 classes of a backbone with 2,048 numbers."""
+"""Most weights of a head: 1,000 classes of a backbone with 2,048 numbers."""
 
 MOST_SQUARE = 2**25
-"""Numbers of X^T X, at most: features of 5,791 numbers. Training holds a few copies."""
+"""Most numbers of X^T X: features of 5,791 numbers. Training holds a few copies."""
 
 _COPIES_OF_SCORES = 4
-"""That training makes for each record: scores, their exponentials, the truth and the gradient by each of them."""
+"""Copies that training makes per record: scores, their exponentials, the labels and the gradient by each of them."""
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """One vote per query, for the class that the agent's own head predicts; the lowest among equals."""
+    """Return one vote per query, for the class that the agent's own head predicts; the lowest among equals."""
     head = head_of(task, records, models=context.models, learner=context.learner)
     return one_hot_ballots(context.learner.predictions(head, batch.features), num_classes=task.num_classes)
 
 
 def head_of(task: Task, records: Records, *, models: ModelStore, learner: Learner) -> NDArray[np.int64]:
-    """The agent's head for a task, as it is kept, or trained now."""
+    """Return the agent's head for a task, cached or trained now."""
 
     def train() -> NDArray[np.int64]:
         most = most_records(dimension=records.all_features.shape[1], num_classes=task.num_classes)
@@ -98,15 +98,15 @@ def head_of(task: Task, records: Records, *, models: ModelStore, learner: Learne
 
 
 def most_records(*, dimension: int, num_classes: int) -> int:
-    """How many records a head is trained on at most: public, so that memory tells nothing of how many there are."""
+    """Return the most records a head is trained on: public, so that memory use does not tell their number."""
     return max(1, min(MOST_RECORDS, MOST_NUMBERS // (dimension + _COPIES_OF_SCORES * num_classes)))
 
 
 def check_head(task: Task, dimension: int) -> None:
-    """Refuse a task whose head would have more weights than a site has room for; before the charge, of public facts.
+    """Refuse a task whose head would have more weights than a site has room for; before the charge, by public facts.
 
     Raises:
-        PrivacyRefusal: it would.
+        PrivacyRefusal: it would have more.
     """
     weights = (dimension + 1) * task.num_classes
     if weights > MOST_HEAD:

@@ -1,20 +1,20 @@
 """Private evaluation (ours): each record votes for the one cell into which a public model's answer to it falls.
 
-A released model, a student or the model of a blind average, is scored where the truth is: at the sites. Each record
+A released model, a student or the model of a blind average, is scored where the labels are: at the sites. Each record
 falls into one cell of (true class, predicted class, band of confidence), and an agent answers with the histogram of its
-records. What follows from the noised sum says `labeler.evaluation`.
+records. `labeler.evaluation` states what follows from the noised sum.
 
 **The cell depends on that record alone, bit for bit.** A batch of rows in one matrix product may round each of them
-differently when another row is missing, and near a band's edge move its cell. So the model is asked about one row at a
-time, by code that saw no other record. What it cannot score, by NaN or by an error of its own, falls into the first
-cell of the record's class: nothing about a record raises. Band edges, the model and the layout of cells are public.
+differently when another row is missing, and near a band's edge move its cell. So the model scores one row at a
+time, in code that saw no other record. If it cannot score a record (NaN or an error), the record falls into the first
+cell of its class: nothing about a record raises. Band edges, the model and the layout of cells are public.
 
-**The question is the model itself.** A model's file travels as rows that look like features (`Scored.rows`), so that a
+**The question is the model itself.** A model's file is sent as rows that look like features (`Scored.rows`), so that a
 round, its digest and its messages are those of every other method. Rows have no meaning for the histogram: its cells
-fill the table of (questions, classes) from its beginning, and what is left of it stays zero.
+fill the table of (questions, classes) from its beginning, and the rest stays zero.
 
 **Layouts.** A count carries the same noise however many cells there are, and a sum over cells the noise of all of them.
-So a layout may leave out what nobody asks for: "confusion" (predicted, band, true), "classes" (right or wrong, band,
+So a layout may leave out unneeded details: "confusion" (predicted, band, true), "classes" (right or wrong, band,
 true), "bands" (right or wrong, band).
 
 References:
@@ -49,10 +49,10 @@ LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 
 MOST_BANDS: Final = 50
 ROWS_AT_ONCE: Final = 256
-"""Rows that are read from a shard in one step, few so that memory does not grow with them; each is scored by itself."""
+"""Rows that are read from a shard in one step, few so that memory does not grow with them; each is scored alone."""
 
 _LENGTH: Final = 2048
-"""Of a stored feature, so that rows which carry a model pass for features."""
+"""Length of a stored feature, so that rows which carry a model have valid lengths."""
 
 _MAGIC: Final = b"labeler-scored/1\n"
 
@@ -69,9 +69,9 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int | None:
 
     **Agent.** All n votes may lie in one cell: n^2; without a public n there is no bound.
 
-    It is the same for every model, every layout and every number of cells: they decide where a vote falls, and never
-    how many votes a record has. A model may have been fitted to the very records that it is scored on: what it knows of
-    them was released and paid for, and this histogram is one more release about them, so that the prices add up.
+    The bound is the same for every model, every layout and every number of cells. They decide where a vote falls, and
+    never how many votes a record has. A model may have been fitted to the very records that it is scored on. What it
+    knows of them was released and paid for, and this histogram is one more release about them, so the prices add up.
     """
     del queries
     return reverse_knn.squared(setting, level, 1)  # type: ignore[return-value]  # whole without a ball
@@ -79,11 +79,11 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A model that is scored, and the cells that records fall into. All of it public.
+    """A model to score, and the cells that records fall into. All of it public.
 
     Attributes:
         model: the bytes of its file (feature_store.results.models).
-        edges: confidences between bands, ascending, each above 0 and below 1; one band where there are none.
+        edges: confidences between bands, ascending, each above 0 and below 1; without edges there is one band.
         layout: see the module.
 
     Raises:
@@ -106,11 +106,11 @@ class Scored:
 
     @property
     def bands(self) -> int:
-        """How many bands of confidence there are."""
+        """Return the number of bands of confidence."""
         return len(self.edges) + 1
 
     def shape(self, num_classes: int) -> tuple[int, ...]:
-        """Of the histogram: (predicted, band, true), (wrong or right, band, true) or (wrong or right, band)."""
+        """Return the shape: (predicted, band, true), (wrong or right, band, true) or (wrong or right, band)."""
         if self.layout == "confusion":
             return num_classes, self.bands, num_classes
         return (2, self.bands, num_classes) if self.layout == "classes" else (2, self.bands)
@@ -123,7 +123,7 @@ class Scored:
         *,
         num_classes: int,
     ) -> NDArray[np.int64]:
-        """The cell of each record, by its place in the flat histogram; record by record.
+        """Return the cell of each record, by its place in the flat histogram; record by record.
 
         Args:
             truth, predicted: shape (n,), classes.
@@ -135,10 +135,10 @@ class Scored:
         return np.asarray(cell if self.layout == "bands" else cell * num_classes + truth.astype(np.int64))
 
     def histogram(self, table: NDArray[np.generic], *, num_classes: int) -> NDArray[np.generic]:
-        """The cells of a table of (questions, classes), in their shape.
+        """Return the cells of a table of (questions, classes), in their shape.
 
         Raises:
-            BadData: it has fewer.
+            BadData: the table has fewer cells.
         """
         shape = self.shape(num_classes)
         if table.size < math.prod(shape):
@@ -146,10 +146,11 @@ class Scored:
         return table.ravel()[: math.prod(shape)].reshape(shape)
 
     def rows(self, dimension: int, *, num_classes: int) -> NDArray[np.int16]:
-        """The question: rows that carry this, and pass for features; int16, shape (questions, dimension).
+        """Return the question: rows that carry the model and have the form of features; int16, shape (questions,
+        dimension).
 
-        Bytes become digits of so few bits that a row of them is shorter than a feature; its last number makes up the
-        length. There are at least as many rows as the histogram needs.
+        Bytes become digits with few enough bits that a row of them is shorter than a feature; its last number fills up
+        the length. There are at least as many rows as the histogram needs.
 
         Raises:
             BadData: features have fewer than 2 numbers.
@@ -195,17 +196,17 @@ class Scored:
 
 
 def _digit_bits(dimension: int) -> int:
-    """Of one digit: the most with which all of a row's digits are no longer than a feature."""
+    """Return the most bits of a digit such that all digits of a row are no longer than a feature."""
     if dimension < 2:
         raise BadData(f"a model is scored on features of at least 2 numbers, found {dimension}")
     return math.isqrt(_LENGTH**2 // (dimension - 1)).bit_length()
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """The histogram of an agent's records, in the table of (questions, classes).
+    """Return the histogram of an agent's records, in the table of (questions, classes).
 
     Raises:
-        BadData, PrivacyRefusal: see `check_questions`, by which they were said before the charge.
+        BadData, PrivacyRefusal: see `check_questions`, which raised them before the charge.
     """
     asked = _question(task, batch, context.learner)
     if task.max_agent_records is not None:
@@ -223,7 +224,7 @@ def check_questions(task: Task, batch: QueryBatch, learner: Learner) -> None:
     """Refuse a question that carries no model for this task, by public facts alone.
 
     Raises:
-        BadData: it carries none, or one of other classes, another backbone or another dimension.
+        BadData: it carries no model, or one of other classes, another backbone or another dimension.
         PrivacyRefusal: the histogram does not fit.
     """
     _question(task, batch, learner)
@@ -243,13 +244,13 @@ def _question(task: Task, batch: QueryBatch, learner: Learner) -> Scored:
 
 
 def even_edges(num_classes: int, bands: int) -> tuple[float, ...]:
-    """Edges of bands of equal width between 1/C, the least a predicted class can be given, and 1."""
+    """Return edges of bands of equal width between 1/C, the least confidence of a predicted class, and 1."""
     least = 1 / num_classes
     return tuple(least + (1 - least) * number / bands for number in range(1, bands))
 
 
 def edges_of(confidences: Sequence[float] | NDArray[np.floating], num_classes: int, bands: int) -> tuple[float, ...]:
-    """Edges between bands of equally many public images, by what the model states of them; even ones without images."""
+    """Return edges between bands of equally many public images, by the model's confidence; even ones without images."""
     stated = np.asarray(confidences, dtype=np.float64)
     stated = stated[np.isfinite(stated)]
     if bands < 2 or not len(stated):

@@ -2,12 +2,12 @@
 
 Each step is over a secret sample of what agents hold.
 
-A model travels the way of votes, as for blind-average: the rows asked about are the unit vectors of feature space, or
-public axes, and beside them the public model as the steps before have made it (`labeler.methods.federated`). Each step
-is one round. The unit of `Task.sigma_votes` is the clip: what one record (`unit = "record"`) or one agent (`unit =
-"agent"`) can change in the sum of one step, so that sigma is the noise multiplier of the papers.
+A model is sent like votes, as for blind-average. The rows asked about are the unit vectors of feature space, or public
+axes, together with the public model that the earlier steps have made (`labeler.methods.federated`). Each step is one
+round. The unit of `Task.sigma_votes` is the clip. It bounds the change of one step's sum by one record
+(`unit = "record"`) or one agent (`unit = "agent"`), so sigma is the noise multiplier of the papers.
 
-**What T steps cost.** Write D2 for the clip in grid units, rounding included (`labeler.noise`), v for the variance
+**The cost of T steps.** Write D2 for the clip in grid units, rounding included (`labeler.noise`), v for the variance
 that the h honest shares add, q for the rate.
 
 | level | unit = "record" | unit = "agent" |
@@ -15,60 +15,60 @@ that the h honest shares add, q for the rate.
 | instance | T rounds over secret samples (`accounting.sampled`) | the same twice (`accounting.replaced`) |
 | agent | T R^2, R the radius: no sampling is counted on | T rounds over secret samples |
 
-*Where the unit that comes or goes is the one that is sampled*, a step is the sum of the others' vectors, whatever they
-are, plus a vector of norm at most D2 with chance q, plus noise. *Where an agent is sampled and one of its records
-changes*, its vector becomes another of the ball. *Where records are sampled and an agent goes*, fix all coins: a step
-is then a Gaussian of the change that the agent makes at most, and a mixture over coins that do not depend on the data
+*If the unit that comes or goes is the one that is sampled*, a step is the sum of the others' vectors, whatever they
+are, plus a vector of norm at most D2 with chance q, plus noise. *If an agent is sampled and one of its records
+changes*, its vector becomes another of the ball. *If records are sampled and an agent goes*, fix all coins. A step is
+then a Gaussian of the largest change that the agent makes. A mixture over coins that do not depend on the data
 is no easier to tell apart than the worst of them. theta_t follows from what was opened, so steps compose adaptively.
 
 **One pair for all steps.** The T steps are one composition, charged as the pair (mu'^2, delta_0) before the first of
-them is opened, with delta_0 at most SPILL of mu'^2, so that ledgers of mu^2 bound it as they bound winners'
-(`labeler.budget`). It is not cut: of one step alone the pair is hardly less than a step without sampling. Whoever is
-asked the first of a task's steps, in whatever order they come, is charged for all; each further one the least there is
-(`labeler.batching.round_charges`). A job that fails after its first step stays charged for all of them.
+them is opened. delta_0 is at most SPILL of mu'^2, so that ledgers of mu^2 bound it as they bound winners'
+(`labeler.budget`). The composition is not cut: for one step alone the pair is hardly less than without sampling. An
+agent that answers the first of a task's steps, in whatever order they come, is charged for all. Each further one costs
+the least possible (`labeler.batching.round_charges`). A job that fails after its first step stays charged for all.
 
-**PriFedSync** (Zheng et al. 2021) trains a model of its own at every agent beside the one that is shared. What an agent
+**PriFedSync** (Zheng et al. 2021) trains a local model at every agent in addition to the shared one. What an agent
 keeps is not released and costs nothing: `labeler.methods.aux_distill` and a site's own shell are the place for it.
 
 References:
     Abadi et al. 2016. McMahan, Ramage, Talwar, Zhang 2018 (DP-FedAvg). Mironov, Talwar, Zhang 2019.
     Zhu, Dong, Wang 2022.
 
-Training in steps over secret samples: what an agent answers in one step.
+**An agent's answer in one step** over a secret sample.
 
     theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1)
 
-With unit "record" (DP-FedSGD) each record of an agent takes part in a step with chance q, by a coin of its own; the
-agent sums the gradients of those that do, each cut to norm c, draws the sum onto the ball of radius R c, and answers
-with it in units of c. With unit "agent" (DP-FedAvg) the agent tosses one coin, makes its local steps from theta_t in
-any case, and answers with the change of the model cut to norm c, or with zero. An agent always answers: a zero vector
-gets its noise as any other does.
+With unit "record" (DP-FedSGD) each record of an agent takes part in a step with chance q, by its own coin. The agent
+sums the gradients of those that do, each cut to norm c, and projects the sum onto the ball of radius R c. It answers
+with the result in units of c. With unit "agent" (DP-FedAvg) the agent tosses one coin and makes its local steps from
+theta_t in any case. It answers with the change of the model cut to norm c, or with zero. An agent always answers: a
+zero vector gets noise like any other.
 
-**The coins** are words of the round's own key (`workers.agent.agent`), compared with floor(q 2^64): each record's
-chance is that number over 2^64, at most q, and no coin hangs on another record. A price for q holds for less. The key
-is drawn with the charge and erased with the round, and the answer is stored before a byte of it leaves: there is one
-sample for a round, or none, and nobody but the agent can ever know it. The model is part of the round's digest
-(`labeler.tally.QueryBatch`): asked again from another one, a step is another round, with coins and noise of its own,
+**The coins** are words of the round's own key (`workers.agent.agent`), compared with floor(q 2^64). Each record's
+chance is that number over 2^64, at most q, and no coin depends on another record. A price for q holds for less. The key
+is drawn with the charge and erased with the round, and the answer is stored before a byte of it leaves. So there is one
+sample for a round, or none, and only the agent can ever know it. The model is part of the round's digest
+(`labeler.tally.QueryBatch`). A step that is asked again from another model is another round, with new coins and noise,
 and one more of the T that were paid for.
 
 **Fact 1, the gradient of a record is a function of the record and theta alone, to the last bit, and at most c long.**
-A row z = (phi(x), 1) is cut to whole UNIT-ths number by number; theta is whole THETA_UNIT-ths, no column of it longer
+A row z = (phi(x), 1) is cut to whole UNIT-ths number by number. theta is whole THETA_UNIT-ths, no column of it longer
 than LONGEST_COLUMN. Every partial sum of z theta is then a whole number below
-sqrt(2) UNIT LONGEST_COLUMN THETA_UNIT < 2^53: exact in double precision in any order and any block. What makes scores a
-vector d = p - e_y is a fixed sequence of operations on single numbers, each correctly rounded
-(`workers.learning.linear`); that it resembles a softmax matters to nobody's privacy. d is shortened to c / |z|
-and cut towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c
-is taken covers the few roundings of the two norms.
+sqrt(2) UNIT LONGEST_COLUMN THETA_UNIT < 2^53: exact in double precision in any order and any block. Scores become a
+vector d = p - e_y by a fixed sequence of operations on single numbers, each correctly rounded
+(`workers.learning.linear`). Privacy does not depend on its resemblance to a softmax. d is shortened to c / |z| and cut
+towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c is taken
+covers the few roundings of the two norms.
 
 **Fact 2, one record added or removed moves the sum by its own gradient or not at all**: sums of whole numbers are
-exact, and the samples of the others do not know of it. So by at most c; the ball moves no two vectors further apart (it
-is convex). Reading whole numbers as doubles and the ball's own rounding are off by R (D + 10) 2^-53 at most, as in
-`labeler.methods.blind_average`, fact 4: they are in `sensitivity`.
+exact, and the samples of the others do not depend on it. So it moves by at most c, and the ball moves no two vectors
+further apart (it is convex). Reading whole numbers as doubles and the ball's own rounding are off by R (D + 10) 2^-53
+at most, as in `labeler.methods.blind_average`, fact 4: they are in `sensitivity`.
 
-**Fact 3, with unit "agent"** the answer is zero or a vector of norm at most c, which becomes zero where the agent goes.
+**Fact 3, with unit "agent"** the answer is zero or a vector of norm at most c, which becomes zero if the agent goes.
 Whatever a record changes, both vectors lie in one ball: at most 2 c apart.
 
-What follows from what steps have opened is post-processing (`labeler.linear_model`).
+Everything computed from the opened steps is post-processing (`labeler.linear_model`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
 
 
 def step_terms(setting: Setting) -> StepTerms:
-    """One step as a mechanism.
+    """Return one step as a mechanism.
 
     Raises:
         InvalidSetting: the rows are not those of the public axes, or too many.
@@ -128,11 +128,12 @@ def step_terms(setting: Setting) -> StepTerms:
 
 
 def step_sum(setting: Setting) -> VectorSum:
-    """The sum of one step, in units of `StepTerms.sensitivity`; of all steps `all_steps` is the event.
+    """Return the sum of one step, in units of `StepTerms.sensitivity`; `all_steps` is the event of all steps.
 
     An agent's contribution is the sum of its drawn records' clipped gradients on a ball, or its clipped update or zero,
-    over `StepTerms.sensitivity`, where it is proved what its unit can change (labeler.methods.federated, facts 1 to 3).
-    Noise shares come from every agent, or from the talliers. How T such sums over secret samples compose: this module.
+    over `StepTerms.sensitivity`. That is proved to bound the change by its unit (labeler.methods.federated, facts 1 to
+    3). Noise shares come from every agent, or from the talliers. This module states how T such sums over secret samples
+    compose.
     """
     from labeler.noise import VectorSum
 
@@ -150,7 +151,7 @@ def step_sum(setting: Setting) -> VectorSum:
 
 
 def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
-    """All steps of a task as one event; see the module.
+    """Return all steps of a task as one event; see the module.
 
     Raises:
         InvalidSetting: the level is a person's, for which nothing is proved.
@@ -162,7 +163,7 @@ def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
         raise InvalidSetting("sampled training states no price for a person: its task has no records_per_person")
     terms, spec = step_terms(setting), step_sum(setting)
     by_record = terms.unit == "record"
-    # What is sampled comes or goes: the record, or the agent. An agent that is sampled has other records.
+    # If the sampled unit comes or goes, it is the record or the agent. If an agent is sampled, its records may change.
     step = spec.event(level if by_record else "agent")
     # Two vectors of one ball: at most twice as far apart as either is long, in norm and in every coordinate.
     is_replaced = not by_record and level == "instance"
@@ -190,12 +191,12 @@ def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
 
 
 def longest_step_grid(setting: Setting) -> int:
-    """The largest norm of one agent's numbers, grid units, rounding to the grid included."""
+    """Return the largest norm of one agent's numbers, grid units, rounding to the grid included."""
     return step_sum(setting).longest_grid
 
 
 def check_step(numbers: NDArray[np.int64], setting: Setting) -> None:
-    """Refuse numbers beyond what the price covers; their own length is private and not told."""
+    """Refuse numbers beyond what the price covers; their length is private and not told."""
     sentence = "the numbers of an agent are longer than a clipped sum can be, which this task's price does not cover"
     step_sum(setting).check(numbers, sentence)
 
@@ -207,10 +208,10 @@ THETA_UNIT: Final = 2**16
 """Whole numbers per 1 of a coordinate of the public model."""
 
 LONGEST_COLUMN: Final = 2.0**15
-"""The most that the weights of one class may be long."""
+"""Largest norm of one class's weights."""
 
 MARGIN: Final = 2.0**-40
-"""Relative, for the rounding of two norms and a quotient (Fact 1)."""
+"""Relative margin for the rounding of two norms and a quotient (Fact 1)."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,8 @@ class StepTerms:
         num_classes: K.
         rows: rows of the model: one per number of a row, and one for the constant.
         clip: c.
-        unit: whose part is clipped and sampled.
-        radius: R, the most that an agent's sum may be long, in clips; with unit "agent" it is 1.
+        unit: "record" or "agent", which is clipped and sampled.
+        radius: R, the largest norm of an agent's sum, in clips; with unit "agent" it is 1.
         rate: q, exactly.
 
     Raises:
@@ -244,54 +245,54 @@ class StepTerms:
 
     @property
     def numbers(self) -> int:
-        """D."""
+        """Return D, the number of coordinates."""
         return self.rows * self.num_classes
 
     @property
     def feature_norm(self) -> float:
-        """What rows are cut to, but for their constant."""
+        """Return the largest norm of rows without their constant; longer ones are cut."""
         return 1.0
 
     @property
     def bias_feature(self) -> float:
-        """The constant beside a row."""
+        """Return the constant that is added to a row."""
         return 1.0
 
     @property
     def reach(self) -> float:
-        """R, in clips."""
+        """Return R, in clips."""
         return self.radius if self.unit == "record" else 1.0
 
     @property
     def largest_norm(self) -> float:
-        """Bound on an agent's vector in clips, rounding included: what one agent changes."""
+        """Return a bound on an agent's vector in clips, rounding included: the change by one agent."""
         return self.reach + ball_rounding(self.reach, self.numbers)
 
     @property
     def sensitivity(self) -> float:
-        """By how much the presence of the unit that is sampled moves an agent's vector, in clips, rounding included."""
+        """Return how far the presence of the sampled unit moves an agent's vector, in clips, rounding included."""
         return min(1 + MARGIN + 2 * ball_rounding(self.reach, self.numbers), 2 * self.largest_norm)
 
     @property
     def threshold(self) -> int:
-        """Of 2^64: below it a coin says yes."""
+        """Return the threshold in 2^64 below which a coin says yes."""
         return math.floor(self.rate * 2**64)
 
 
 def on_grid(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A model as it is asked about: no column too long, and whole THETA_UNIT-ths, cut towards zero."""
+    """Return a model as it is asked about: no column too long, and whole THETA_UNIT-ths, cut towards zero."""
     squares = np.zeros(theta.shape[1])
     for row in theta:
         squares += row * row
     lengths = np.sqrt(squares) * (1 + MARGIN)
-    # A little shorter than the longest, so that a model that was shortened is not shortened again.
+    # Slightly shorter than the longest, so that a shortened model is not shortened again.
     factors = np.where(lengths > LONGEST_COLUMN, LONGEST_COLUMN * (1 - 2.0**-20) / np.maximum(lengths, 1.0), 1.0)
     shorter = theta * factors
     return np.asarray(np.trunc(shorter * THETA_UNIT) / THETA_UNIT)
 
 
 def check_model(theta: NDArray[np.float64], task: Task) -> None:
-    """Refuse what is no public model of a task.
+    """Refuse an array that is not a public model of the task.
 
     Raises:
         BadData: another shape, a number that is not finite or not on the grid, or a column that is too long.
@@ -303,18 +304,19 @@ def check_model(theta: NDArray[np.float64], task: Task) -> None:
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """What an agent adds to one step, on the grid, in units of what its unit can change; shape (rows, num_classes).
+    """Return an agent's part of one step, on the grid, in units of its unit's largest change; shape (rows,
+    num_classes).
 
-    Of all its records, since a cut would let one record replace another.
+    It uses all of its records, since a cut would let one record replace another.
 
     Raises:
-        InvalidSetting: no public model.
+        InvalidSetting: there is no public model.
         BadData: it is not one of this task.
     """
     if batch.model is None:
         raise InvalidSetting("a step of sampled training is asked with the public model that it begins from")
-    # Said before the charge by `check_questions`, and again here, of public numbers alone: beyond its grid a model
-    # could make one record's scores infinite, and with them the sum.
+    # `check_questions` checked this before the charge; check again, with public numbers alone: beyond its grid a
+    # model could make one record's scores infinite, and with them the sum.
     check_model(batch.model, task)
     terms = step_terms(task)
     vector = context.learner.step(
@@ -329,7 +331,7 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 
 
 def check_questions(task: Task, batch: QueryBatch, _: Learner) -> None:
-    """Refuse a batch that is no step of the task.
+    """Refuse a batch that is not a step of the task.
 
     Raises:
         PrivacyRefusal: not all rows of one step, or no model.

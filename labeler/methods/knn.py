@@ -1,9 +1,9 @@
 """kNN-DPFL (Zhu et al. 2021): every query asks the agent's k records nearest to it for their labels.
 
-How the votes are cast, and that they are a function of exact similarities: `labeler.methods.knn.knn_ballots`,
-`workers.voting.neighbors`. What follows is about those ballots and about no others.
+`labeler.methods.knn.knn_ballots` and `workers.voting.neighbors` cast the votes, as a function of exact similarities.
+The proofs below are about those ballots and about no others.
 
-Where classes are attributes, of which a record may have any number, a record votes for t of them at most
+If classes are attributes, of which a record may have any number, a record votes for t of them at most
 (`labeler.methods.knn.attribute_ballots`). One class per record is t = 1.
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
     """Squared L2 sensitivity of the sums of Q queries: 2 Q, 2 Q min(m, k)^2 for a person, Q k^2 for an agent.
 
-    Of attributes, with t = min(tau, C) votes of a record and w = min(2 t, C) between two: w Q, w Q min(m, k)^2 and
-    t Q k^2. The first proofs are of one class per record, t = 1 and w = 2; the last paragraph is of any t.
+    For attributes, with t = min(tau, C) votes of a record and w = min(2 t, C) between two: w Q, w Q min(m, k)^2 and
+    t Q k^2. The first proofs are for one class per record, t = 1 and w = 2; the last paragraph is for any t.
 
     **Instance.** Records are ordered by (similarity, record id), a total order in which two
     records' places do not depend on a third. Adding or removing a record swaps at most one of the
@@ -38,23 +38,23 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
     query; the queries are different coordinates, so 2 Q. Replacing a record also swaps at most one, and so a cap on
     the records of a person, under which a record that leaves may let another in, changes nothing.
 
-    **Person.** Of the first k, j <= min(m, k) are the person's; the others are the first k - j of what
+    **Person.** Of the first k, j <= min(m, k) are the person's. The others are the first k - j of what
     stays, which are among the first k of what stays. So at most j votes leave and at most j enter. Counted by
-    class, the leaving a and the entering b have non-negative entries, |a|, |b| <= j and a.b >= 0: |a - b|^2 <=
+    class, the leaving a and the entering b have non-negative entries, |a|, |b| <= j and a.b >= 0. So |a - b|^2 <=
     |a|^2 + |b|^2 <= 2 j^2 per query, attained when the leaving share a class and the entering another. 2 Q
     min(m, k)^2: mu is min(m, k) times that of one record.
 
     **Agent.** The row of one query has non-negative entries b_c with sum at most k, so
-    sum b_c^2 <= (sum b_c)^2 <= k^2, attained when all neighbours share a class. Q k^2.
+    sum b_c^2 <= (sum b_c)^2 <= k^2, attained when all neighbors share a class. Q k^2.
 
     **Attributes.** A record's vote is a vector of C zeros and ones with t ones at most, a function of that record
-    alone. Two such vectors differ, by one, exactly where one has a one and the other none: at no more than t + t
-    places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w. *Instance:* which records are the first
-    k does not depend on what they vote for, so a record that comes or goes swaps one vector for another, or adds or
-    takes one: w per query, attained by two records without a common attribute where 2 t <= C. *Person:* j leaving and
-    at most j entering vectors, paired, are j such differences, whose sum has a norm of at most j sqrt(w). *Agent:* k
-    vectors of t ones sum to entries of at most k that add up to at most k t: sum b_c^2 <= k sum b_c <= t k^2,
-    attained when all neighbours vote for the same t.
+    alone. Two such vectors differ, by one, exactly where one has a one and the other none. That is at no more than
+    t + t places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w. *Instance:* which records are the
+    first k does not depend on what they vote for. So a record that comes or goes swaps one vector for another, or adds
+    or removes one: w per query, attained by two records without a common attribute if 2 t <= C. *Person:* j leaving
+    and at most j entering vectors, paired, are j such differences, whose sum has a norm of at most j sqrt(w).
+    *Agent:* k vectors of t ones sum to entries of at most k that add up to at most k t. So
+    sum b_c^2 <= k sum b_c <= t k^2, attained when all neighbors vote for the same t.
     """
     votes = setting.votes_of_a_record
     if level == "agent":
@@ -64,10 +64,10 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
 
 
 def largest(setting: Setting, level: StatedLevel) -> int:
-    """One vote for a record, which votes at most once per query: a swap moves one vote between two coordinates.
+    """Return one vote for a record, which votes at most once per query: a swap moves one vote between two coordinates.
 
-    For a person as many votes as its records have there; those that enter in their place move the coordinate the other
-    way. For an agent all its k neighbours of one query.
+    For a person, as many votes as its records have there; those that replace them move the coordinate the other way.
+    For an agent, all its k neighbors of one query.
     """
     if level == "agent":
         return setting.k
@@ -75,12 +75,12 @@ def largest(setting: Setting, level: StatedLevel) -> int:
 
 
 def _of_a_person(setting: Setting) -> int:
-    """At one query no more of a person's records vote than the k that are asked."""
+    """Return the most records of a person that vote at one query: no more than k."""
     return min(records_of_a_person(setting), setting.k)
 
 
 def per_cell(setting: Setting) -> int:
-    """All k neighbours of a query may have one class."""
+    """Return k: all neighbors of a query may have one class."""
     return setting.k
 
 
@@ -90,13 +90,13 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
     One record of an agent moves at most one vote per query. Order the records of an agent by
     (similarity to the query, record id): a total order in which two records' places do not depend on
     any third. Without the record r, the first k of it are those with r, less r if r was among them,
-    plus the one that follows the k-th. So at most one neighbour is swapped for another: two
+    plus the one that follows the k-th. So at most one neighbor is swapped for another: two
     coordinates change by one vote each, or none if their labels agree (L1 at most 2, squared L2 at
     most 2). Replacing r by r' also changes at most one member of the first k. An agent with fewer
     than k records votes with what it has: then one coordinate changes by one.
 
     Args:
-        neighbor_labels: shape (num_queries, k), the class of each neighbour; -1 where there are
+        neighbor_labels: shape (num_queries, k), the class of each neighbor; -1 if there are
             fewer than k records.
         num_classes: C, the number of classes of the task.
 
@@ -108,7 +108,7 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
     """
     check_labels(neighbor_labels, num_classes, least=-1)
     num_queries = neighbor_labels.shape[0]
-    # One bin more than there are classes collects the missing neighbours, without a mask over the matrix.
+    # One bin more than there are classes collects the missing neighbors, without a mask over the matrix.
     slots = num_classes + 1
     cells = neighbor_labels.astype(np.int64)
     cells[cells < 0] = num_classes
@@ -120,19 +120,19 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
 def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[np.int64]:
     """Count the attributes of each query's nearest records, of each record the first `most` that it has.
 
-    What one record votes for is a function of its own attributes and of their public order: those it has, cut at
-    `most` (tau-clipping: Zhu et al. 2020, "Private-kNN"; of records, not of models, so that it holds for each). Which
-    records are the first k does not depend on it. `labeler.methods.knn` proves what follows.
+    A record's vote is a function of its own attributes and of their public order: those it has, cut at `most`
+    (tau-clipping: Zhu et al. 2020, "Private-kNN"; of records, not of models, so that it holds for each). Which
+    records are the first k does not depend on it. `labeler.methods.knn` proves the sensitivity.
 
     Args:
-        neighbors: shape (num_queries, k, num_attributes), 1 where a neighbour has an attribute and 0 where not.
+        neighbors: shape (num_queries, k, num_attributes), 1 if a neighbor has an attribute and 0 if not.
         most: tau, at least 1: public, and the same for every agent.
 
     Returns:
         Votes, int64, shape (num_queries, num_attributes): at most k each, at most k tau in a row.
 
     Raises:
-        InvalidSetting: something else than 0 and 1, or tau below 1.
+        InvalidSetting: values other than 0 and 1, or tau below 1.
     """
     if most < 1:
         raise InvalidSetting(f"a record votes for at least one attribute, found {most}")
@@ -144,22 +144,22 @@ def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[n
 
 
 NEIGHBORS_AT_ONCE = 2**21
-"""Neighbours found in one step: some 40 MiB, however many a task asks for."""
+"""Neighbors found in one step: some 40 MiB, however many a task asks for."""
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """Votes of the nearest records of each query, in blocks: what k could ask for need not fit into memory."""
+    """Return votes of the nearest records of each query, in blocks: those of a large k need not fit into memory."""
     votes = np.zeros((len(batch), task.num_classes), dtype=np.int64)
     k = records.neighbors(task.k)
     index = context.indexes.of_records(records)
     most = task.attributes_per_record
     each = 1 if most is None else task.num_classes
-    # Row -1, the last one, is no class, or has no attribute.
+    # Row -1, the last one, has no class or no attribute.
     nobody = np.full((1, *records.all_labels.shape[1:]), -1 if most is None else 0, dtype=np.int16)
     all_labels = np.concatenate([records.all_labels, nobody])
     for block in _blocks(len(batch), NEIGHBORS_AT_ONCE // (k * each)):
         rows = index.search(batch.features[block], k).rows
-        # What a record votes for hangs on that record alone, so parts of the neighbours add up.
+        # A record's vote depends on that record alone, so parts of the neighbors add up.
         for part in _blocks(k, NEIGHBORS_AT_ONCE // each):
             labels = all_labels[rows[:, part]]
             votes[block] += (
@@ -171,7 +171,7 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 
 
 def _blocks(count: int, most: int) -> Iterator[slice]:
-    """Slices that cover `count` rows, each at least 1 and else at most `most` rows long."""
+    """Yield slices that cover `count` rows, each at least 1 and otherwise at most `most` rows long."""
     step = max(1, most)
     return (slice(start, start + step) for start in range(0, count, step))
 

@@ -1,42 +1,42 @@
 """Reverse kNN (ours): every record votes for its label at the k queries nearest to it.
 
-In kNN-DPFL every query may draw on the same record, so a job of Q queries costs 2 Q. Queries are public: if every
+In kNN-DPFL every query may use the same record, so a job of Q queries costs 2 Q. Queries are public. If every
 record looks for its nearest query instead, where it votes depends on that record alone, and it votes k times in the
-whole job. How the votes are cast: `reverse_knn_ballots`.
+whole job. `reverse_knn_ballots` casts the votes.
 
-Ballots on a ball: what one agent contributes is made no longer than a public radius, in whole numbers.
+**Ballots on a ball**: the contribution of one agent is made no longer than a public radius, in whole numbers.
 
 A cap on how many records vote (`max_agent_records`) bounds an agent by the worst that n records could do: all in one
 place, n^2 k. Real ballots are spread over many questions and far shorter. So an agent takes its whole batch b, the
-counts of Q questions and C classes as one vector, leaves out what says nothing about classes, the mean of each
-question, and draws the rest onto the ball of radius R around zero, R votes and public:
+counts of Q questions and C classes as one vector. It leaves out the mean of each question, which says nothing about
+classes. It projects the rest onto the ball of radius R around zero, R votes and public:
 
-    v = C b - (sum of the question's counts)        C times the centred ballot, in whole numbers,
+    v = C b - (sum of the question's counts)        C times the centered ballot, in whole numbers,
 
-    p(b) = trunc(S v / C)                           where sum v^2 <= C^2 R^2,
-    p(b) = trunc(S R v / |v|)                       elsewhere, entry by entry, on the grid of S units per vote,
+    p(b) = trunc(S v / C)                           if sum v^2 <= C^2 R^2,
+    p(b) = trunc(S R v / |v|)                       else, entry by entry, on the grid of S units per vote.
 
-trunc leaving the fraction out, towards zero. Comparison and truncation are of whole numbers: for x >= 0 floor(sqrt(x))
+trunc drops the fraction, towards zero. Comparison and truncation are of whole numbers. For x >= 0 floor(sqrt(x))
 is isqrt(floor(x)), so that trunc(S R v_i / |v|) is isqrt((S R v_i)^2 // sum v^2) with the sign of v_i, exactly. No
-record is left out and none takes another's place. The class with most votes of a question stays it, and C - 1 of C
-numbers at a pure question would else carry the mean: centred ballots are shorter, and more votes fit into the ball.
+record is left out and none replaces another. The class with most votes of a question stays the same. Without centering,
+C - 1 of C numbers at a pure question would carry the mean: centered ballots are shorter, so more votes fit the ball.
 
 **Agent level.** |p(b)| <= S R whatever the records are: truncation makes no entry larger. An agent that votes for
 nothing contributes 0. So the square of the change is at most S^2 R^2.
 
-**One record, one person.** Let b and b' be ballots of neighbouring data sets, |b - b'|^2 <= D2^2 (`labeler.methods.
-reverse_knn`). Centring is an orthogonal projection, and the point of a closed convex set next to a point moves no
-further than the point does: before truncation the two are at most S |b - b'| apart, whichever of them is in the ball.
-|trunc(x) - trunc(y)| is below |x - y| + 1 (at most |x - y| where signs differ), so by the triangle inequality over all
+**One record, one person.** Let b and b' be ballots of neighboring data sets, |b - b'|^2 <= D2^2 (`labeler.methods.
+reverse_knn`). Centering is an orthogonal projection, and the nearest point of a closed convex set moves no further
+than the point itself. So before truncation the two are at most S |b - b'| apart, whichever of them is in the ball.
+|trunc(x) - trunc(y)| is below |x - y| + 1 (at most |x - y| if signs differ). So by the triangle inequality over all
 Q C entries
 
     |p(b) - p(b')| <= S D2 + sqrt(Q C)        grid units, and always at most 2 S R.
 
-Every entry may change, where without the ball only the record's own did: one by a whole number below S D2 + 1, so by at
-most ceil(S D2) <= S ceil(D2).
+Every entry may change, while without the ball only the record's own did. Each changes by a whole number below S D2 + 1,
+so by at most ceil(S D2) <= S ceil(D2).
 
-**Winner.** Entries of p(b) lie between -S R and S R, so that every sum fits its field where R does; where it does not,
-they are cut at public numbers afterwards, which moves no two vectors further apart (`labeler.release.on_grid`).
+**Winner.** Entries of p(b) lie between -S R and S R, so every sum fits its field if R does. Otherwise they are cut at
+public numbers afterwards, which moves no two vectors further apart (`labeler.release.on_grid`).
 
 References:
     Bauschke, Combettes 2017, Convex Analysis and Monotone Operator Theory in Hilbert Spaces, Proposition 4.16.
@@ -63,15 +63,15 @@ if TYPE_CHECKING:
     from labeler.task import Task
 
 UNBOUNDED_RECORDS: Final = 2**40
-"""What stands for the number of an agent's records where a task names no bound."""
+"""Replaces the number of an agent's records if a task names no bound."""
 
 
 def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | int | None:
     """Squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
 
-    The table is of ballots as they are counted. Drawn onto a ball of `ballot_radius` R (`labeler.methods.reverse_knn`)
-    they change by R^2 for an agent, or by the table's number if that is less; for a record or a person, D2^2 the
-    table's number, by the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
+    The table is for ballots as they are counted. Projected onto a ball of `ballot_radius` R
+    (`labeler.methods.reverse_knn`) they change by R^2 for an agent, or by the table's number if that is less. For a
+    record or a person, with D2^2 the table's number, they change by the smaller of (D2 + sqrt(Q C) / S)^2 and 4 R^2.
 
     | instance                      | person, g = min(m, n)             | agent          |
     |-------------------------------|-----------------------------------|----------------|
@@ -79,30 +79,30 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
 
     **Instance.** The queries nearest to a record are a function of that record and of
     public queries. Adding or removing it therefore changes its own class column at its own
-    min(k, Q) queries by one vote and nothing else: min(k, Q) for the batch, once. But with a cap
-    `max_agent_records` on how many of an agent's records vote, a record that leaves lets the first
-    record beyond the cap in: two records change their votes, 2 min(k, Q). The cap cannot be known not
-    to bind, so with a cap this is charged. (Not Q-fold either way: it holds for **one batch**. Asking in several
+    min(k, Q) queries by one vote and nothing else: min(k, Q) for the batch, once. With a cap
+    `max_agent_records` on how many of an agent's records vote, a record that leaves lets in the first
+    record beyond the cap. So two records change their votes, 2 min(k, Q). Nobody can know that the cap does not
+    bind, so with a cap this is charged. (Not Q-fold either way: it holds for **one batch**. Asking in several
     batches is several such compositions.) A cap on the records of a person does the same: two records change their
-    votes, 2 min(k, Q). With both: the n records of the smallest ids among E + r and among E + r' differ by one swap
-    at most, as the first k of knn do, so the two caps together cost 2 min(k, Q), no more than either.
+    votes, 2 min(k, Q). With both, the n records of the smallest ids among E + r and among E + r' differ by one swap
+    at most, as the first k of knn do. So the two caps together cost 2 min(k, Q), no more than either.
 
     **Person.** At most m records leave, each with one vote in each of its own min(k, Q) rows:
-    entries of at most m, m min(k, Q) votes in all, so the squared norm is at most m^2 min(k, Q), attained when
-    their votes fall together. mu is m times that of one record without a cap. With n: at most g = min(m, n) of
-    the n records that vote leave, and as many of other people enter. Both sums have non-negative entries, so
+    entries of at most m, m min(k, Q) votes in all. So the squared norm is at most m^2 min(k, Q), attained when
+    their votes fall together. mu is m times that of one record without a cap. With n, at most g = min(m, n) of
+    the n records that vote leave, and as many of other people enter. Both sums have non-negative entries. So
     their difference has a squared norm of at most g^2 min(k, Q) + g^2 min(k, Q): mu is g times that of one
     record under a cap. (By adding norms, instead of squares, it would be 2 g times that of one record without.)
 
-    **Agent.** At most n records vote, each at most once in a row, so an entry is at most
-    n and all entries together at most n min(k, Q): sum b^2 <= max b * sum b <= n^2 min(k, Q),
+    **Agent.** At most n records vote, each at most once in a row. So an entry is at most
+    n and all entries together at most n min(k, Q). Hence sum b^2 <= max b * sum b <= n^2 min(k, Q),
     attained when all records share a class and their nearest queries. Without a public n there is
     no bound at all.
 
     **Clipping (winner).** An agent cuts every count at a public M (`Task.vote_clip`). Let b and b' be
-    ballots of neighbouring data sets and clip(x) = min(x, M). clip is increasing and 1-Lipschitz: for
+    ballots of neighboring data sets and clip(x) = min(x, M). clip is increasing and 1-Lipschitz: for
     x <= y, clip(y) - clip(x) lies between 0 and y - x. So cell by cell |clip(b) - clip(b')| <= |b - b'|, and
-    the sum of squares over all cells is at most what it was without clipping: the bounds above hold, at all
+    the sum of squares over all cells is at most what it was without clipping. So the bounds above hold, at all
     levels (b' = 0 at agent level, and clip(0) = 0), and so does `largest`.
     """
     counted, radius = _squared_as_counted(setting, level, min(setting.k, queries)), setting.ballot_radius
@@ -112,13 +112,13 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
         return radius**2 if counted is None else min(counted, radius**2)
     if counted is None:
         return None  # Only an agent may cast any number of votes.
-    # Loaded where it is wanted: the names of methods need no numpy.
+    # Imported only here: the names of methods need no numpy.
 
     return squared_distance(counted, radius=radius, scale=setting.scale, entries=queries * setting.num_classes)
 
 
 def _squared_as_counted(setting: Setting, level: StatedLevel, places: int) -> int | None:
-    """The table of `squared`, whose proof it is, of ballots as they are counted; places is min(k, Q)."""
+    """Return the table of `squared`, which proves it, for ballots as they are counted; places is min(k, Q)."""
     if level == "agent":
         return None if setting.max_agent_records is None else setting.max_agent_records**2 * places
     group = 1 if level == "instance" else _of_a_person(setting)
@@ -127,19 +127,19 @@ def _squared_as_counted(setting: Setting, level: StatedLevel, places: int) -> in
 
 
 def largest(setting: Setting, level: StatedLevel) -> int | None:
-    """One vote for a record: it votes at most once per query.
+    """Return one vote for a record: it votes at most once per query.
 
     (Under a cap a record that leaves and the one let in may share a coordinate; then their changes cancel.) For a
-    person as many votes as its records have there; those that enter in their place move the coordinate the other way.
-    For an agent everything it can put there: the votes of all its n records, and no bound without n. On a ball of
-    radius R no coordinate is above R, and every one may move with the others (`labeler.methods.reverse_knn`).
+    person, as many votes as its records have there; those that replace them move the coordinate the other way. For an
+    agent, everything it can put there: the votes of all its n records, and no bound without n. On a ball of radius R
+    no coordinate is above R, and every one may move with the others (`labeler.methods.reverse_knn`).
     """
     radius = setting.ballot_radius
     if radius is not None:
         counted = _squared_as_counted(setting, level, setting.k)
         if level == "agent":
             return radius
-        # Loaded where it is wanted, as above.
+        # Imported only here, as above.
 
         return None if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
@@ -148,18 +148,18 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
 
 
 def _of_a_person(setting: Setting) -> int:
-    """No more of a person's records vote than the n that vote at all."""
+    """Return the most records of a person that vote: no more than the n that vote at all."""
     records = records_of_a_person(setting)
     return min(records, setting.max_agent_records or records)
 
 
 def per_cell(setting: Setting) -> int:
-    """All records of an agent may share a class and a nearest query; as counted, before any ball."""
+    """Return n: all records of an agent may share a class and a nearest query; as counted, before any ball."""
     return setting.max_agent_records or UNBOUNDED_RECORDS
 
 
 def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[np.int64]:
-    """p(b) of this module's docstring.
+    """Return p(b) of this module's docstring.
 
     Args:
         ballots: int64 counts, at least 0, shape (num_queries, num_classes): the whole batch of one agent. C times the
@@ -180,7 +180,7 @@ def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[n
 
 
 def squared_distance(squared: int, *, radius: int, scale: int, entries: int) -> Fraction:
-    """The most that p moves neighbouring ballots apart: the smaller of the two bounds above, rounded up.
+    """Return the most that p moves neighboring ballots apart: the smaller of the two bounds above, rounded up.
 
     Args:
         squared: D2^2 of the ballots themselves, votes^2.
@@ -198,7 +198,7 @@ def squared_distance(squared: int, *, radius: int, scale: int, entries: int) -> 
 
 
 def largest_distance(squared: int, *, radius: int) -> int:
-    """The most whole votes by which p moves one entry: min(ceil(D2), 2 R).
+    """Return the most whole votes by which p moves one entry: min(ceil(D2), 2 R).
 
     Args:
         squared: D2^2 of the ballots themselves, votes^2; at least 1.
@@ -215,15 +215,15 @@ def reverse_knn_ballots(
     The mirror image of `knn_ballots`: there each query looks for k records, here each record looks
     for k queries. Queries are public, so where a record votes depends on that record alone. Adding
     or removing it changes at most k coordinates by one vote each **in the whole batch**, however many
-    queries there are: squared L2 sensitivity k, once, where kNN pays 2 for every query. With k = 1
+    queries there are. The squared L2 sensitivity is k, once, while kNN pays 2 for every query. With k = 1
     this is the histogram of (cell, class) over the Voronoi cells of the public queries.
 
-    Replacing a record is a removal and an addition: per query at most one vote leaves and one
+    Replacing a record is a removal and an addition. Per query at most one vote leaves and one
     arrives, over the batch at most 2k coordinates by one vote each (squared L2 at most 2k).
 
     Args:
         nearest_queries: shape (num_records, k), the query numbers each record votes at, all different
-            within a row; -1 where there are fewer than k queries.
+            within a row; -1 if there are fewer than k queries.
         labels: shape (num_records,), the class of each record.
         num_queries: Q, the number of queries in the batch.
         num_classes: C, the number of classes of the task.
@@ -241,14 +241,14 @@ def reverse_knn_ballots(
 
 
 NUMBERS_AT_ONCE = 2**22
-"""Numbers of the records' features that look for their nearest questions in one step: 8 MiB, and twice that in float32;
-so memory does not follow how many records there are."""
+"""Numbers of features whose records look for their nearest questions in one step: 8 MiB, and twice that in float32. So
+memory does not grow with the number of records."""
 
 
 def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> NDArray[np.int64]:
-    """Votes of the records at their nearest queries, in blocks of records, whose votes add up.
+    """Return votes of the records at their nearest queries, in blocks of records, whose votes add up.
 
-    What is searched is the public queries, so it is done in this process whatever the engine.
+    The public queries are searched, so this process does it with any engine.
     """
     if task.max_agent_records is not None:
         records = records.first(task.max_agent_records)
@@ -262,10 +262,10 @@ def ballots(task: Task, batch: QueryBatch, records: Records, context: RunnerCont
 
 
 def records_at_once(dimension: int, k: int, cells: int) -> int:
-    """How many records look for their k nearest questions in one step.
+    """Return how many records look for their k nearest questions in one step.
 
-    Each step is counted into a whole table of votes, so it is worth as many neighbours as that has cells; but no more
-    numbers of features than `NUMBERS_AT_ONCE`.
+    Each step is counted into a whole table of votes, so it should have as many neighbors as the table has cells. It
+    has no more numbers of features than `NUMBERS_AT_ONCE`.
     """
     return max(1, min(max(NEIGHBORS_AT_ONCE, cells) // k, NUMBERS_AT_ONCE // dimension))
 

@@ -1,15 +1,15 @@
-"""What one record, one person or one agent can change in the sum of all answers: what a price is made of.
+"""Sensitivities: the largest change of the sum of all answers by one record, one person or one agent, and prices.
 
-The price of a task that counts votes is a function of two numbers: the squared L2 norm of the largest change of the
-**whole composition** of queries (`squared_sensitivity`), and the largest change of a single
-coordinate (`largest_change`), which matters only for how far into the tail of the noise a proof has
-to look. Both are integers: votes are counted, never divided by k. Where agents answer with real numbers, it is a
-function of the noisy vector `answer_sum`.
+The price of a task that counts votes is a function of two numbers. One is the squared L2 norm of the largest change of
+the **whole composition** of queries (`squared_sensitivity`). The other is the largest change of a single coordinate
+(`largest_change`), which matters only for how far into the tail of the noise a proof has to look. Both are integers:
+votes are counted, never divided by k. If agents answer with real numbers, the price is a function of the noisy vector
+`answer_sum`.
 
-Neighbours (PRIVACY section 1):
+Neighbors (PRIVACY section 1):
 
-* instance level: one agent gains or loses one record, everybody else's records stay;
-* person level: one agent gains or loses **all** records of one person, everybody else's records stay; only where the
+* instance level: one agent gains or loses one record, all other agents' records stay;
+* person level: one agent gains or loses **all** records of one person, all other records stay; only if the
   task has `records_per_person`;
 * agent level, zero-out: the ballots of one agent become zero while its noise share stays.
 
@@ -22,43 +22,44 @@ The squared norm of the change of all sums, and (in brackets) of the change of o
 | reverse-knn | min(k, Q), doubled by a cap (1) | g^2 min(k, Q), doubled by n (g)    | n^2 min(k, Q) (n) |
 | evaluate    | 1, doubled by a cap (1)         | g^2, doubled by n (g)              | n^2 (n)           |
 
-and, where a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2 for its Q k^2
-(`labeler.methods.knn`). Q are the queries, k the neighbours that vote, n = `max_agent_records`,
+and, if a record votes for t attributes, w = min(2 t, C) for knn's 2 and t Q k^2 for its Q k^2
+(`labeler.methods.knn`). Q are the queries, k the neighbors that vote, n = `max_agent_records`,
 m = `records_per_person` and g = min(m, n). A cap is either of n and m. On a ball of `ballot_radius` R
-(`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record what stands here and the rounding.
-Each method's module holds its proof. A winner is computed from the histogram, so that these bounds hold for it, too;
-`labeler.methods.sensitivity` says where less is proved.
+(`labeler.methods.reverse_knn`) an agent of reverse-knn changes at most R^2, a record the table's number and rounding.
+Each method's module holds its proof. A winner is computed from the histogram, so these bounds hold for it, too;
+`labeler.methods.sensitivity` says when a smaller one is proved.
 
-A method whose traits state nothing has no price: whatever it is, it is refused, never charged as another.
+A method whose traits state nothing has no price: it is refused, never charged as another.
 
-Records, and not files: of identical images one is a record, or none where their labels differ. The rule looks at one
-person's files alone, so neighbours in files are neighbours in records, at both levels (feature_store.same_images).
+Neighbors are defined by records, not by files: of identical images one is a record, or none if their labels differ. The
+rule looks at one person's files alone, so neighbors in files are neighbors in records, at both levels
+(feature_store.same_images).
 
 **Caps per person.** Of each person an agent answers with the m records of the smallest ids and with no
 other. Whether a record is among them depends on its person's records alone.
-*Instance level.* A record that is not among the m changes nothing when it leaves. One that is lets the
-person's next record in: what the agent answers with changes by at most one **replacement**, for which every method's
-bound at instance level must hold. For numbers both sensitivities do (`labeler.methods.blind_average`, fact 1): with a
+*Instance level.* A record that is not among the m changes nothing when it leaves. One that is lets the person's next
+record in. So the records that the agent answers with change by at most one **replacement**, for which every method's
+bound at instance level must hold. For numbers both sensitivities do (`labeler.methods.blind_average`, fact 1). With a
 cap per person, models are trained and priced for replacing, whatever bound on all records sites keep (`kept_bound`).
-*Person level.* When all records of a person leave, at most m of those answered with leave, and no other
-person's record enters: what the agent answers with changes by a removal of at most m records, and by no
-replacement. For numbers these are m removals one after the other, each within the sensitivity whatever the others are,
-so m times the sensitivity by the triangle inequality, and at most twice the norm bound of one agent's vector, within
-which both vectors lie (`VectorSum.group_distance`).
+*Person level.* When all records of a person leave, at most m of the answering records leave, and no other person's
+record enters. So the answering records change by a removal of at most m records, and by no replacement. For numbers
+these are m removals one after the other, each within the sensitivity whatever the others are. By the triangle
+inequality that is m times the sensitivity. It is at most twice the norm bound of one agent's vector, within which both
+vectors lie (`VectorSum.group_distance`).
 
-**Ballots and noise shared apart (winner, where rows have a total).** Talliers add up S * ballots + noise from two
+**Ballots and noise shared apart (winner, if rows have a total).** Talliers add up S * ballots + noise from two
 sharings. Any two of them hold uniform numbers, and the sum they compute on is the same random variable
 as with one sharing, so the same bounds hold. The column of votes not cast is in no sum.
 
 A guarantee at instance level is about one record. A person with several records is protected as a group of that size,
-and where the task has no `records_per_person` nobody bounds that size. A person with records at two agents changes the
-ballots of both: the norms of the two changes add up, and so do their mus. It is the same where one person has two ids.
+and without `records_per_person` nothing bounds that size. A person with records at two agents changes the ballots of
+both: the norms of the two changes add up, and so do their mus. The same holds if one person has two ids.
 
-Which winners have a price of their own, and when it is taken (`labeler.accounting.winner`).
+`as_winners` decides which winners have a separate price (`labeler.accounting.winner`).
 
-`Method` is what a method's module says: what it is, what is proved of it, and how an agent answers by it. Every system
-of the papers is one sum of bounded contributions. They differ in what a row of the sum is about, in who adds the noise,
-and in whether a job can be cut into rounds; outside their modules nobody has to know more.
+`Method` describes a method: its properties, its proofs, and how an agent answers. Every system of the papers is one sum
+of bounded contributions. They differ in what a row of the sum is about, in the parties that add the noise, and in
+whether a job can be cut into rounds; outside their modules no code has to know more.
 """
 
 from __future__ import annotations
@@ -98,20 +99,20 @@ if TYPE_CHECKING:
 
 
 def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fraction | int | None:
-    """Squared L2 sensitivity of the sums of a whole batch of `queries` queries, in votes squared.
+    """Return the squared L2 sensitivity of the sums of a whole batch of `queries` queries, in votes squared.
 
     Args:
-        level: whose presence is protected.
-        queries: Q, how many queries the composition has; at least 1.
+        level: the unit whose presence is protected.
+        queries: Q, number of queries of the composition; at least 1.
 
     Returns:
-        The bound, or None where there is none (reverse-knn at agent level without `max_agent_records` or
-        `ballot_radius`). Whole votes squared, but for ballots on a ball, whose rounding counts in grid units.
+        The bound, or None if there is none (reverse-knn at agent level without `max_agent_records` or
+        `ballot_radius`). Whole votes squared, except for ballots on a ball, whose rounding counts in grid units.
 
     Raises:
         InvalidSetting: queries is not a positive integer, the task's method does not count votes, or the level is a
             person's and the task has no `records_per_person`.
-        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+        PrivacyRefusal: the task's method has no stated sensitivity.
     """
     if not task.traits.counts:
         raise InvalidSetting(f"method {task.method} does not count votes; its price is that of its `answer_sum`")
@@ -123,17 +124,17 @@ def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fracti
 
 
 def largest_change(task: Asked, level: StatedLevel) -> int | None:
-    """The most votes by which any one coordinate of the sum can change; None where unbounded."""
+    """Return the most votes by which any one coordinate of the sum can change; None if unbounded."""
     if level == "person":
         records_of_a_person(task)
     return counted_votes(task).largest(task, level)
 
 
 def records_of_a_person(setting: Setting) -> int:
-    """m: with how many records of one person an agent answers at most.
+    """Return m, the most records of one person with which an agent answers.
 
     Raises:
-        InvalidSetting: the task does not bound them, so that there is no statement about a person.
+        InvalidSetting: the task does not bound them, so there is no statement about a person.
     """
     if setting.records_per_person is None:
         raise InvalidSetting(
@@ -144,7 +145,7 @@ def records_of_a_person(setting: Setting) -> int:
 
 
 def most_votes_per_cell(task: Asked) -> int:
-    """The most votes one agent may cast for one class at one query, before its count is clipped.
+    """Return the most votes one agent may cast for one class at one query, before its count is clipped.
 
     For methods that count votes.
     """
@@ -152,7 +153,7 @@ def most_votes_per_cell(task: Asked) -> int:
 
 
 def most_votes_in_a_sum(task: Asked) -> int:
-    """The most that one agent adds to one sum, in votes: its count, or the radius of the ball that ballots are on.
+    """Return the most that one agent adds to one sum, in votes: its count, or the radius of the ballots' ball.
 
     For methods that count votes.
     """
@@ -161,10 +162,10 @@ def most_votes_in_a_sum(task: Asked) -> int:
 
 
 def training_of(setting: Setting) -> Training:
-    """How agents train.
+    """Return how agents train.
 
     Raises:
-        InvalidSetting: the task's method trains nothing that its price depends on.
+        InvalidSetting: the price of the task's method depends on no training.
     """
     if setting.training is None:
         raise InvalidSetting(f"a task of method {setting.method} does not say how agents train")
@@ -172,39 +173,38 @@ def training_of(setting: Setting) -> Training:
 
 
 def kept_bound(setting: Setting) -> int | None:
-    """n_max: the public bound on every agent's records by which one that leaves lets nobody in, and moves a model half
-    as far (`labeler.descent`, "With a public denominator").
+    """Return n_max: the public bound on every agent's records, with which a leaving record lets none in and so moves a
+    model half as far (`labeler.descent`, "With a public denominator").
 
-    None where the task names no bound that sites keep, and where it caps the records of a person: such a cap may bind,
-    so that one record replaces another, and the price is that of replacing for everybody.
+    None if the task names no bound that sites keep, or if it caps the records of a person. Such a cap may bind, so
+    that one record replaces another, and the price is that of replacing for everybody.
     """
     training = training_of(setting)
     return None if setting.a_record_may_be_replaced else training.max_records
 
 
 def most_trained(setting: Setting) -> int:
-    """Return with how many records an agent trains at most.
+    """Return the most records with which an agent trains.
 
-    Where the task counts on a bound that sites keep, that bound; no shard that an agent answers such a task from
+    If the task counts on a bound that sites keep, that bound; no shard that an agent answers such a task from
     holds more, so that it never binds.
     """
     return kept_bound(setting) or MOST_RECORDS
 
 
 def sums_means(task: Asked) -> bool:
-    """Whether agents sum records by class (`labeler.methods.blind_average`), where other tasks of the method train a
-    model."""
+    """Return whether agents sum records by class (`labeler.methods.blind_average`) instead of training a model."""
     return task.training is not None and task.training.learner == "means"
 
 
 def unit_in_words(task: Asked) -> str:
-    """What `sigma_votes` counts in, for people, where it is not votes."""
+    """Return the unit of `sigma_votes`, for people, if it is not votes."""
     sampled = None if task.training is None else task.training.sampled
     return f"times what one {'record' if sampled is None else sampled.unit} can change"
 
 
 def contribution_in_words(task: Asked) -> str:
-    """What an agent contributes, for people."""
+    """Return what an agent contributes, for people."""
     if task.training is not None and task.training.sampled is not None:
         if task.training.sampled.unit == "record":
             return "in each step the clipped gradients of a secret sample of its records"
@@ -217,7 +217,7 @@ def contribution_in_words(task: Asked) -> str:
 
 
 def one_record_in_words(task: Asked) -> str | None:
-    """Which of two bounds on what one record changes a price is for; None where agents train nothing it is about."""
+    """Return which of two bounds on one record's change a price is for; None if training does not matter."""
     if task.training is None:
         return None
     if task.training.sampled is not None:
@@ -247,20 +247,20 @@ def one_record_in_words(task: Asked) -> str | None:
 
 
 def answer_sum(task: Asked) -> VectorSum:
-    """The noisy vector whose price a task has that does not count votes: the sum of all agents, or each agent's own.
+    """Return the noisy vector that prices a task without vote counts: the sum of all agents, or each agent's own.
 
     Raises:
-        PrivacyRefusal: nobody has stated the sensitivity of the task's method.
+        PrivacyRefusal: the task's method has no stated sensitivity.
     """
     return bounded_numbers(task).answer_sum(task)
 
 
 def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
-    """Everything that a task opens whose method does not count votes, rounding included.
+    """Return everything that a task without vote counts opens, rounding included.
 
     Args:
         task: of such a method.
-        level: whose presence is protected.
+        level: the unit whose presence is protected.
 
     Raises:
         InvalidSetting: the level is a person's, and the task has no `records_per_person`.
@@ -272,24 +272,24 @@ def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
 
 
 def least_delta(task: Asked) -> float:
-    """The least delta at which what a task is charged bounds anything; 0 where it does at every one.
+    """Return the least delta at which the charges of a task bound anything; 0 if they do at every one.
 
-    The charges of winners and of sums over secret samples are pairs, of which a ledger keeps the Gaussian part alone
-    (`labeler.accounting.losses`): below this delta the rest is not lost in what is kept back (`labeler.budget`). So an
-    account that has paid for one is stated at no smaller delta, ever.
+    The charges of winners and of sums over secret samples are pairs, of which a ledger keeps only the Gaussian part
+    (`labeler.accounting.losses`). Below this delta the rest may exceed the part that is held back (`labeler.budget`).
+    So an account that has paid for one is never stated at a smaller delta.
     """
     return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.traits.is_sampled else 0.0
 
 
 def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
-    """The composition of `queries` queries of a task as an event; None where its sensitivity is unbounded.
+    """Return the composition of `queries` queries of a task as an event; None if its sensitivity is unbounded.
 
-    Of votes for life: everything that is ever asked, whatever the queries.
+    For votes for life: everything that is ever asked, for any number of queries.
     """
     if not task.traits.counts:
         return model_event(task, level)
     if task.life is not None:
-        # Loaded where it is wanted: the names of methods need no numpy.
+        # Imported only here: the names of methods need no numpy.
         from labeler.accounting.lifetime import lifetime_event
 
         return lifetime_event(task) if level == "instance" else None
@@ -300,7 +300,7 @@ def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum |
 
 
 def summed_votes(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
-    """The noisy histograms of so many queries as an event, whatever of them is opened; None where unbounded."""
+    """Return the noisy histograms of `queries` queries as an event, whatever part is opened; None if unbounded."""
     squared = squared_sensitivity(task, level, queries)
     largest = largest_change(task, level)
     if squared is None or largest is None:
@@ -317,7 +317,7 @@ def summed_votes(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | 
 
 
 def largest_distance(task: Asked, level: StatedLevel) -> float:
-    """How far neighbouring data move that vector before it is rounded, in the unit of `sigma_votes`; for real noise."""
+    """Return how far neighboring data move that vector before rounding, in units of `sigma_votes`; for real noise."""
     spec = answer_sum(task)
     if level == "agent":
         return spec.largest_norm * task.sigma_votes / spec.sigma
@@ -326,11 +326,11 @@ def largest_distance(task: Asked, level: StatedLevel) -> float:
 
 
 def counted_votes(task: Asked) -> CountedVotes:
-    """What is proved of the task's method, for one that counts votes.
+    """Return what is proved of the task's method, for one that counts votes.
 
     Raises:
-        PrivacyRefusal: nobody has stated what a record, a person or an agent changes. Charging it as another method
-            would promise what was never proved, so nothing that asks for a price goes on.
+        PrivacyRefusal: no bound for a record, a person or an agent is stated. Charging it as another method would
+            promise what was never proved, so no price is computed.
     """
     if isinstance(task.traits.stated, CountedVotes):
         return task.traits.stated
@@ -338,7 +338,7 @@ def counted_votes(task: Asked) -> CountedVotes:
 
 
 def bounded_numbers(task: Asked) -> BoundedNumbers:
-    """What is proved of the task's method, for one whose agents answer with real numbers; see `counted_votes`."""
+    """Return what is proved of a method whose agents answer with real numbers; see `counted_votes`."""
     if isinstance(task.traits.stated, BoundedNumbers):
         return task.traits.stated
     raise _without_sensitivity(task.method)
@@ -352,20 +352,20 @@ def _without_sensitivity(method: str) -> PrivacyRefusal:
 
 
 def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum | None) -> IntegerSum:
-    """The winners of noisy sums as an event of their own, where less is proved of them than of the sums.
+    """Return the winners of noisy sums as a separate event, if its bound is smaller than that of the sums.
 
-    Where rows have a total (top-k votes, one vote of a model), each query is bounded by itself. Squared by votes, a
-    change of 1 is one vote that arrives or leaves. One of 2 in which no count moves by more than one vote is one vote
-    here and one there: a vote that moves, since no record adds two votes to a row. More votes at once, or reverse-knn,
-    whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose noise the
-    talliers add: a dishonest one may add any number, and an answer is no threshold on the changed count any more where
-    the sum wraps around in the field (`labeler.noise`). So does a task whose guarantee is too large, or its
+    If rows have a total (top-k votes, one vote of a model), each query is bounded separately. Squared by votes, a
+    change of 1 is one vote that arrives or leaves. A change of 2 in which no count moves by more than one vote is one
+    vote here and one there. That is a vote that moves, since no record adds two votes to a row. More votes at once, or
+    reverse-knn, whose bound is of all queries together, have no such proof, and pay for the sums. So does a task whose
+    noise the talliers add: a dishonest one may add any number, and an answer is not a threshold on the changed count
+    any more if the sum wraps around in the field (`labeler.noise`). So does a task whose guarantee is too large, or its
     delta too small, for the bounds that winners have (`labeler.accounting.integer`).
 
     Args:
-        queries: how many winners.
-        sums: the event of the histograms of so many.
-        one: the event of a single histogram, at the same level; None where it has no bound.
+        queries: number of winners.
+        sums: the event of the histograms of as many queries.
+        one: the event of a single histogram, at the same level; None if it has no bound.
     """
     if (
         task.traits.row_total is None
@@ -393,17 +393,17 @@ def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum |
 
 
 ReleaseKind = Literal["histogram", "winner"]
-"""What is opened of a sum: all of it, or the largest of each row."""
+"""The opened part of a sum: all of it, or the largest of each row."""
 
 
 @dataclass(frozen=True)
 class CountedVotes:
-    """What is proved of a method whose agents count votes. At every level.
+    """The proved bounds of a method whose agents count votes, at every level.
 
     Attributes:
-        squared: (setting, level, queries): the squared L2 norm of the largest change of the sums of one batch of so
-            many queries; None where there is no bound. The proof is the function's docstring.
-        largest: (setting, level): the most whole votes by which one coordinate changes; None where there is no bound.
+        squared: (setting, level, queries): the squared L2 norm of the largest change of the sums of one batch of
+            `queries` queries; None if there is no bound. The function's docstring is the proof.
+        largest: (setting, level): the most whole votes by which one coordinate changes; None if there is no bound.
         per_cell: (setting): the most votes that one agent may cast for one class at one query, before it is clipped.
     """
 
@@ -414,14 +414,14 @@ class CountedVotes:
 
 @dataclass(frozen=True)
 class BoundedNumbers:
-    """What is proved of a method whose agents answer with real numbers on a grid.
+    """The proved bounds of a method whose agents answer with real numbers on a grid.
 
     Attributes:
-        answer_sum: (setting): the noisy vector whose price the task has, in units of what one record changes: the sum
-            of all agents, or each agent's own. The proof is the function's docstring and that of `VectorSum`.
+        answer_sum: (setting): the noisy vector that prices the task, in units of one record's change: the sum of all
+            agents, or each agent's own. The function's docstring and that of `VectorSum` are the proof.
         longest: (setting): the largest magnitude of one number of one agent on the grid, grid units.
         check: (numbers, setting): refuse numbers of one agent beyond what the price covers; int64, grid units.
-        event: (setting, level): everything that a task opens, where that is more than `answer_sum` once; None: once.
+        event: (setting, level): everything that a task opens, if that is more than `answer_sum` once; None: once.
     """
 
     answer_sum: Callable[[Setting], VectorSum]
@@ -431,7 +431,7 @@ class BoundedNumbers:
 
 
 class Learner(Protocol):
-    """Fits models to an agent's records; the arithmetic of what `labeler.methods` prove (`workers.learning`)."""
+    """Fits models to an agent's records; computes what `labeler.methods` proves (`workers.learning`)."""
 
     def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
         """Fit a classifier as integers, shape (dimension + 1, num_classes)."""
@@ -466,7 +466,7 @@ class Learner(Protocol):
         """Return what an agent adds to one step of training, shape (rows, num_classes)."""
 
     def check_model(self, model: bytes, *, classes: Sequence[str], fingerprint: str, dimension: int) -> None:
-        """Refuse a file that is no model of these classes, of this backbone, by public facts alone."""
+        """Refuse a file that is not a model of these classes and this backbone, by public facts alone."""
 
     def opinions(self, model: bytes, features: NDArray[np.int16]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the class a model gives to each feature, and its confidence: row by row, and never raise."""
@@ -477,10 +477,10 @@ class RunnerContext:
     """An agent's index, learner and source of chance, with which a method finds its ballots.
 
     Attributes:
-        indexes: finds neighbours among records and questions.
-        models: where models are kept while a round is open.
-        local_noise: gives the agent's secret source of chance of its own for this batch, at its beginning: of noise, or
-            of who takes part in a step.
+        indexes: finds neighbors among records and questions.
+        models: cache of models while a round is open.
+        local_noise: returns the agent's secret source of chance for this batch, at its beginning: for noise, or
+            for who takes part in a step.
         learner: fits models.
     """
 
@@ -500,32 +500,32 @@ def _accepts(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to answer: what it is, what is proved of it, and how an agent answers by it.
+    """A method: its properties, its proofs, and how an agent answers by it.
 
     Attributes:
         system: its name in the papers.
-        answer: what an agent contributes, in words for people.
+        answer: an agent's contribution, in words for people.
         sums: what is added up, in words for people.
         ballots: (task, batch, records, context): an agent's answers, int64, shape (num_queries, num_classes); private.
-        stated: what is proved of it. None: nobody has stated what a record changes, so that it has no price.
-        takes: optional fields of a task that mean something for it; others are refused.
+        stated: its proved bounds. None: no bound on one record's change is stated, so it has no price.
+        takes: optional fields of a task that have a meaning for it; others are refused.
         single_round: all queries of a task, or of a step, are one composition, asked in one round.
-        row_total: (setting): what the rows of a ballot sum to with the votes not cast, which talliers check
-            (`labeler.tally`); None where rows have no total.
-        asks_for_a_model: the sum is a model's weights; its rows are no queries, and the public images are labeled with
+        row_total: (setting): the sum of the rows of a ballot with the votes not cast, which talliers check
+            (`labeler.tally`); None if rows have no total.
+        asks_for_a_model: the sum is a model's weights; its rows are not queries, and the public images are labeled with
             it afterwards.
-        has_local_noise: each agent's noise is in what it answers already, enough of it for its own price; then no share
-            of noise is added to the sum, and nobody's collusion weakens the guarantee.
+        has_local_noise: each agent's answer already contains its noise, enough for its own price. Then no share of
+            noise is added to the sum, and no collusion weakens the guarantee.
         is_reverse: each record looks for its k nearest queries, rather than each query for its k nearest records. Then
-            k is at most the number of queries, any number of votes of one agent may meet in a cell, and what the counts
-            add up to tells about how many records there are.
+            k is at most the number of queries, any number of votes of one agent may meet in a cell, and the sum of the
+            counts reveals approximately how many records there are.
         evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
-        is_attacked: `labeler audit` has adversaries that were thought of for it. Another method would be attacked with
-            those of a method that it is not, prove nothing, and look safe: so its audit is refused.
+        is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would
+            prove nothing and make it look safe, so its audit is refused.
         check_room: (task, dimension of features): refuse what an agent has no room to answer, before the charge and by
             public facts alone.
         check_questions: (task, batch, learner): refuse questions that it cannot be asked, likewise.
-        most_rows: (task, dimension of features): how many records take part in an agent's answer at most, by public
+        most_rows: (task, dimension of features): the most records that take part in an agent's answer, by public
             facts; None for all of them.
     """
 
@@ -548,39 +548,39 @@ class Method:
 
     @property
     def counts(self) -> bool:
-        """Contributions are whole votes, counted; else they are real numbers on a fixed-point grid."""
+        """Return whether contributions are whole votes, counted; else they are real numbers on a fixed-point grid."""
         return not isinstance(self.stated, BoundedNumbers)
 
     @property
     def has_k(self) -> bool:
-        """k neighbours vote; else k is 1."""
+        """Return whether k neighbors vote; else k is 1."""
         return "k" in self.takes
 
     @property
     def is_sampled(self) -> bool:
-        """A public model is trained in steps over secret samples, each a round: all steps are one composition."""
+        """Return whether a public model is trained in steps over secret samples: all steps are one composition."""
         return "training.sampled" in self.takes
 
     @property
     def learns_from_queries(self) -> bool:
-        """Every NEGATIVES_EVERY-th query is a public negative example that agents learn from."""
+        """Return whether every NEGATIVES_EVERY-th query is a public negative example that agents learn from."""
         return "training.dimension" in self.takes
 
     @property
     def releases(self) -> tuple[ReleaseKind, ...]:
-        """What may be opened: a winner only where a row of the sum counts votes."""
+        """Return what may be opened: a winner only if a row of the sum counts votes."""
         return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
 
 
 class Asked(Setting, Protocol):
-    """A task, with what its method says of itself."""
+    """A task, with the properties of its method."""
 
     @property
     def traits(self) -> Method: ...
 
 
 def check_labels(labels: NDArray[np.integer], num_classes: int, *, least: int) -> None:
-    """Refuse labels that are no classes of the task."""
+    """Refuse labels that are not classes of the task."""
     if labels.size and (labels.min() < least or labels.max() >= num_classes):
         raise InvalidSetting(
             f"a record carries a label outside the {num_classes} classes of the task; "

@@ -8,7 +8,7 @@ untrusted file and ends, so that no file meets the traces of another. It holds n
 address of another process, and it ends with its parent. The process that labels small jobs reads files that were
 written here, so it may serve one job after another (`api.coordinator.retention`).
 
-The usual pools (`concurrent.futures`, loky, pebble) are not used for this: their workers send pickles through a shared
+The usual pools (`concurrent.futures`, loky, pebble) are not used for this. Their workers send pickles through a shared
 pipe, so a file that took over a worker could run code in the process that reads them. Here a process can only send
 numbers, names and bytes of a checked length.
 """

@@ -1,1 +1,1 @@
-"""An agent: one organisation that answers with its private records, in a `run` and as a process of its own."""
+"""An agent: one organization that answers with its private records, in a `run` and as a separate process."""

@@ -1,12 +1,12 @@
 """One organisation's agent: its records, its index, its rounds' keys, and the ledger of a run.
 
-Everything private stays in this object. What leaves it is one secret share per tallier, and only after the agent itself
+Everything private stays in this object. Only one secret share per tallier leaves it, and only after the agent itself
 has checked the task and a ledger has taken the price.
 
-A charge happens whole or not at all: the round was never charged for other recipients, every level the owner limits is
-priced and covered, and only then is the price taken. A round is charged once whatever becomes of the records; what is
-sent of it then says `labeler.rounds.agent`. The ledger here and its durable twin (workers.agent.ledger) keep the same
-rules and pass the same tests.
+A charge happens whole or not at all. The round must never have been charged for other recipients, and every level that
+the owner limits must be priced and covered; only then is the price taken. A round is charged once, even if the records
+change; `labeler.rounds.agent` then says what is sent of it. The ledger here and its durable twin (workers.agent.ledger)
+keep the same rules and pass the same tests.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from workers.learning.learner import Trainer
 from workers.voting import NO_PERSONS, NeighborIndexes, check_bound, check_labels_fit, lifetime_ballots, select_records
 
 Seal = Callable[[int, bytes], bytes]
-"""Makes of the body for the recipient of a number what is sent to it."""
+"""Turns the body for the recipient with this number into what is sent to it."""
 
 
 NOISE: Final = b"noise and masks"
-"""Of which purpose an agent's source for a round's noise, and then for its masks, is."""
+"""The purpose of an agent's source for a round's noise, and then for its masks."""
 
 LOCAL_NOISE: Final = b"local noise"
-"""And of which a source is for the noise that a method's own answer carries."""
+"""The purpose of a source for the noise that a method's own answer carries."""
 
 NO_SPENDS = (
     "votes for life are cast by a site's own agent, whose journal remembers what each record has spent; this one "
     "remembers nothing beyond its job. Run a service (labeler up, labeler agent)"
 )
-"""Why an agent without a journal of its own answers no task with `life`."""
+"""The reason why an agent without a journal answers no task with `life`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,25 +76,25 @@ class Agent:
     """An agent answers batches of public queries with shares of its noised ballots.
 
     An answer is computed once, stored before it leaves, and sent again as it was stored, whatever the records are by
-    then (labeler.rounds.agent): a retry tells nobody anything new, also not that a record came or went. Its noise comes
-    from a key of the round, which is erased with the stored answer once no tallier can miss it. In which order that
-    happens says the machine (labeler.rounds.agent); keys and answers are kept by whoever carries it out
-    (workers.agent.driver, workers.run.parties), which also knows that a round is answered once.
+    then (labeler.rounds.agent). So a retry reveals nothing new, also not that a record came or went. Its noise comes
+    from a key of the round, which is erased with the stored answer once no tallier can miss it. The machine
+    (labeler.rounds.agent) decides the order. Its caller (workers.agent.driver, workers.run.parties) keeps keys and
+    answers, and knows that a round is answered once.
 
-    What `charge` raises was decided from public things and may be told to whoever asked; what `computed` raises may
-    depend on the records and may not.
+    What `charge` raises was decided from public things, and the asker may see it. What `computed` raises may depend on
+    the records, and the asker may not.
 
     Args:
         agent_id: the name under which talliers count it.
         shard: its private records.
-        ledger: what the agent itself allows, and remembers (workers.agent.agent); None where whoever carries out
-            its machine charges for many rounds together (workers.agent.driver).
+        ledger: what the agent itself allows, and remembers (workers.agent.agent); None where the caller charges for
+            many rounds together (workers.agent.driver).
         models: where it keeps what it trains while it answers; in memory by default.
         is_seeded: True in simulations, where the secret follows from a seed. It travels with every release.
         engine: which exact index engine searches (see feature_store.index.build_index).
-        memory_limit_bytes: search in blocks that need at most this much memory beside the shard.
+        memory_limit_bytes: search in blocks that need at most this much memory besides the shard.
         spends: what its images have spent on votes for life; without it no such task is answered.
-        padding: is called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
+        padding: called after every answer, with how many records took part (`workers.agent.public_clock.Padding`).
 
     Raises:
         InvalidSetting: an engine that this machine does not have, or a limit without room for one record.
@@ -128,13 +128,13 @@ class Agent:
         self._memory_limit_bytes = memory_limit_bytes
         self._spends = spends
         if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):
-            # What a device does to a process, it does before a charge; one that fails is replaced by the processor.
+            # A device's effects on the process come before a charge; the processor replaces one that fails.
             self._neighbors.of_records(select_records(shard, records_per_person=None))
 
     def take_over(self, before: Agent) -> None:
-        """Build what the agent of the records as they were had built, now and not when the next question comes.
+        """Build now what the agent of the earlier records had built, and not when the next question comes.
 
-        Else the first answer after a deletion would be late, and tell that there was one.
+        Otherwise the first answer after a deletion would be late, and reveal the deletion.
         """
         prepared = before._neighbors.prepared_for
         if prepared is not None:
@@ -144,7 +144,7 @@ class Agent:
 
     @property
     def answering(self) -> threading.Lock:
-        """Held while an answer is computed: whoever holds it sees what an agent has built at rest."""
+        """Held while an answer is computed: its holder sees the agent's index and models at rest."""
         return self._answering
 
     def forget_models(self) -> None:
@@ -152,14 +152,14 @@ class Agent:
         self._models.clear()
 
     def forget_index(self) -> None:
-        """Forget what was built to search."""
+        """Forget the search index."""
         self._neighbors.forget()
 
     def __repr__(self) -> str:
         return f"Agent({self.agent_id!r}, records=<private>)"
 
     def charge(self, task: Task, batch: QueryBatch, *, recipients: Recipients = IN_PROCESS) -> None:
-        """Check the task and charge the own ledger; nothing of the records but their class list takes part.
+        """Check the task and charge the agent's ledger; nothing of the records but their class list takes part.
 
         Args:
             recipients: who gets the shares, in this order; the same at every answer to one round.
@@ -186,14 +186,14 @@ class Agent:
 
     @property
     def shard_version(self) -> str:
-        """Which records would answer; for the site's own ledger."""
+        """The version of the records that would answer; for the site's own ledger."""
         return self._shard.version
 
     def computed(self, task: Task, batch: QueryBatch, *, key: bytes, seal: Seal) -> Answer:
-        """The answer itself, sealed: one body per recipient, of which nothing is stored, and what it spends.
+        """Compute the answer, sealed: one body per recipient, of which nothing is stored, and what it spends.
 
-        The round is charged, its key is there, and nothing of it was stored: what is computed now must be stored before
-        a byte of it leaves, and where it cannot be stored, nothing leaves.
+        The round is charged, its key is there, and nothing of it was stored. The caller must store the result before a
+        byte of it leaves; if it cannot, nothing leaves.
 
         Args:
             seal: seals the body of one recipient, by its number.
@@ -220,7 +220,7 @@ class Agent:
         return Answer(tuple(seal(number, share_to_bytes(share.share)) for number, share in enumerate(shares)), cast)
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
-        """What this agent contributes, shape (num_queries, num_classes): votes, or numbers on the grid.
+        """Return this agent's contribution, shape (num_queries, num_classes): votes, or numbers on the grid.
 
         Without noise, but for methods whose noise is the agent's own. Private: for this agent's own eyes.
         """
@@ -234,15 +234,15 @@ class Agent:
         )
 
     def _records(self, task: Task) -> Records:
-        # Said before the charge by `check_task`, and again here: the shard may have been embedded anew in between, and
-        # where a cut binds one record replaces another, which costs twice what was charged. What was declared is
-        # public, so that silence tells nothing.
+        # `check_task` checked this before the charge, but the shard may have been re-embedded since. Where a cut binds,
+        # one record replaces another, which costs twice the charge. The declaration is public, so silence tells
+        # nothing.
         check_bound(task, self._shard)
         check_labels_fit(task, self._shard)
         return select_records(self._shard, records_per_person=task.records_per_person)
 
     def _source(self, key: bytes, purpose: bytes, task: Task, batch: QueryBatch, version: str) -> ByteSource:
-        """The agent's secret source of one purpose for one batch, at its beginning."""
+        """Return the agent's secret source of one purpose for one batch, at its start."""
         context = (task.digest.encode(), batch.digest.encode(), version.encode())
         return keyed_source(derive_key(key, purpose, *context), is_seeded=self.is_seeded)
 
@@ -270,16 +270,16 @@ class Agent:
         task.traits.check_questions(task, batch, self._trainer)
 
     def check_task(self, task: Task, sizes: Sequence[int]) -> None:
-        """What `check` can say before there are queries: the task, and how many of them each round will have.
+        """Check the task as `check` does, before there are queries: only their number in each round is known.
 
         Args:
             sizes: queries of each round, at least one.
 
         Raises:
             MixedShards: the task's classes or backbone are not those of the shard.
-            PrivacyRefusal: the sizes do not belong to the task, or it bounds records of one person and the shard does
-                not know whose they are, or it counts on a bound on records that the shard does not keep, or a site
-                has no room for what it would train.
+            PrivacyRefusal: the sizes do not belong to the task. Or it bounds records of one person and the shard does
+                not know whose they are. Or it relies on a bound on records that the shard does not keep. Or a site has
+                no room for what it would train.
             Unavailable: it searches in a cluster, of which a part is lost.
         """
         if task.records_per_person is not None and not self._shard.knows_persons:
@@ -312,7 +312,7 @@ def as_it_is(_: int, body: bytes) -> bytes:
 
 
 def shares_of(agent_id: str, round: Round, bodies: Sequence[bytes]) -> tuple[InputShare, ...]:
-    """An answer that was not sealed, as the talliers of the same process take it."""
+    """Return an answer that was not sealed, as the talliers of the same process take it."""
     entries = round.num_queries * round.num_classes
     return tuple(
         InputShare(
@@ -326,7 +326,7 @@ def shares_of(agent_id: str, round: Round, bodies: Sequence[bytes]) -> tuple[Inp
 
 
 class AgentLedger(Protocol):
-    """What an agent asks before it computes anything."""
+    """A ledger that an agent asks before it computes anything."""
 
     def charge(
         self,
@@ -402,7 +402,7 @@ class InMemoryLedger:
 
 
 def priced(charges: Mapping[Level, int], level: Level) -> int:
-    """The charge at a level that is limited.
+    """Return the charge at a level that is limited.
 
     Raises:
         PrivacyRefusal: there is none, so no budget could pay it.
@@ -416,7 +416,7 @@ def priced(charges: Mapping[Level, int], level: Level) -> int:
 
 
 def beyond_task(answered: int, task: Task) -> str:
-    """Why a round is refused that asks more of a task than a person approved, and than its price covers."""
+    """Return why a round is refused that asks more of a task than a person approved, and than its price covers."""
     return (
         f"the task has {task.max_queries} queries, and with this round {answered} of it would be answered; ask in a "
         "new task"

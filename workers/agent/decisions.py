@@ -1,12 +1,12 @@
 """Decisions of the people of a site about their agent, and the admission of a task by them and by the policy.
 
-Decisions are small files in the agent's home, because the agent owns its journal while it runs; it looks at them before
-every charge. What was charged before is answered all the same: after a charge an answer, or its absence, would tell
-something that nobody paid for. Nothing of a record takes part, so a refusal says nothing of any.
+Decisions are small files in the agent's home, because the agent owns its journal while it runs; it reads them before
+every charge. A charged round is answered anyway: after a charge an answer, or its absence, would tell something that
+nobody paid for. Nothing of a record takes part, so a refusal says nothing of any.
 
-    approved/DIGEST     empty: a person has approved this task
-    refused/DIGEST      {"reason", "at"}: a person has refused it; told to whoever asks. Both: refused
-    stopped             {"reason", "at"}: nothing new is answered
+    approved/DIGEST     empty: a person has approved this task.
+    refused/DIGEST      {"reason", "at"}: a person has refused it; the asker sees the reason. Both: refused.
+    stopped             {"reason", "at"}: nothing new is answered.
 
 A file that cannot be read decides as if it could: refused, stopped, in no words.
 """
@@ -48,7 +48,7 @@ class Decision:
     """A no of a person.
 
     Attributes:
-        reason: in their words, told to whoever asks; empty where they gave none.
+        reason: in their words, sent to the asker; empty where they gave none.
         at: when, ISO 8601; empty where the file does not say.
     """
 
@@ -70,7 +70,7 @@ def revoke_approval(home: Path, digest: str) -> None:
 
 
 def is_approved(home: Path, digest: str) -> bool:
-    """Whether a person has approved a task, whatever else was decided."""
+    """True if a person has approved a task, whatever else was decided."""
     return (home / APPROVED_FOLDER / _checked(digest)).is_file()
 
 
@@ -78,7 +78,7 @@ def refuse(home: Path, digest: str, reason: str) -> None:
     """Refuse a task for good, or until somebody approves it after all.
 
     Args:
-        reason: at most MAX_REASON printable characters; whoever asks is told.
+        reason: at most MAX_REASON printable characters; sent to the asker.
 
     Raises:
         InvalidSetting: no reason, a long one, or one with control characters; or the digest is none.
@@ -87,18 +87,18 @@ def refuse(home: Path, digest: str, reason: str) -> None:
         raise InvalidSetting("say in a few words why, since whoever asks is told: --reason")
     folder = home / REFUSED_FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    # First the no, so that no moment lies between in which neither holds.
+    # First the no, so that at every moment one of the two holds.
     _write(folder / _checked(digest), reason)
     revoke_approval(home, digest)
 
 
 def refused(home: Path, digest: str) -> Decision | None:
-    """The refusal of a task, or None."""
+    """Return the refusal of a task, or None."""
     return _read(home / REFUSED_FOLDER / _checked(digest))
 
 
 def stop(home: Path, reason: str = "") -> Decision:
-    """Answer nothing new from now on; works while the agent runs, which looks before every charge.
+    """Answer nothing new from now on; works while the agent runs, which checks before every charge.
 
     Raises:
         InvalidSetting: the reason is long, or has control characters.
@@ -108,17 +108,17 @@ def stop(home: Path, reason: str = "") -> Decision:
 
 
 def resume(home: Path) -> None:
-    """Answer again; jobs that waited meanwhile and whose deadline has not passed go on."""
+    """Answer again; jobs that waited meanwhile and whose deadline has not passed continue."""
     _remove(home / STOPPED_FILE)
 
 
 def stopped(home: Path) -> Decision | None:
-    """Whether and why the site has stopped; None while it answers."""
+    """Return the site's stop with its reason; None while it answers."""
     return _read(home / STOPPED_FILE)
 
 
 def objection(home: Path, digest: str) -> LabelerError | None:
-    """What people have against answering a task now, as the error that whoever asks is told; None: nothing."""
+    """Return what people have against answering a task now, as the error that the asker gets; None: nothing."""
     no = refused(home, digest)
     if no is not None:
         return RefusedByPerson(f"a person at the site has refused task {digest[:12]}" + _because(no))
@@ -167,7 +167,7 @@ def _checked(digest: str) -> str:
 
 
 class Admission:
-    """What the site's policy and its people say to a task, asked or only proposed.
+    """The verdict of the site's policy and its people on a task, asked or only proposed.
 
     Args:
         read_policy: reads the policy as it is now.
@@ -192,11 +192,11 @@ class Admission:
         self._clock = clock
 
     def check(self, asked: Ask | Proposal, *, is_charged: bool = False) -> None:
-        """Refuse what the policy does not allow, what people have refused, and what nobody has approved who has to.
+        """Refuse what the policy does not allow, what people have refused, and what still needs their approval.
 
         Args:
-            is_charged: its price was taken before. Then people were asked before, and what they decide since is about
-                what comes: after a charge the agent answers.
+            is_charged: its price was taken before. Then people were asked before, and their later decisions apply only
+                to new rounds: after a charge the agent answers.
 
         Raises:
             ProtocolViolation: it has expired.
@@ -209,7 +209,7 @@ class Admission:
             raise ProtocolViolation(f"the {'ask' if isinstance(asked, Ask) else 'proposal'} has expired")
         approved = is_approved(self._home, task.digest)
         if approved != self._memory.is_approved(task.digest):
-            # The journal follows the folder, so that whoever lists what waits sees what was decided.
+            # The journal follows the folder, so that a list of waiting tasks shows decisions.
             self._memory.follow(task, self._clock(), is_approved=approved)
         no = None if is_charged else objection(self._home, task.digest)
         if isinstance(no, PolicyRefusal):

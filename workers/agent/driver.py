@@ -1,19 +1,19 @@
 """An agent's driver: does what the agent's machine wants (labeler.rounds.agent), for all the mail of a poll at once.
 
-    one turn   open everything -> admit -> one transaction: prices set aside, charges, erasures, numbers of messages
-               -> compute every answer -> one transaction: every answer stored -> everything to be sent, in letters
+    one turn   open everything -> admit -> one transaction: prices set aside, charges, erasures, numbers of messages.
+               -> compute every answer -> one transaction: every answer stored -> everything to be sent, in letters.
 
 So a turn costs at most two commits, however many rounds it is about. It has no network and no thread: `handle` takes
-messages and returns letters, and `sent` is told when they were taken. What is in memory may be lost at any moment; only
-the journal counts, and a new process reads the same rounds from it.
+messages and returns letters, and `sent` reports that they were taken. Memory may be lost at any moment; only the
+journal counts, and a new process reads the same rounds from it.
 
-Training takes long, so of the answers that need it one is computed per turn, and those of votes are sent before.
+Training takes long, so a turn computes one of the answers that need it, and sends those of votes before.
 
-A turn that computes from records is on the site's public clock (workers.agent.public_clock): what it has come to leaves
-when `held_s` says, and the next poll with it, also where an answer could not be made.
+A turn that computes from records is on the site's public clock (workers.agent.public_clock). Its results leave when
+`held_s` says, and the next poll with them, also where an answer could not be made.
 
-What leaves the site in words follows from public things alone: a refusal says of a budget only that it does not cover
-the round, and of trouble whose own words may depend on records nothing.
+The words that leave the site follow from public things alone. A refusal says of a budget only that it does not cover
+the round. It says nothing of trouble whose own words may depend on records.
 
 More than 600 lines: one turn of an agent, from its mail to its letters, reads from top to bottom.
 """
@@ -87,7 +87,7 @@ class Records(Protocol):
     """The agent over its shard as it is now."""
 
     def agent(self) -> Agent:
-        """Over the shard as it was opened last: nothing is opened because somebody asks."""
+        """Return the agent over the shard as it was opened last: no request opens it again."""
         ...
 
     def forget_models(self) -> None:
@@ -97,7 +97,7 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class OutgoingLetter:
-    """Drafts that are taken together, and what the log says once they are."""
+    """Drafts that are taken together, and the log line for when they were."""
 
     drafts: tuple[Draft, ...]
     taken: str
@@ -106,7 +106,7 @@ class OutgoingLetter:
 
 @dataclass
 class Turn:
-    """What is still to be done in one turn, in the order in which it came."""
+    """The work left in one turn, in the order in which it came."""
 
     times: TurnTimes
     rounds: list[tuple[str, RoundEffect]] = field(default_factory=list)
@@ -122,10 +122,10 @@ class Turn:
 
 
 class AgentDriver:
-    """See the module. Used by one thread.
+    """The driver of an agent; see the module. Used by one thread.
 
     Args:
-        coordinator_key: with which the coordinator's signatures are checked.
+        coordinator_key: checks the coordinator's signatures.
         public_clock: when turns may leave.
     """
 
@@ -162,30 +162,30 @@ class AgentDriver:
 
     @property
     def due_in_s(self) -> float | None:
-        """After how many seconds `handle` wants to be called also without mail; None where it need not be.
+        """Return after how many seconds `handle` wants to be called without mail; None where it need not be.
 
-        The coordinator reads it off the next poll, so it follows from public things: from asks whose answers are
-        trained, one a turn. An answer that could not be made is tried again at the first turn after its pause, and
-        no poll is shorter for it: that an attempt failed, and when, may depend on the records.
+        The coordinator can tell it from the next poll, so it follows from public things: from asks whose answers are
+        trained, one a turn. A failed answer is tried again at the first turn after its pause, and no
+        poll is shorter for it: the failure and its time may depend on the records.
         """
         return 0.0 if self._waiting else None
 
     def held_s(self) -> float:
-        """After how many seconds what `handle` has come to may leave, and the next poll with it; 0 for at once."""
+        """Return after how many seconds the results of `handle` may leave, and the next poll with them; 0: at once."""
         return max(0.0, self._leaves_at - self._public_clock.ticks())
 
     def tidy(self) -> None:
-        """Give back promises that have ended, and erase what nobody may ask for any more; nothing is sent."""
+        """Give back promises that have ended, and erase answers that can no longer be asked for; nothing is sent."""
         with self._in_step_with_the_journal():
             self._tidy()
 
     def handle(self, mail: Sequence[Message]) -> list[tuple[Draft, ...]]:
-        """Have the effect of every message, durably; what is to be sent, message by message in letters.
+        """Apply every message durably; return what is to be sent, message by message in letters.
 
         Of asks for one round the last is answered, since all have one answer.
 
         Raises:
-            LabelerError: the journal cannot be used now, or not any more; the same mail may come again.
+            LabelerError: the journal cannot be used now, or no longer; the same mail may come again.
         """
         turn = Turn(self._public_clock.begin(self._clock().timestamp()))
         try:
@@ -196,11 +196,11 @@ class AgentDriver:
             self._leaves_at = self._public_clock.leaves_at(turn.times, self._clock().timestamp())
 
     def sent(self, errors: Sequence[LabelerError | None]) -> None:
-        """The letters of the last turn were taken by the coordinator, or refused, each with its error."""
+        """Handle the coordinator's reply to the last turn's letters: each was taken, or refused with its error."""
         is_answered = False
         for letter, error in zip(self._sending, errors, strict=True):
             if error is not None:
-                # The round or the job is over; there is nobody to say it to.
+                # The round or the job is over; nobody needs the answer.
                 log.warning("answer not taken", extra=dict(letter.about) | said(error))
             elif letter.taken:
                 log.info(letter.taken, extra=dict(letter.about))
@@ -214,7 +214,7 @@ class AgentDriver:
 
     @contextmanager
     def _in_step_with_the_journal(self) -> Iterator[None]:
-        """Where something could not be kept, forget what is in memory: it may be ahead of the journal."""
+        """Clear memory where something could not be stored: memory may be ahead of the journal."""
         try:
             yield
         except BaseException:
@@ -250,14 +250,14 @@ class AgentDriver:
         for what, about in turn.over:
             log.info(what, extra=about)
         self._write_letters(turn)
-        # Of the others the journal knows everything.
+        # The journal knows everything of the others.
         for digest in [*self._states]:
             if self._states[digest].ask is None and self._states[digest].doing == "nothing":
                 del self._states[digest]
         self._sending = turn.letters
         return [letter.drafts for letter in turn.letters]
 
-    # The rounds and proposals, in memory or else as the journal has them; each steps by its machine.
+    # The rounds and proposals, from memory or else from the journal; each steps by its machine.
 
     def _state(self, round_digest: str) -> AgentRound:
         state = self._states.get(round_digest)
@@ -267,7 +267,7 @@ class AgentDriver:
         return state
 
     def _round_event(self, turn: Turn, round_digest: str, event: RoundEvent) -> None:
-        """Step a round; what it wants done goes into the turn."""
+        """Step a round, and add its effects to the turn."""
         self._states[round_digest], effects = machine.step(self._state(round_digest), event, turn.times.now)
         for effect in effects:
             if isinstance(effect, machine.Wait):
@@ -285,7 +285,7 @@ class AgentDriver:
         turn.proposals += [(proposal, effect) for effect in effects]
 
     def _wake(self, turn: Turn) -> None:
-        """Rounds whose pause is over try again."""
+        """Retry rounds whose pause is over."""
         for digest in [digest for digest, moment in self._wakes.items() if moment <= self._public_clock.ticks()]:
             del self._wakes[digest]
             waited = self._state(digest).ask is not None
@@ -307,7 +307,7 @@ class AgentDriver:
                 continue
             except (Forged, ProtocolViolation) as error:
                 log.warning("message skipped", extra={"message_id": message.message_id} | said(error))
-        # Asked and settled in one mail: nobody misses anything, so it is as if it had not been asked.
+        # Asked and settled in one mail: nobody misses an answer, so it counts as not asked.
         last = {header.round_digest: header for header, _ in taken if header.kind in ("ask", "answered")}
         for header, body in taken:
             try:
@@ -326,7 +326,7 @@ class AgentDriver:
                 elif header.kind == "withdrawn":
                     turn.withdrawn.append(Withdrawn.decode(body).job_id)
             except LabelerError as error:
-                # It was none, so there is nobody to say anything to.
+                # It was no proposal or ask, so there is nobody to answer.
                 about = {"task_digest": header.task_digest, "kind": header.kind}
                 log.warning("message skipped", extra=about | said(error))
 
@@ -345,7 +345,7 @@ class AgentDriver:
     # Before the charge: nothing of a record takes part, so a refusal may be told.
 
     def _admit(self, turn: Turn) -> bool:
-        """Ask shard, policy and people; whether anything was asked."""
+        """Ask shard, policy and people; return True if anything was asked."""
         asked = _pop(turn.rounds, machine.Admit)
         for digest, effect in asked:
             ask: Ask = effect.ask
@@ -370,7 +370,7 @@ class AgentDriver:
             except (JournalBroken, JournalBehind):
                 raise
             except Exception as error:
-                # Ours or not: a proposal that cannot be judged must not end the process, and again at every start.
+                # Ours or not: a proposal that cannot be judged must not end the process, at every start again.
                 self._proposal_event(turn, proposal, machine.Refused(_not_willing(proposal, error)))
             else:
                 self._proposal_event(turn, proposal, proposing.ProposalAdmitted(proposal))
@@ -379,7 +379,8 @@ class AgentDriver:
     def _judge(self, asked: Ask | Proposal, *, is_charged: bool = False) -> None:
         """Refuse what does not fit the shard, what the site does not allow, and what cannot be priced.
 
-        The shard comes first, before a person is asked and the task kept for it: what does not fit never waits.
+        The shard comes first, before a person is asked and the task is stored for approval: what does not fit never
+        waits.
         """
         if isinstance(asked, Proposal):
             self._records.agent().check_task(asked.task, asked.sizes)
@@ -390,7 +391,7 @@ class AgentDriver:
             round_charges(asked.task, size)
 
     def _keep(self, turn: Turn) -> bool:
-        """Everything that is durable before anything is computed, in one transaction; whether there was anything."""
+        """Make durable, in one transaction, what must be before computing; return True if there was anything."""
         erased = [digest for digest, _ in _pop(turn.rounds, machine.Erase)]
         charges = self._one_for_life(_pop(turn.rounds, machine.Charge))
         promises = _pop(turn.proposals, proposing.Promise)
@@ -415,7 +416,7 @@ class AgentDriver:
         except (JournalBroken, JournalBehind):
             raise
         except LabelerError as error:
-            # Nothing of it was kept: a full disk. What was to be erased or given back comes again with the same mail.
+            # Nothing of it was stored: a full disk. Erasures and returns come again with the same mail.
             if erased or withdrawn:
                 raise
             events = _not_paid(charges, promises, error)
@@ -442,7 +443,7 @@ class AgentDriver:
         """Charge rounds and set prices aside, each by itself: one that is refused takes none of the others with it.
 
         Returns:
-            What happened: the digest of a round, or a proposal, and the event.
+            The results: the digest of a round, or a proposal, and the event.
 
         Raises:
             JournalBroken, JournalBehind: nothing may be charged any more.
@@ -492,24 +493,24 @@ class AgentDriver:
         )
 
     def _give_back(self, connection: Connection, erased: Sequence[str], withdrawn: Sequence[str]) -> None:
-        """Erase what nobody may ask for any more, and give back what was set aside for jobs that ended."""
+        """Erase answers that can no longer be asked for, and give back what was set aside for jobs that ended."""
         self._rounds.erase_in(erased, connection=connection)
         for job_id in withdrawn:
             given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)
             log.info("proposal withdrawn", extra={"job_id": job_id, "rounds_given_back": given_back})
 
     def _one_for_life(self, charges: Sequence[tuple[str, machine.Charge]]) -> list[tuple[str, machine.Charge]]:
-        """Those that are charged now: of votes for life one, once no other round of them lacks its answer.
+        """Return the charges to take now: of votes for life one, once no other round of them lacks its answer.
 
-        What a round votes hangs on what those before it spent. So a copy of the home holds the key of at most one
-        round whose spends it does not hold, and computes that one anew from the very same spends: however many rounds
-        are asked at once, none is answered from other spends under the same noise.
+        A round's votes depend on what the rounds before it spent. So a copy of the home holds the key of at most one
+        round whose spends it does not hold, and recomputes that one from the very same spends. However many rounds are
+        asked at once, none is answered from other spends under the same noise.
         """
         for_life = [one for one in charges if one[1].ask.task.life is not None]
         if not for_life:
             return list(charges)
         states = [self._state(digest) for digest in self._ledger.unanswered_for_life()]
-        before = [state for state in states if state.stage == "charged"]  # others are erased in this very transaction
+        before = [state for state in states if state.stage == "charged"]  # this very transaction erases the others
         now, later = ([], for_life) if before else (for_life[:1], for_life[1:])
         if all(state.doing in ("compute", "store") for state in before):
             self._waiting += later
@@ -522,11 +523,11 @@ class AgentDriver:
     # After the charge it answers or is silent: a refusal now, or its words, could depend on the records.
 
     def _compute(self, turn: Turn) -> bool:
-        """Answers that are charged: all that are votes, then one that is trained; whether there was any.
+        """Compute charged answers: all that are votes, then one that is trained; return True if there was any.
 
-        Of votes for life one answer is computed per turn, too: the next one's votes hang on what this one spends.
+        A turn also computes one answer of votes for life: the next one's votes depend on what this one spends.
         """
-        # Settled meanwhile, one that had waited for its turn is not wanted any more.
+        # A round that waited for its turn may have been settled meanwhile; it is not wanted any more.
         wanted = [one for one in _pop(turn.rounds, machine.Compute) if self._state(one[0]).doing == "compute"]
         quick: list[tuple[str, machine.Compute]] = []
         slow: list[tuple[str, machine.Compute]] = []
@@ -556,7 +557,7 @@ class AgentDriver:
         return bool(now)
 
     def _seal(self, ask: Ask, number: int, body: bytes) -> bytes:
-        """One share, for the tallier of this number of the ask alone."""
+        """Seal one share, for the tallier with this number in the ask alone."""
         tallier = ask.talliers[number]
         return seal_body(
             "input-share",
@@ -569,7 +570,7 @@ class AgentDriver:
         )
 
     def _store(self, turn: Turn) -> bool:
-        """Keep every answer that was computed, in one transaction; whether there was any."""
+        """Store every computed answer, in one transaction; return True if there was any."""
         wanted = _pop(turn.rounds, machine.Store)
         if not wanted:
             return False
@@ -593,9 +594,9 @@ class AgentDriver:
         except (JournalBroken, JournalBehind):
             raise
         except Exception as error:
-            # What was stored before its witness could be told leaves once it was, and is never computed again.
+            # An answer stored before its witness could be told leaves once it was, and is never computed again.
             self._ledger.check_witnesses()
-            # A full disk, for example: it is computed again under the same key, and nothing has left.
+            # A full disk, for example: the answer is computed again under the same key, and nothing has left.
             failed = {digest for digest, _ in wanted if not self._rounds.is_stored(digest)}
             log.error("an answer that was charged could not be made; trying again", extra=cause(error))
         for digest, effect in wanted:
@@ -609,7 +610,7 @@ class AgentDriver:
         return True
 
     def _spend(self, connection: Connection, turn: Turn, digest: str) -> None:
-        """What an answer's votes for life spend is durable with the answer, or neither is.
+        """Write what an answer's votes for life spend in the transaction of the answer: both are durable, or neither.
 
         Raises:
             PrivacyRefusal: another round has spent meanwhile; the answer is computed again.
@@ -622,7 +623,7 @@ class AgentDriver:
         self._spends.add(digest, cast, connection=connection)
         self._ledger.answered_in(connection, digest, self._spends.commitment(connection=connection))
 
-    # What is said, in letters: what belongs together is taken together.
+    # The letters: what belongs together is taken together.
 
     def _write_letters(self, turn: Turn) -> None:
         for digest, effect in turn.rounds:
@@ -676,7 +677,7 @@ class AgentDriver:
 
 
 def _pop(effects: list[tuple[Any, Any]], kind: type) -> list[tuple[Any, Any]]:
-    """The effects of a kind, taken off the list."""
+    """Remove the effects of a kind from the list and return them."""
     found = [one for one in effects if isinstance(one[1], kind)]
     effects[:] = [one for one in effects if not isinstance(one[1], kind)]
     return found
@@ -687,7 +688,7 @@ def _not_paid(
     promises: Sequence[tuple[Proposal, proposing.Promise]],
     error: LabelerError,
 ) -> list[tuple[Any, Any]]:
-    """Nothing of it could be kept: whoever asked is told so."""
+    """Return refusals for all of them: nothing could be stored."""
     return [
         *((digest, machine.ChargeRefused(_no_to(charge.ask, error))) for digest, charge in charges),
         *((proposal, machine.Refused(_not_willing(proposal, error))) for proposal, _ in promises),
@@ -695,7 +696,7 @@ def _not_paid(
 
 
 def _refusal(error: Exception, task_digest: str, round_digest: str) -> Refusal:
-    """A refusal in the words that leave the site; what happened goes to its own log."""
+    """Return a refusal in the words that leave the site; the details go to its own log."""
     log.warning("refused", extra={"task_digest": task_digest, "round_digest": round_digest} | cause(error))
     return Refusal.of(_told(error))
 
@@ -705,7 +706,7 @@ def _no_to(ask: Ask, error: Exception) -> Refusal:
 
 
 def _not_willing(proposal: Proposal, error: Exception) -> Refusal:
-    """Likewise, of a proposal."""
+    """Return the refusal of a proposal, likewise."""
     refusal = Refusal.of(_told(error))
     about = {"task_digest": proposal.task.digest, "job_id": proposal.job_id}
     log.warning("declined" if refusal.is_final else "not yet", extra=about | cause(error))
@@ -713,7 +714,7 @@ def _not_willing(proposal: Proposal, error: Exception) -> Refusal:
 
 
 def _told(error: Exception) -> LabelerError:
-    """An error as the coordinator is told it: nothing that may depend on records, nor how much budget is left."""
+    """Return an error as the coordinator may see it: nothing that may depend on records, nor the budget left."""
     if isinstance(error, BudgetExceeded):
         account = f"account {error.account!r}, {error.level} level: " if error.account else ""
         return BudgetExceeded(

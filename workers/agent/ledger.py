@@ -1,7 +1,7 @@
-"""The ledger of a site's own agent process: its journal, under the policy its owner keeps beside it.
+"""The ledger of a site's own agent process: its journal, under the policy that its owner keeps in the same home.
 
-The twin of workers.agent.agent.InMemoryLedger for what has to survive crashes, of many rounds in one transaction: what
-was charged, and the key and the deadline of the round, are durable before anything is computed (workers.agent.driver).
+The twin of workers.agent.agent.InMemoryLedger for what has to survive crashes, of many rounds in one transaction. The
+charge, and the key and the deadline of the round, are durable before anything is computed (workers.agent.driver).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST_PROMISE = timedelta(days=31)
 _DAY = timedelta(days=1)
 
 GRACE = timedelta(hours=1)
-"""How long after the deadline of an ask its round is kept: talliers hold shares for as long."""
+"""Time after the deadline of an ask for which its round is kept: talliers hold shares for as long."""
 
 KEPT_LONGEST = timedelta(days=31)
 """A round is kept no longer than this after its charge, whatever deadline a coordinator states; a job has 30 days."""
@@ -52,7 +52,7 @@ class Payment:
 
     Attributes:
         prices: what each round is charged, nano-units of mu^2 per level.
-        compared: everything that has to cover them, in the order in which it is looked at.
+        compared: everything that has to cover them, in the order of the checks.
         refusal: why the site does not pay; None where it does.
     """
 
@@ -62,10 +62,11 @@ class Payment:
 
 
 class DurableLedger:
-    """Charges a site's journal within the caps and the daily limit of its policy; see workers.agent.agent.
+    """A ledger that charges a site's journal within the caps and the daily limit of its policy; see
+    workers.agent.agent.
 
-    The policy is looked at again at every charge, so tightening it works at once, and a cap lowered below what is
-    spent stops the agent from answering anything new. Accounts are opened anew where it is another policy.
+    The policy is checked again at every charge, so tightening it works at once. A cap lowered below what is spent stops
+    the agent from answering anything new. Accounts are reopened where it is another policy.
 
     Args:
         memory: what the agent was charged for.
@@ -96,7 +97,7 @@ class DurableLedger:
         self._opened: Policy | None = None
 
     def check_witnesses(self) -> None:
-        """Nothing is answered whose charge a witness of the journal was not told of.
+        """Refuse to answer anything whose charge could not be told to a witness of the journal.
 
         Raises:
             Unavailable: one cannot be told now.
@@ -135,14 +136,14 @@ class DurableLedger:
         num_queries: int,
         recipients: Recipients,
     ) -> bool:
-        """Take the price of one answer in a transaction of many; the caller begins the round in the same one.
+        """Take the price of one answer in a transaction of many; the caller starts the round in the same one.
 
         Args:
-            connection: the transaction; what this leaves when it raises has to be undone (`Database.attempt`).
+            connection: the transaction; the caller must undo it if this raises (`Database.attempt`).
             policy: as `open_accounts` returned it.
 
         Returns:
-            Whether it was charged now, and not before.
+            True if it was charged now, and not before.
         """
         paid_by = self._memory.paid_by(round_digest, connection=connection)
         answered = self._memory.queries_of(task.digest, connection=connection)
@@ -152,7 +153,7 @@ class DurableLedger:
         if paid_by is None:
             promised = self._promises.take(task.digest, num_queries, amounts, connection=connection)
             if promised is None:
-                # What was promised was counted at the yes. For whom the rest is nobody has said.
+                # The yes counted what was promised. For the rest, no requester is named.
                 payment = self.may_pay(connection, policy, task, [(num_queries, charges)])
                 if payment.refusal is not None:
                     raise payment.refusal
@@ -185,10 +186,10 @@ class DurableLedger:
     ) -> Payment:
         """Say whether the site pays for rounds of a task: its policy, its budget, and what others were promised of it.
 
-        In this order: the policy's delta; a finite price at every level that is limited; the queries of the task, and
-        of the day, of which what was promised and not asked yet is a part; what a day's answers may still tell of the
-        budget for nothing; the requester's share of the budget and of the votes for life; the account of each level,
-        of which votes for life have had their part set aside.
+        The checks, in this order: the policy's delta. A finite price at every level that is limited. The queries of the
+        task, and of the day, including those promised and not yet asked. What a day's answers may still tell of the
+        budget without a price. The requester's share of the budget and of the votes for life. The account of each
+        level, of which votes for life have had their part set aside.
 
         Args:
             rounds: queries of each round, and its price for who was never charged for the task, in nano-units of mu^2.
@@ -213,7 +214,7 @@ class DurableLedger:
 
     @property
     def head(self) -> Head:
-        """The end of the journal, which an answer carries: it covers what the answer has spent."""
+        """Return the end of the journal, which an answer carries: it covers what the answer has spent."""
         return self._ledger.known_head()
 
     def unanswered_for_life(self) -> list[str]:
@@ -229,7 +230,7 @@ class DurableLedger:
         self._ledger.answer(paid_by, commitment, connection=connection)
 
     def kept_until(self, expires_at: float | None) -> datetime:
-        """Until when a round is kept whose ask states this deadline, in unix seconds."""
+        """Return until when a round is kept whose ask states this deadline, in unix seconds."""
         latest = self._clock() + KEPT_LONGEST
         if expires_at is None or expires_at >= latest.timestamp():
             return latest
@@ -239,7 +240,7 @@ class DurableLedger:
         """Say yes to a proposal that was not answered: set the price of all its rounds aside until its deadline.
 
         Args:
-            connection: a transaction of many; what this leaves when it raises has to be undone (`Database.attempt`).
+            connection: a transaction of many; the caller must undo it if this raises (`Database.attempt`).
             policy: as `open_accounts` returned it.
 
         Returns:
@@ -248,7 +249,8 @@ class DurableLedger:
         Raises:
             PrivacyRefusal: a level that is limited has no finite price, or the task has too few queries left.
             ProtocolViolation: the deadline is more than LONGEST_PROMISE away.
-            PolicyRefusal: the day's queries are used up, or what a day's answers may tell of the budget for nothing.
+            PolicyRefusal: the day's queries are used up, or what a day's answers may tell of the budget without a
+                price.
             ShareUsedUp: its requester's share of the budget does not cover it; to be told to `decline`.
             BudgetExceeded: an account does not cover it; likewise.
         """
@@ -273,7 +275,7 @@ class DurableLedger:
         return about.until
 
     def decline(self, connection: Connection, policy: Policy, proposal: Proposal, error: PrivacyRefusal) -> None:
-        """Remember that the budget, or a requester's share, did not cover a proposal, and what that no tells.
+        """Store that the budget, or a requester's share, did not cover a proposal, and what that no reveals.
 
         Args:
             error: as `promise_in` raised it; what it had written is undone.
@@ -281,7 +283,7 @@ class DurableLedger:
         about = self._about(proposal)
         compared = self._may_pay_for(connection, policy, proposal).compared
         self._promises.told.note(about.digest, compared, proposal.requester, about.at, connection)
-        if not isinstance(error, ShareUsedUp):  # a share is given back with others' jobs; then it is considered anew
+        if not isinstance(error, ShareUsedUp):  # others' jobs give a share back; then it is considered again
             self._promises.decline(about, connection=connection)
 
     def decline_ask(
@@ -293,7 +295,7 @@ class DurableLedger:
         num_queries: int,
         charges: Mapping[Level, int],
     ) -> None:
-        """Remember what it tells that a round was not covered which had not been proposed."""
+        """Store what the refusal of an uncovered round reveals that had not been proposed."""
         compared = self.may_pay(connection, policy, task, [(num_queries, charges)]).compared
         self._promises.told.note(round_digest, compared, "", self._clock(), connection)
 
@@ -313,7 +315,7 @@ class DurableLedger:
         prices: Sequence[Mapping[Level, int]],
         connection: Connection,
     ) -> list[Compared]:
-        """Everything that has to cover a price, in the order in which it is looked at: the share, then the accounts."""
+        """Return everything that has to cover a price, in the order of the checks: the share, then the accounts."""
         found: list[Compared] = []
         share, budget = policy.budget.per_requester, policy.budget
         limited = [(level, cap) for level in LEVELS if (cap := budget.cap(level)) is not None]
@@ -332,7 +334,7 @@ class DurableLedger:
         return found
 
     def _check_covered(self, compared: Sequence[Compared], requester: str, connection: Connection) -> None:
-        """Refuse what is not covered, and before that what nobody may be told for nothing any more.
+        """Refuse what is not covered; before that, refuse what may no longer be told without a price.
 
         Raises:
             PolicyRefusal: the latter; it says nothing of a budget.
@@ -365,22 +367,22 @@ class DurableLedger:
 
 
 def _life_nano(task: Task) -> int:
-    """The most that a round takes of any record's votes for life."""
+    """Return the most that a round takes of any record's votes for life."""
     if task.life is None:
         return 0
-    # Loaded where it is wanted: few sites cast votes for life.
+    # Imported on use: few sites cast votes for life.
     from labeler.accounting.lifetime import job_nano
 
     return job_nano(task)
 
 
 def _amounts(policy: Policy, charges: Mapping[Level, int]) -> dict[Level, int]:
-    """What a round is charged at each level: its price, or what stands for none.
+    """Return what a round is charged at each level: its price, or a substitute where it has none.
 
     Raises:
         PrivacyRefusal: a level that is limited has no finite price.
     """
-    # One record is always promised something; a whole site where its owner says how much.
+    # A limit always holds for one record; for a whole site only where its owner sets one.
     for level in LEVELS:
         if level == "instance" or policy.budget.cap(level) is not None:
             priced(charges, level)

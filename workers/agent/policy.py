@@ -1,10 +1,11 @@
 """The policy of a site, what it allows its agent to do: a TOML file of the site, read again at every ask.
 
-Nobody else can widen it: the coordinator is told when it asks for more, and that is all. Unknown fields are refused,
-missing ones are (but those that `docs/policy.md` calls optional), and while the file cannot be read everything is.
-Every decision follows from the policy and the ask alone, never from a record, so a refusal tells nothing private.
+Only the site can widen it: a coordinator that asks for more gets a refusal, and nothing else. Unknown fields are
+refused, missing ones are too (but those that `docs/policy.md` calls optional), and while the file cannot be read
+everything is. Every decision follows from the policy and the ask alone, never from a record, so a refusal tells nothing
+private.
 
-Every field is listed in `docs/policy.md`; a test holds the two together.
+Every field is listed in `docs/policy.md`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ class BudgetTable(_Table):
     """`[budget]`: the most that all answers of this agent together may ever cost.
 
     Attributes:
-        instance_epsilon: cap on what is learnt about one record, or "unlimited".
-        agent_epsilon: cap on what is learnt about the site as a whole, or "unlimited".
+        instance_epsilon: cap on what is learned about one record, or "unlimited".
+        agent_epsilon: cap on what is learned about the site as a whole, or "unlimited".
         delta: failure probability of both.
-        life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.life`): however many such tasks
-            are ever answered, together they cost one record no more, and none is answered that says more. What was set
-            aside once is never given back. None where no such task is answered.
+        life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.life`). All such tasks that are
+            ever answered together cost one record no more, and none is answered that says more. What was set aside once
+            is never given back. None where no such task is answered.
         per_requester: of each cap, and of what `life_epsilon` sets aside for a record, the most that the jobs of one
-            requester may take, so that none uses up what is there for all; None where one may. Who asks is the
-            coordinator's word (`Proposal.requester`): a share divides a budget among requesters, and the caps alone
-            protect records. Jobs of which no name is said share one share.
+            requester may take, so that none uses up what is there for all; None where one may. The coordinator names
+            the requester (`Proposal.requester`): a share divides a budget among requesters, and the caps alone protect
+            records. Jobs without a named requester share one share.
     """
 
     instance_epsilon: Cap
@@ -80,7 +81,7 @@ class BudgetTable(_Table):
         """
         if self.life_epsilon is None:
             return None
-        # Loaded where it is wanted: few sites cast votes for life.
+        # Imported on use: few sites cast votes for life.
         from labeler.accounting.lifetime import set_aside_nano
 
         try:
@@ -89,7 +90,7 @@ class BudgetTable(_Table):
             raise ValueError(f"life_epsilon: {error}") from None
 
     def cap(self, level: Level) -> int | None:
-        """Nano-units of mu^2; None where it is not limited."""
+        """Return the cap in nano-units of mu^2; None where it is not limited."""
         epsilon = self.instance_epsilon if level == "instance" else self.agent_epsilon
         return None if epsilon == "unlimited" else budget_for(epsilon, self.delta)
 
@@ -101,22 +102,22 @@ class AllowTable(_Table):
         backbones: fingerprints of the backbones whose features may be asked about.
         tasks: digests of the tasks, or "any".
         methods: ways of voting.
-        releases: what may be opened. Whoever holds the keys of all talliers can read an agent's noised ballots in a
-            round of the histogram, and the ballots themselves of a winner round of knn, whose noise is shared apart,
-            and of every round whose noise the talliers add.
+        releases: what may be opened. The holder of all talliers' keys can read an agent's noised ballots in a round of
+            the histogram. It can read the ballots themselves of a winner round of knn, whose noise is shared apart, and
+            of every round whose noise the talliers add.
         max_queries_per_day: most queries answered in any 24 hours.
         max_noise_contributors: among how many agents, this one included, a task may divide its noise (its h, see
             `Task.noise_contributors`). A task is charged for noise of standard deviation sigma that nobody can
             subtract. Each agent adds noise of sigma / sqrt(h), so with g real and honest agents in a sum nobody can
-            subtract sigma * sqrt(g / h). Whoever invents agents makes h larger, and g no larger. An agent cannot see
-            who else takes part, but g is at least 1, itself: so the true mu is at most the charged one times
-            sqrt(max_noise_contributors), whatever the coordinator invents or leaves out. With 1 the site trusts
-            nobody's noise but its own. With more it trusts that at least one tallier sums none but real agents
-            (`[agents]` in tallier.toml), of whom no more than the task's `colluding_agents` collude: then g >= h in
-            every sum. So name no more than the agents known to be real and honest.
+            subtract sigma * sqrt(g / h). Invented agents make h larger, and g no larger. An agent cannot see who else
+            takes part, but g is at least 1, itself. So the true mu is at most the charged one times
+            sqrt(max_noise_contributors), whatever the coordinator invents or leaves out. With 1 the site trusts only
+            its own noise. With more it trusts that at least one tallier sums none but real agents (`[agents]` in
+            tallier.toml), of whom no more than the task's `colluding_agents` collude: then g >= h in every sum. So name
+            no more than the agents known to be real and honest.
         max_noise_talliers: among how many talliers a task whose noise they add (`Task.dishonest_talliers`) may divide
-            it; 0, unless the file says otherwise, refuses such tasks: the agent adds no noise then, and only the
-            talliers stand between its votes and the release. With 1 the site trusts that one of its three talliers is
+            it. 0, unless the file says otherwise, refuses such tasks: the agent adds no noise then, and only the
+            talliers protect its votes from the release. With 1 the site trusts that one of its three talliers is
             honest, as it does for its shares anyway; with 2, that two are. The true mu is at most the charged one times
             sqrt(max_noise_talliers) as long as one is.
         approval: whether a person has to approve each task before it is answered.
@@ -156,9 +157,9 @@ class Policy(_Table):
 
     Attributes:
         talliers: whom the site trusts with a share: tallier id -> its public sealing key. Every task is shared among
-            exactly these: were there more of them than a task needs, two sets of them could sum one round over
-            different agents, and the difference would be single ballots. Whoever holds all their keys can read what
-            this agent sends (see `releases`).
+            exactly these. With more of them than a task needs, two sets of them could sum one round over different
+            agents, and the difference would be single ballots. The holder of all their keys can read what this agent
+            sends (see `releases`).
     """
 
     budget: BudgetTable
@@ -173,7 +174,7 @@ class Policy(_Table):
         return self
 
     def check(self, ask: Ask | Proposal, *, coordinator_key: str, is_approved: bool) -> None:
-        """Refuse what the policy does not allow. Budgets and the day's queries are the ledger's to check.
+        """Refuse what the policy does not allow. The ledger checks budgets and the day's queries.
 
         Args:
             ask: as the coordinator signed it, or proposed it before.
@@ -255,7 +256,7 @@ class Policy(_Table):
         share = self.allow.life_job_share
         if share is None:
             return
-        # Loaded where it is wanted: few sites cast votes for life.
+        # Imported on use: few sites cast votes for life.
         from labeler.accounting.lifetime import job_nano
 
         least, asked = floor(Fraction(share) * most), job_nano(task)
@@ -291,7 +292,7 @@ class Policy(_Table):
             raise _refusal(
                 "allow.person_epsilon", f"epsilon {most:g} per person", "a task without records_per_person, so no bound"
             )
-        # Loaded where it is wanted: a tallier reads homes, too, and prices need scipy.
+        # Imported on use: a tallier reads homes, too, and prices need scipy.
         from labeler.planning import price
 
         # The whole task, whatever part of it this ask is; at the site's own delta.
@@ -335,7 +336,7 @@ def read_policy(path: Path) -> Policy:
 class PolicyFile:
     """A policy that is read again when its file is another one: another inode, size or time of change.
 
-    The same policy is the same object, so who has made something of it sees that it still holds.
+    The same policy is the same object, so a caller that derived something from it sees that it still holds.
 
     Args:
         path: the file.
@@ -347,12 +348,12 @@ class PolicyFile:
         self._policy: Policy | None = None
 
     def read(self) -> Policy:
-        """The policy as it is now.
+        """Return the policy as it is now.
 
         Raises:
             PolicyRefusal: see `read_policy`.
         """
-        # Looked at before it is read: what is written in between is read again next time.
+        # Before the file is read: a change in between is read again next time.
         stamp = self._look()
         if self._policy is None or stamp is None or stamp != self._stamp:
             known, self._policy, self._stamp = self._policy, None, stamp
@@ -361,7 +362,9 @@ class PolicyFile:
         return self._policy
 
     def _look(self) -> tuple[int, int, int, int] | None:
-        """What tells two files apart; None where it may not, since the file is so new that its times stand still."""
+        """Return what tells two files apart; None if nothing may, since the file is so new that its times do not
+        change.
+        """
         try:
             status = self._path.stat()
         except OSError:
@@ -372,9 +375,9 @@ class PolicyFile:
 
 
 def policy_toml(policy: Policy) -> str:
-    """A policy as a file that `read_policy` reads back."""
+    """Return a policy as a file that `read_policy` reads back."""
     lines = ["# What this site allows its agent to answer. Read again at every ask; see docs/policy.md."]
-    # What is as by default is not said: a version that does not know a field reads every other file.
+    # Defaults are left out: a version that does not know a field then reads every other file.
     for table, fields in policy.model_dump(exclude_defaults=True).items():
         names = {name: toml_value(name) if table == "talliers" else name for name in fields}
         lines += [f"[{table}]", *(f"{names[name]} = {toml_value(fields[name])}" for name in fields), ""]
@@ -382,7 +385,7 @@ def policy_toml(policy: Policy) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A truth value, number, text or tuple of them as TOML."""
+    """Return a truth value, number, text or tuple of them as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -396,7 +399,7 @@ def toml_value(value: object) -> str:
 
 
 def _short(names: tuple[str, ...]) -> str:
-    """The first few of a list of digests, for a sentence."""
+    """Return the first few of a list of digests, for a sentence."""
     shown = ", ".join(name[:16] for name in names[:3])
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (shown or "none") + more

@@ -1,16 +1,16 @@
 """An agent's public clock: when a turn that computed from records may send, by public facts of the site alone.
 
-    start             a poll returns
-    start + k T       all letters of the turn leave, in the order of the asks, and the next poll with them
+    start             a poll returns.
+    start + k T       all letters of the turn leave, in the order of the asks, and the next poll with them.
 
-T is a setting of the site (`tick_s`). k is planned before the work begins: the least whole number of ticks that covers
-what has passed, and what the answers take over `max_records` drawn rows, with room (`ROOM`). Neither the records nor
-any earlier round takes part. Work that is late all the same leaves at the next of 2 k T, 4 k T, 8 k T and so on, so
-that it is seen to be late, and by how much only to a factor of two. A turn that computed nothing from records leaves
-at once.
+T is a setting of the site (`tick_s`). k is planned before the work starts. It is the least whole number of ticks that
+covers the time passed, and the time of the answers over `max_records` drawn rows, with room (`ROOM`). Neither the
+records nor any earlier round takes part. Work that is late anyway leaves at the next of 2 k T, 4 k T, 8 k T and so on.
+So an observer sees that it is late, and by how much only to a factor of two. A turn that computed nothing from records
+leaves at once.
 
-**What is left.** The chance that work over n records misses a plan for `max_records`, which depends on n. It is small
-because the plan covers `max_records` and more. A site may pad the work itself (`Padding`).
+**The remaining leak** is the chance that work over n records misses a plan for `max_records`, which depends on n. It is
+small because the plan covers `max_records` and more. A site may pad the work itself (`Padding`).
 
 References:
     Ratliff, Vadhan (2024), A framework for differential privacy against timing attacks.
@@ -48,22 +48,22 @@ TICK_S: Final = 0.1
 """T, where the site's settings do not say otherwise."""
 
 ROOM: Final = 1.5
-"""By how much a plan exceeds what the work took over drawn rows."""
+"""A plan is this many times the work's time over drawn rows."""
 
 FIXED_S, BYTE_S = 0.02, 2e-8
-"""What a plan adds for keeping, sealing and writing letters: once, and for each byte of an answer."""
+"""Seconds that a plan adds for storing, sealing and writing letters: once, and for each byte of an answer."""
 
 LIFE_RECORD_S: Final = 5e-5
-"""What a plan adds for each record where votes for life write a row for each."""
+"""Seconds that a plan adds for each record where votes for life write a row for each."""
 
 WARM_ROWS, FEW_ROWS, MANY_ROWS = 16, 1024, 4096
 """Drawn rows on which work is timed: the first run loads what it needs, the others give a line over the records."""
 
 SHORT_RUNS, SHORT_S = 5, 0.05
-"""Runs over drawn rows are done again, up to so many, until they took so long together."""
+"""Runs over drawn rows repeat, up to this many, until they took this long together."""
 
 LONG_S: Final = 0.25
-"""From here on the difference of two runs is not mostly chance."""
+"""From this time on the difference of two runs is not mostly chance."""
 
 _MOST_TIMED: Final = 10_000
 _MOST_PADDED: Final = 4
@@ -76,8 +76,7 @@ class TurnTimes:
     Attributes:
         now: unix time in seconds.
         started: when its poll returned, in seconds that only go up.
-        planned_s: until when what it computes from records is planned to be done, counted from `started`; None where
-            it computes nothing.
+        planned_s: planned end of its computations from records, counted from `started`; None where it computes nothing.
         admitted_s: what is planned for all that was admitted so far and is still to be computed.
         not_before, most_left_s: before when a stored answer that it sends may not leave (KeptAnswer).
     """
@@ -91,7 +90,7 @@ class TurnTimes:
 
 
 class PublicClock:
-    """See the module. Used by one thread.
+    """A public clock; see the module. Used by one thread.
 
     Args:
         tick_s: T.
@@ -114,7 +113,7 @@ class PublicClock:
         self._estimate_s = estimate_s
 
     def begin(self, now: float) -> TurnTimes:
-        """A turn of the newest poll.
+        """Start a turn of the newest poll.
 
         Args:
             now: unix time in seconds.
@@ -125,7 +124,7 @@ class PublicClock:
         """Refuse, before the charge, what would leave after its deadline; by the plan alone.
 
         Args:
-            ahead: what is still to be computed before it, beside what was admitted in this turn.
+            ahead: what is still to be computed before it, besides what was admitted in this turn.
 
         Raises:
             PrivacyRefusal: it would.
@@ -139,24 +138,25 @@ class PublicClock:
         turn.admitted_s = planned_s
 
     def plan(self, turn: TurnTimes, asks: Iterable[Ask]) -> None:
-        """Say until when a turn computes, before it does."""
+        """Set, before a turn computes, the time until which it does."""
         try:
             planned_s = self._planned_s(asks)
         except Exception as error:
-            # Only of what an earlier process has charged: what this one admits, it has planned before the charge.
+            # Only rounds that an earlier process has charged: this one plans before it admits and charges.
             log.error("how long an answer takes could not be planned", extra=cause(error))
             planned_s = 0.0
         turn.planned_s = self._passed_s(turn) + planned_s
 
     def left_s(self, turn: TurnTimes) -> float:
-        """Seconds until a turn that computes may leave, were its work done now: at start + k T, or, where that has
-        passed, at the next of 2 k T, 4 k T, 8 k T and so on.
+        """Return seconds until a turn that computes may leave, if its work were done now.
+
+        That is start + k T, or, where it has passed, the next of 2 k T, 4 k T, 8 k T and so on.
         """
         hold_s, passed_s = self._hold_s(turn.planned_s or 0.0), self.ticks() - turn.started
         return math.ldexp(hold_s, max(0, math.ceil(math.log2(max(passed_s, hold_s) / hold_s)))) - passed_s
 
     def leaves_at(self, turn: TurnTimes, now: float) -> float:
-        """When what a turn has come to may leave, in ticks.
+        """Return when the results of a turn may leave, in ticks.
 
         Args:
             now: unix time in seconds.
@@ -170,22 +170,23 @@ class PublicClock:
         return FIXED_S + ROOM * sum(found) if found else 0.0
 
     def _passed_s(self, turn: TurnTimes) -> float:
-        """What has passed of a turn, as far as it follows from public facts: of what was computed only its plan."""
+        """Return the time passed in a turn, by public facts: computations count by their plan alone."""
         return self.ticks() - turn.started if turn.planned_s is None else turn.planned_s
 
     def _hold_s(self, planned_s: float) -> float:
-        """k T: the least whole number of ticks that covers a plan, at least one."""
+        """Return k T: the least whole number of ticks that covers a plan, at least one."""
         return self._tick_s * max(1, math.ceil(planned_s / self._tick_s))
 
 
 class DrawnProbe:
-    """Times answers over drawn rows, at the first ask of a kind of task and size: the site's records take no part.
+    """A probe that times answers over drawn rows, at the first ask of a kind of task and size, without the site's
+    records.
 
     The ask is public, and so are the dimension, classes and `max_records` that the rows are drawn by. An answer over
     more rows than are drawn follows by a line.
 
     Args:
-        shard: the shard that would answer; of it only public facts are read.
+        shard: the shard that would answer; only its public facts are read.
         engine, memory_limit_bytes: see Agent. Parts of a cluster are not asked; this process times in their place.
         clock: seconds that only go up.
     """
@@ -208,7 +209,7 @@ class DrawnProbe:
         self._known: OrderedDict[tuple[str, int], float] = OrderedDict()
 
     def seconds(self, ask: Ask) -> float:
-        """How long the answer takes over `max_records` drawn rows."""
+        """Return how long the answer takes over `max_records` drawn rows."""
         most = self._redrawn()
         key = (ask.task.kind, len(ask.batch))
         if key not in self._known:
@@ -218,7 +219,7 @@ class DrawnProbe:
         return self._known[key]
 
     def _redrawn(self) -> int:
-        """The declared bound; where the shard was exchanged for another kind, rows like its own are drawn."""
+        """Return the declared bound; redraw rows if the shard was exchanged for another kind."""
         shard = self._shard()
         assert shard.max_records is not None  # noqa: S101  # an agent does not serve from another
         facts = (shard.max_records, shard.dimension, shard.classes, shard.has_attributes, shard.knows_persons)
@@ -251,7 +252,7 @@ class DrawnProbe:
         return max(line, by_rows) if took[many] < LONG_S else line
 
     def _usual(self, ask: Ask, rows: int) -> float:
-        """The median of a few runs where they are short: whatever else the machine does shall not count for good."""
+        """Return the median of a few runs where they are short: other work on the machine must not count for good."""
         took = [self._once(ask, rows)]
         while len(took) < SHORT_RUNS and sum(took) < SHORT_S:
             took.append(self._once(ask, rows))
@@ -259,7 +260,7 @@ class DrawnProbe:
 
     def _once(self, ask: Ask, rows: int) -> float:
         self._models.clear()
-        self._agents[rows].forget_index()  # the site's own may have to be built, too
+        self._agents[rows].forget_index()  # the site's own index may have to be built, too
         begun = self._clock()
         answer = self._agents[rows].computed(ask.task, ask.batch, key=bytes(32), seal=as_it_is)
         took = self._clock() - begun
@@ -270,7 +271,7 @@ class DrawnProbe:
 class Padding:
     """Answers everything a second time, over drawn rows, and drops it, so that work follows from `max_records`.
 
-    An agent calls it with how many records it answers a task from. Of as many rows as a task lets take part
+    An agent calls it with the number of records it answers a task from. Of the most rows that a task lets take part
     (`most_rows`), it works on those that the agent has no record for, and at least on one.
 
     Args:
@@ -286,7 +287,7 @@ class Padding:
         self._agents: OrderedDict[int, Agent] = OrderedDict()
 
     def __call__(self, task: Task, batch: QueryBatch, own: int) -> None:
-        """See the class.
+        """Answer over the missing rows; see the class.
 
         Args:
             own: records that the agent answers from.
@@ -310,7 +311,7 @@ class Padding:
 
 
 class _NothingSpent(LifetimeSpends):
-    """What drawn images have spent: nothing, and no journal is asked."""
+    """Spends of drawn images: none, and no journal is read."""
 
     def __init__(self) -> None:
         pass

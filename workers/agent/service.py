@@ -1,10 +1,10 @@
 """The agent process: asks its coordinator for work, refuses what its site does not allow, answers the rest.
 
-What it does about a round, and in which order, says its machine (labeler.rounds.agent); `workers.agent.driver` carries
-it out for all the mail of a poll at once. Here the two are given a home: journal, keys, shard, policy and the link.
+Its machine (labeler.rounds.agent) decides what it does about a round and in which order; `workers.agent.driver` carries
+it out for all the mail of a poll at once. This module gives the two a home: journal, keys, shard, policy and the link.
 
-Killed anywhere, it answers once: what it has sent lies in its journal from before the first byte left, encrypted under
-a key of the round that no backup holds (labeler.ledger.agent_memory), and its journal knows what was charged.
+Killed anywhere, it answers once. What it sends is in its journal before the first byte leaves, encrypted under a key of
+the round that no backup holds (labeler.ledger.agent_memory). Its journal knows what was charged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from workers.party.home import (
 from workers.party.link import PartyLink, cause, converse, said
 
 LOOK_EVERY_S: Final = 1.0
-"""Between two looks at whether the shard has changed."""
+"""Seconds between two checks that the shard is unchanged."""
 
 log = logging.getLogger("labeler.agent")
 
@@ -152,16 +152,15 @@ def run_agent(
 
 
 def account_of(agent_id: str) -> str:
-    """The name of an agent's account, in its own journal and in the coordinator's."""
+    """Return the name of an agent's account, in its own journal and in the coordinator's."""
     return f"agent:{agent_id}"
 
 
 class _Records:
     """The agent over its shard: a record deleted by another process soon no longer votes.
 
-    The shard is looked at by the clock, never because somebody asks. Index and models of the changed records are made
-    beside those in use, which answer until then: else the first answer after a deletion would be late, and tell that
-    there was one.
+    The clock decides when the shard is checked, never a request. Index and models of the changed records are made while
+    those in use still answer. Otherwise the first answer after a deletion would be late, and reveal the deletion.
     """
 
     def __init__(self, home: Path, config: AgentConfig, spends: LifetimeSpends, *, journal: str) -> None:
@@ -175,7 +174,7 @@ class _Records:
         self._problem: LabelerError | None = None
 
     def facts(self) -> Mapping[str, Any]:
-        """What the coordinator may know of the records; never how many there are."""
+        """The facts of the records that the coordinator may know; never their number."""
         shard = self._shard
         return {
             "backbone_fingerprint": shard.fingerprint,
@@ -185,7 +184,7 @@ class _Records:
         }
 
     def shard(self) -> Shard:
-        """As it was opened last."""
+        """The shard as it was opened last."""
         return self._shard
 
     def agent(self) -> Agent:
@@ -204,7 +203,7 @@ class _Records:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at the shard every LOOK_EVERY_S in a thread of its own, until the block ends."""
+        """Check the shard every LOOK_EVERY_S in a separate thread, until the block ends."""
         over = threading.Event()
 
         def watch() -> None:
@@ -220,7 +219,7 @@ class _Records:
             thread.join()
 
     def look(self) -> None:
-        """Go over to the shard as it is now, where it has changed."""
+        """Switch to the shard as it is now, if it has changed."""
         stamp = (self._stamp_of(MANIFEST_NAME), self._stamp_of(MARK_NAME))
         if stamp == self._stamp:
             return
@@ -232,7 +231,7 @@ class _Records:
                 agent.take_over(before)  # what was built while the first was
                 self._agent, self._problem, self._stamp = agent, None, stamp
         except Exception as error:
-            # Tried again at the next look: what passes by itself must not silence an agent until it is started again.
+            # The next look tries again: a passing problem must not silence an agent until its restart.
             if self._problem is None:
                 log.error("the changed shard cannot be used; trying again", extra=cause(error))
             unusable = Unavailable("the agent's shard cannot be used now")

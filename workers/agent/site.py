@@ -1,4 +1,4 @@
-"""A site's own view of its agent: its ledger, what waits for its people, what was ever answered, and what they may do.
+"""A site's own view of its agent: its ledger, waiting tasks, past answers, and the decisions its people can take.
 
 All of it is public, or the site's own accounting, and nothing of a record. It is read from the agent's journal without
 disturbing an agent that runs. The shell and the site's page show and decide by the same functions.
@@ -37,7 +37,7 @@ _MARGIN = 1e-7
 
 
 def site_budget(home: Path) -> list[dict[str, Any]]:
-    """Every account of an agent's own ledger, in nano-units of mu^2 and as epsilon at the policy's delta.
+    """Return every account of an agent's own ledger, in nano-units of mu^2 and as epsilon at the policy's delta.
 
     A spent epsilon is None where something was answered that has no finite price at that level.
 
@@ -73,7 +73,8 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
 
 
 def shares_taken(home: Path) -> list[tuple[str, float]]:
-    """How much of its share of the budget each requester has taken, the most first; empty where the policy gives none.
+    """Return the part of its budget share that each requester has taken, largest first; empty where the policy gives
+    none.
 
     A part of more than 1 was taken before the policy was narrowed.
 
@@ -96,7 +97,7 @@ def shares_taken(home: Path) -> list[tuple[str, float]]:
 
 
 def waiting_tasks(home: Path) -> list[dict[str, Any]]:
-    """Tasks that wait for a person's approval, oldest first, and what each would cost (None: no finite price).
+    """Return tasks that wait for a person's approval, oldest first, with the cost of each (None: no finite price).
 
     The price is for noise of `sigma_votes`, which needs `noise_contributors` agents that are real and honest. `takes`
     says for each limited level which parts of the budget an approval takes and leaves; `unpayable` why there can be
@@ -114,7 +115,7 @@ def waiting_tasks(home: Path) -> list[dict[str, Any]]:
 
 
 def decided_tasks(home: Path) -> list[dict[str, Any]]:
-    """Tasks about which a person has decided, the last decision first, with what was decided and the reason.
+    """Return tasks that a person has decided, the last decision first, with the decision and the reason.
 
     Raises:
         NotReady: the agent has not run yet, so it has been asked nothing.
@@ -130,9 +131,9 @@ def decided_tasks(home: Path) -> list[dict[str, Any]]:
 
 
 def answered_rounds(home: Path) -> list[dict[str, Any]]:
-    """Every round that was ever charged, oldest first: when, for which task and job, and at which price.
+    """Return every round that was ever charged, oldest first: time, task, job, and price.
 
-    The epsilons are of each round by itself at the policy's delta; what several cost together is in `site_budget`. Of
+    The epsilons are of each round by itself at the policy's delta; `site_budget` has what several cost together. For
     votes for life (`life_nano` above 0) they are of all such rounds together, ever.
 
     Raises:
@@ -150,7 +151,7 @@ def answered_rounds(home: Path) -> list[dict[str, Any]]:
 
 
 def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same by job, the newest first; rounds that were asked without a job stand for themselves by task."""
+    """Group answered rounds by job, the newest first; rounds that were asked without a job are grouped by task."""
     jobs: dict[tuple[str, str], dict[str, Any]] = {}
     for one in rounds:
         key = (one["task_id"], one["job_id"])
@@ -176,9 +177,9 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def overview(home: Path) -> dict[str, Any]:
-    """What the desk shows: who we are, whether we answer, what waits, what was decided, what is left.
+    """Return the desk's overview: the agent's name, whether it answers, waiting and decided tasks, the budget left.
 
-    What cannot be read is said in `problems`, and the rest is shown.
+    What cannot be read is named in `problems`, and the rest is shown.
     """
     config = read_agent_config(home)
     no = stopped(home)
@@ -227,7 +228,7 @@ def approve(home: Path, digest: str) -> None:
 
 
 def _taken(home: Path, task: Task, database: Database) -> dict[str, Any]:
-    """The parts of each limited budget that the questions of a task would take which were not answered or promised."""
+    """Return the parts of each limited budget that a task would take for its questions not yet answered or promised."""
     try:
         budget = read_policy(home / POLICY_FILE).budget
     except PolicyRefusal as error:
@@ -263,14 +264,14 @@ def _taken(home: Path, task: Task, database: Database) -> dict[str, Any]:
 
 
 def percent(part: float) -> str:
-    """A part of a budget in words: two digits, and nothing that is not nothing is called so."""
+    """Format a part of a budget: two digits, and only zero is shown as nothing."""
     if 0 < part < 0.001:
         return "less than 0.1 %"
     return f"{100 * part:.{0 if part >= 0.1 or not part else 1}f} %"
 
 
 def _described(task: Task, names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """What is public of a task, with its price as stated in it (None: no finite price)."""
+    """Return the public facts of a task, with its price as stated in it (None: no finite price)."""
     cost = price(task)
     return {
         "task_id": task.digest,
@@ -327,7 +328,7 @@ def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[st
         "life_nano": life_nano,
         **{f"{level}_nano": amount for level, amount in charges.items()},
         "agent_epsilon": _epsilon(charges["agent"], delta),
-        # Of votes for life no round has an epsilon of its own: what is stated is what all of them are, ever.
+        # No round of votes for life has a separate epsilon: the stated one is of all such rounds together, ever.
         "instance_epsilon": _epsilon(life_nano or charges["instance"], delta),
     }
 
@@ -341,7 +342,7 @@ def _moment(at: datetime) -> str:
 
 
 def epsilon_of(nano: int, delta: float) -> float:
-    """What a sum of charges amounts to, at a delta; the margin is that of `labeler.budget.budget_for`."""
+    """Return the epsilon of a sum of charges at a delta; the margin is that of `labeler.budget.budget_for`."""
     if nano == 0:
         return 0.0
     mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
@@ -355,7 +356,7 @@ def _look(home: Path) -> Database:
 
 
 def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
-    """What the agent remembers, from a journal that is only looked at.
+    """Open the agent's memory, from a journal that is only read.
 
     Raises:
         NotReady: nothing is there: the home has joined and its agent never ran.
@@ -370,7 +371,7 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
 
 
 class SiteConsole:
-    """One home, for the page of its site. What is shown is read anew each time: agent and shell write meanwhile.
+    """One home, for the page of its site. Every call reads it again: agent and shell write meanwhile.
 
     Raises:
         InvalidSetting: it is no agent's home.
@@ -385,11 +386,11 @@ class SiteConsole:
         return overview(self._home)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Every round that was ever answered."""
+        """Return every round that was ever answered."""
         return answered_rounds(self._home)
 
     def rounds_csv(self) -> str:
-        """The same as CSV."""
+        """Return every round that was ever answered, as CSV."""
         return as_csv(self.rounds())
 
     def approve(self, digest: str) -> None:
@@ -447,9 +448,9 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_csv(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """The lines with a heading. Lists are joined by semicolons; a price without a bound is an empty cell.
+    """Return the lines with a heading. Lists are joined by semicolons; a price without a bound is an empty cell.
 
-    A text of others that a spreadsheet would take for a formula gets an apostrophe in front.
+    A text from others that a spreadsheet would take for a formula gets an apostrophe in front.
     """
     written = io.StringIO()
     lines = csv.writer(written, lineterminator="\n")
@@ -467,7 +468,7 @@ def _cell(value: object) -> object:
 
 
 def policy_in_words(policy: Policy) -> list[str]:
-    """One sentence for each thing that the policy allows or refuses, in the order of the file."""
+    """Return one sentence for each thing that the policy allows or refuses, in the order of the file."""
     budget, allow = policy.budget, policy.allow
     lines = [
         _cap("one private image", budget.instance_epsilon, budget.delta),

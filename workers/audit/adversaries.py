@@ -338,7 +338,7 @@ ADVERSARIES: Final[dict[str, Adversary]] = {
 
 
 View = Literal["release", "student"]
-"""The attacked view: what was opened, or the labels of a student that learnt from it."""
+"""The attacked view: what was opened, or the labels of a student that learned from it."""
 
 
 def check_attackable(task: Task, level: StatedLevel, view: View) -> None:
@@ -374,7 +374,7 @@ class Surroundings:
 
     Attributes:
         task: the task; its fingerprint is that of the audit's records.
-        features, labels: natural records, quantised.
+        features, labels: natural records, quantized.
         folder: empty, for its files.
         seed: of everything public; the same for the same audit.
         noise_seed: of all noise; None draws it as the product does.

@@ -7,7 +7,7 @@ this one misses.
 
 Soft labels of heads that carry an agent's own noise are read back into these heads (`HeardHeads`).
 
-**Learnt.** Where a student lies between, the observer first looks at runs that it made itself. It projects on the
+**Learned.** Where a student lies between, the observer first looks at runs that it made itself. It projects on the
 difference of their means, each number in units of its spread. Those runs are not counted.
 
 **Heads.** The soft labels of one agent are read back into the two noisy heads that made them.
@@ -156,7 +156,7 @@ def log_winner_probability(
 
 @dataclass(frozen=True, eq=False)
 class Learnt:
-    """A projection of numbers on what distinguished the runs that it learnt from; see `learn`."""
+    """A projection of numbers on what distinguished the runs that it learned from; see `learn`."""
 
     numbers: Numbers
     direction: NDArray[np.float64] = field(repr=False)

@@ -8,7 +8,7 @@ dishonest talliers that add noise. It asks for more than was paid.
 **Worlds** differ in one canary: the same shards, once with its records and once with them deleted.
 
 Both are made of the same files, and records are deleted as a site deletes them (`Shard.delete`). Every other record
-keeps its id and its place, so neighbours are neighbours in the sense of the price. The canaries are at the first agent.
+keeps its id and its place, so neighbors are neighbors in the sense of the price. The canaries are at the first agent.
 Where a canary is an agent, that agent's ballots are zero in one of them while its noise stays. That is what a price at
 agent level is about (`labeler.methods.sensitivity`).
 """
@@ -209,7 +209,7 @@ class Seen:
 
 
 class Silenced(Agent):
-    """An agent that contributes nothing but its noise: the neighbour that prices at agent level are about."""
+    """An agent that contributes nothing but its noise: the neighbor that prices at agent level are about."""
 
     def ballots(self, task: Task, batch: QueryBatch, key: bytes) -> NDArray[np.int64]:
         """Return zeros."""
@@ -221,7 +221,7 @@ class Levelling(Agent):
 
     Winners tell most of a vote where those two are level. Noise that a colluder knows still moves them apart. Of the
     records that the adversary chose, those vote that put the classes back. Nothing of this depends on the canary, and a
-    price holds whatever others vote. Among its k neighbours both classes are equally frequent, and it moves votes
+    price holds whatever others vote. Among its k neighbors both classes are equally frequent, and it moves votes
     between them alone.
     """
 

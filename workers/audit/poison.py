@@ -6,7 +6,7 @@ Sets on which a trained model moves far come last.
 
 Directions are unit vectors of the task's dimension. A record near a direction has a stated inner product with it.
 
-**Models.** Neighbouring sets on which a trained model moves far: what an adversary of a model poisons it with.
+**Models.** Neighboring sets on which a trained model moves far: what an adversary of a model poisons it with.
 
 A vote moves by one whatever the others are. A model moves as far as the other records let it. `labeler.descent` bounds
 that by L/(n lambda), or by twice as much where one record may replace another. Sets that come close are special:

@@ -7,7 +7,7 @@ needs no further assumption. The other counts canaries as runs, because noise of
 Each run's count is appended to a file, so the same command continues after an interruption.
 
 Natural records are those of a shard, or handwritten digits (`Pool`). The document becomes a page (`render_page`), which
-loads nothing and runs nothing. Its picture uses the page's own colours, so it follows the reader's colour scheme.
+loads nothing and runs nothing. Its picture uses the page's own colors, so it follows the reader's color scheme.
 Jinja2 escapes every text.
 """
 

@@ -150,7 +150,7 @@ _ELSE: Final = "numpy"
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Records and queries, with the neighbours to find."""
+    """Records and queries, with the neighbors to find."""
 
     name: str
     features: NDArray[np.int16]
@@ -273,7 +273,7 @@ def _tried(engine: str, judged: list[Case], counts: tuple[int, ...]) -> tuple[li
                 continue
             fault = getattr(index, "fault", None)
             if fault is not None:
-                # The index switched to another engine, whose neighbours are right: this one's were not, or never came.
+                # The index switched to another engine, whose neighbors are right: this one's were not, or never came.
                 wrongs.append(f"{case.name}, k {k}, left for the processor: {fault}")
                 index = None
                 continue

@@ -1,6 +1,6 @@
-"""Joining by an invitation: make home, keys and settings, enrol the keys, and try the connection.
+"""Joining by an invitation: make home, keys and settings, enroll the keys, and try the connection.
 
-    make the home -> enrol its keys -> poll once: signed by the new keys, answered under the coordinator's pinned ones.
+    make the home -> enroll its keys -> poll once: signed by the new keys, answered under the coordinator's pinned ones.
 
 Every step may be repeated: the same command after a crash, or after a lost answer, continues. If the home exists (a
 rotation), its new keys lie next to the old ones until the coordinator has taken them. The process of the home must not
@@ -167,7 +167,7 @@ class Joined:
 def join_agent(
     home: Path, invitation: Invitation, *, shard: Path | None, engine: str, wanted: Mapping[str, Any]
 ) -> Joined:
-    """Make an agent's home from an invitation, or renew its keys and pins, and enrol it.
+    """Make an agent's home from an invitation, or renew its keys and pins, and enroll it.
 
     Args:
         invitation: read, and its phrase compared.
@@ -213,7 +213,7 @@ def join_agent(
 
 
 def join_tallier(home: Path, invitation: Invitation, *, listen: str | None) -> Joined:
-    """Make a tallier's home from an invitation, or renew its keys and pins, and enrol it; see `join_agent`.
+    """Make a tallier's home from an invitation, or renew its keys and pins, and enroll it; see `join_agent`.
 
     Args:
         invitation: read, and its phrase compared.
@@ -283,7 +283,7 @@ def _refuse_rotation(invitation: Invitation, home: Path) -> None:
 
 
 def _make_keys(home: Path, invitation: Invitation) -> None:
-    """Make the keys to enrol: a new home's own, or for an existing home new ones next to the old."""
+    """Make the keys to enroll: a new home's own, or for an existing home new ones next to the old."""
     used = home / JOINED_FILE
     is_enrolled = used.exists() and used.read_text().strip() == token_digest(invitation.token)
     if not (home / KEYS_FILE).exists():

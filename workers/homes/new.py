@@ -261,7 +261,7 @@ def read_public(path: Path) -> dict[str, Any]:
 
 
 def _check_name(party_id: str) -> None:
-    """Validate the name before generating keys: no coordinator would enrol a bad one."""
+    """Validate the name before generating keys: no coordinator would enroll a bad one."""
     if re.fullmatch(ENROLLED_NAME, party_id) is None:
         raise InvalidSetting(
             "--id must be 1 to 100 letters, digits, dots, hyphens and underscores of ASCII, the first a letter or a "

@@ -6,7 +6,7 @@ no refusal.
 If there is much to do and a GPU is present, the steps run there in double precision (`descend_on`), within the same
 margin for rounding. `labeler.descent` bounds rounding for sums in *any* order of at most DEPTH numbers in double
 precision. cuBLAS adds the products of a block of at most BLOCK_ROWS rows in some order, and exponentials are right to a
-unit in the last place. So weights of a device and of a processor are both within the proof's margin, and neighbouring
+unit in the last place. So weights of a device and of a processor are both within the proof's margin, and neighboring
 sets may be trained one here and one there. Products that only look like double precision, made of smaller ones, are
 refused.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workers.learning.private_heads import PublicMap
 
 HEAD_SHARPNESS, SCORE_SHARPNESS = 3.0, 8.0
-"""Factors on the scores before they become probabilities: heads fitted under strong regularisation are timid. They cost
+"""Factors on the scores before they become probabilities: heads fitted under strong regularization are timid. They cost
 no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
 
 

@@ -22,7 +22,7 @@ on all records, or on those with the smallest ids if all would take too long.
 
 **Time tells nothing.** Every agent takes the same STEPS over all classes of the task, whatever it holds: one class or
 none, converged or not. A class without records is closed by adding minus infinity to its score, and is never predicted.
-A step minimises a bound on J that touches J at the current point: the softmax never curves more than a half (Boehning
+A step minimizes a bound on J that touches J at the current point: the softmax never curves more than a half (Boehning
 1992). With X the records, each with a one for the intercept, the step is
 
     W <- W - M (X^T (P - Y) + W / C),      M = (X^T X / 2 + 1/C)^-1,
@@ -151,7 +151,7 @@ def class_sums(records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[
     """
     vector = np.zeros((axes.count + 1, terms.num_classes))
     vector[:-1] = whole_sums(records, terms=terms, axes=axes).T / FINE
-    # One sum over all numbers: zero rows of the centre add nothing.
+    # One sum over all numbers: zero rows of the center add nothing.
     length = float(np.sqrt(np.sum(vector * vector)))
     # Inside the ball the factor is 1, and changes no bit.
     return vector * (terms.reach / max(length, terms.reach))

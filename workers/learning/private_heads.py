@@ -15,7 +15,7 @@ it would turn that error into another direction altogether; l, a tenth of the pu
 refused where rounding could move a row by more than `FEATURE_ROUNDING` of c, for stored rows of norm at most 2. The
 margin of `labeler.methods.aux_distill` contains that much.
 
-Centring matters more than anything else here: features of a network are positive and share a large mean, along which
+Centering matters more than anything else here: features of a network are positive and share a large mean, along which
 noise of a head moves all queries together.
 
 **Certainty** says how sure a client may be about an image: does it look like the client's own records, or like public
@@ -23,7 +23,7 @@ images of no one? The certainty head is a logistic regression of the client's pr
 negatives that all clients share (Sattler et al. 2021). A client that has only ever seen ships answers ships with a
 weight near 1 and everything else with a weight near 0. So clients that know a class lead the sum of weighted answers.
 Which records a client holds decides the head, so the head is private. `labeler.methods.aux_distill` proves that one
-record moves it by at most 2 c / (lambda (n + m)), because negatives are the same on neighbouring data, and releases it
+record moves it by at most 2 c / (lambda (n + m)), because negatives are the same on neighboring data, and releases it
 under noise.
 
 **Both heads** of one client are fitted, noised once and then free: what an agent of method `aux-distill` answers with.
@@ -206,7 +206,7 @@ def certainty(scores: Array, features: Array, *, sharpness: float = 1.0) -> Arra
     Args:
         scores: the head, shape (dimension,).
         features: of queries, shape (num_queries, dimension).
-        sharpness: factor on the head; a strongly regularised head is timid, and amplifying it costs no privacy.
+        sharpness: factor on the head; a strongly regularized head is timid, and amplifying it costs no privacy.
     """
     return np.asarray(expit(sharpness * (features @ scores)))
 

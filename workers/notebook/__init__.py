@@ -1,4 +1,4 @@
-"""What `import labeler` offers in a notebook or a script: folders of images in, labelled images out.
+"""The interface of `import labeler` in a notebook or a script: folders of images in, labeled images out.
 
     embed      images -> EmbeddedImages (a shard)
     plan       what a job would cost, or the noise for a price -> Plan

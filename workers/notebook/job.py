@@ -52,18 +52,18 @@ class LabelledJob:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The content of report.json: labels, student, privacy, versions."""
+        """Return the content of report.json: labels, student, privacy, versions."""
         document: dict[str, Any] = json.loads((self.path / "report.json").read_bytes())
         return document
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in label order."""
+        """The class names in label order."""
         return tuple(self.report["task"]["classes"])
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """How good the labels are, where the truth is known: of the public images, and of the student on unseen ones.
+        """The quality of the labels, where the truth is known: of the public images, and of the student on unseen ones.
 
         Each with `accuracy`, `balanced_accuracy`, `recall` of each class, and of two classes `auroc`.
         """
@@ -77,12 +77,12 @@ class LabelledJob:
 
     @property
     def privacy_card(self) -> str:
-        """What the labels reveal at most, in words."""
+        """The most that the labels reveal, in words."""
         return (self.path / "privacy_card.md").read_text(encoding="utf-8")
 
     @property
     def student(self) -> Student:
-        """The student that labelled the images, to label others.
+        """Return the student that labeled the images, to label others.
 
         Raises:
             InvalidSetting: the images have attributes, any number each; see `labeler.load_student`.
@@ -97,7 +97,7 @@ class LabelledJob:
         return Student.of_arrays(model.kind, model.arrays)
 
     def labels(self, frame: Frame = "pandas") -> Any:
-        """The label of every public image: source, label, its name, and how sure the student is.
+        """Return the label of every public image: source, label, its name, and how sure the student is.
 
         Args:
             frame: "pandas", "polars" or "arrow"; the first two have to be installed.
@@ -113,11 +113,11 @@ class LabelledJob:
         return _framed(self.path / "student_labels.parquet", frame)
 
     def questions(self, frame: Frame = "pandas") -> Any:
-        """What was asked and what was released for it, in the fixed schema; see `labels` for the arguments."""
+        """Return the questions and their released answers, in the fixed schema; see `labels` for the arguments."""
         return _framed(self.path / "pseudo_labels.parquet", frame)
 
     def predict(self, images: PathLike[str] | str | NDArray[np.generic]) -> NDArray[np.int64]:
-        """Labels of other images: a shard of the same backbone, or its features of shape (n, dimension).
+        """Label other images: a shard of the same backbone, or its features of shape (n, dimension).
 
         Raises:
             MixedShards: the shard was made by another backbone.
@@ -145,11 +145,11 @@ class LabelledJob:
         seed: int | None = None,
         **task: Any,
     ) -> dict[str, Any]:
-        """How good the student is on private records, in this process; see `labeler evaluate`.
+        """Measure the student on private records, in this process; see `labeler evaluate`.
 
         Args:
             shards: private ones, one for each agent.
-            out: a folder of its own; measured.safetensors in it is the student, whose confidence is measured.
+            out: a new folder; measured.safetensors in it is the student, whose confidence is measured.
             epsilon, delta: the price per private image.
             seed: simulation: reproducible noise that protects nobody.
             **task: other fields of the task file's `[task]` and `[evaluation]`.
@@ -170,7 +170,7 @@ class LabelledJob:
         )
 
     def dataset(self, images: str | PathLike[str]) -> ImageDataset:
-        """The labelled images as a torch data set of (image, label); `images` is the folder that was embedded."""
+        """Return the labeled images as a torch data set of (image, label); `images` is the embedded folder."""
 
         return ImageDataset(named_path(images, "images"), tuple(self._pairs()), self.classes)
 
@@ -226,7 +226,7 @@ class LabelledJob:
 
 
 def open_job(path: str | PathLike[str]) -> LabelledJob:
-    """The job in a folder that `labeler run`, `labeler demo` or `labeler.run` has written.
+    """Open the job in a folder that `labeler run`, `labeler demo` or `labeler.run` has written.
 
     Raises:
         NotReady: there is none, or it is not finished.
@@ -242,7 +242,7 @@ def _framed(path: Path, frame: Frame) -> Any:
 
 
 def framed(table: Any, frame: Frame) -> Any:
-    """An Arrow table as the frame that was asked for."""
+    """Return an Arrow table as the frame that was asked for."""
     if frame == "arrow":
         return table
     try:
@@ -272,16 +272,18 @@ class TrainedStudent:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in label order."""
+        """The class names in label order."""
         return self.stored.classes
 
     @property
     def privacy_card(self) -> dict[str, Any]:
-        """What it may have learnt of one private image, at most."""
+        """The most that it may have learned of one private image."""
         return dict(self.stored.card)
 
     def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        """How sure it is of each class, shape (n, num_classes), for features of its backbone as shards have them."""
+        """Return the probability of each class, shape (n, num_classes), for features of its backbone as shards have
+        them.
+        """
         return self.stored.predict_proba(features)
 
     def label(
@@ -324,7 +326,8 @@ class TrainedStudent:
         return framed(found.table, frame)
 
     def scores(self, images: PathLike[str] | str, *, quiet: bool = True) -> dict[str, Any]:
-        """How well each class is found among images that come with their truth: a labeled shard, or class folders.
+        """Measure how well each class is found among images that come with their truth: a labeled shard, or class
+        folders.
 
         Raises:
             InvalidSetting: nothing says the truth of any of them, or the model is of attributes.
@@ -340,7 +343,7 @@ class TrainedStudent:
 
 
 def load_student(path: PathLike[str] | str) -> TrainedStudent:
-    """The student or released model in a safetensors file of `labeler run`, `labeler student` or a service.
+    """Load the student or released model in a safetensors file of `labeler run`, `labeler student` or a service.
 
     Raises:
         BadData: it is no such file.

@@ -1,4 +1,4 @@
-"""What a notebook asks for: embed images, plan a job, run it in its own process, or ask a running service."""
+"""Calls of a notebook: embed images, plan a job, run it in the same process, or ask a running service."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class EmbeddedImages:
         classes: in label order.
         fingerprint: of the backbone; shards of one job share it.
         skipped: images that could not be read, with the reason.
-        copies, contradictions: private images that were left out because an identical one is kept, or because
-            identical ones have different labels.
-        listed: a table of them beside the shard, for its owner; None where there is none.
+        copies, contradictions: private images that were left out because an identical one is kept, or because identical
+            ones have different labels.
+        listed: a table of them next to the shard, for its owner; None where there is none.
     """
 
     path: Path
@@ -85,11 +85,11 @@ def embed(
 ) -> EmbeddedImages:
     """Turn images, or features of your own backbone, into a shard.
 
-    A finished shard of the same images is taken as it is, an interrupted one goes on.
+    A finished shard of the same images is used as it is, an interrupted one continues.
 
     Args:
         source: folder of class folders, Parquet file, or torchvision:NAME?root=DIR.
-        out: the shard to write; beside the source when None (`scans` gives `scans.shard`).
+        out: the shard to write; next to the source when None (`scans` gives `scans.shard`).
         features: instead of a source, rows that you computed: an array of shape (n, d), or a file
             (feature_store.own_features).
         ids, labels: of these rows, or where their file has them.
@@ -100,8 +100,8 @@ def embed(
         classes: PUBLIC class names in label order. Private images need them.
         public: these are public images: thumbnails are kept for reports.
         persons: whose images are whose (feature_store.sources); of features a name each, too.
-        duplicates: what becomes of private images that are there twice: "keep-first" (the default: one of
-            identical ones, and none under different labels), "refuse" or "keep-all".
+        duplicates: the treatment of identical private images: "keep-first" (the default: one of identical ones, and
+            none under different labels), "refuse" or "keep-all".
         max_records: a public bound on private images, declared before they are counted; more are refused.
         quiet: no progress bar.
 
@@ -188,7 +188,7 @@ class Plan:
         agent_epsilon: per agent; None where nothing is bounded.
         sigma_votes: the noise nobody can subtract, in votes; None for methods whose noise is the agents' own.
         queries: how many questions.
-        k: neighbours that vote.
+        k: neighbors that vote.
         delta: at which the epsilons hold.
         holds_against: for whom, in words.
         document: everything `labeler plan --json` says.
@@ -245,15 +245,15 @@ def plan(
     level: StatedLevel = "instance",
     solve: Literal["sigma", "queries", "k"] | None = None,
 ) -> Plan:
-    """The price of a setting (give `sigma`), or the setting for a price (give `epsilon`). Reads nothing, asks nobody.
+    """Compute the price of a setting (give `sigma`), or the setting for a price (give `epsilon`); asks no agent.
 
     Args:
         method, k, queries, agents, delta, release, colluding_agents, max_dropouts, max_agent_records,
             attributes_per_record, records_per_person, ballot_radius: as in a task file (docs/task-file.md); "auto" has
             a radius proposed from `images`.
-        dishonest_talliers: how many of three talliers may be dishonest; given, whoever costs less accuracy adds the
-            noise, agents or talliers (`labeler.solving`).
-        epsilon: the price wanted; `solve` says what is found for it, the noise where it says nothing.
+        dishonest_talliers: how many of three talliers may be dishonest; if given, agents or talliers add the noise,
+            whichever costs less accuracy (`labeler.solving`).
+        epsilon: the price wanted; `solve` names what is solved for, the noise by default.
         sigma: the noise, in votes; with `epsilon` only where `solve` is another.
         classes: how many.
         level: whose price `epsilon` is.
@@ -334,12 +334,12 @@ def run(
         epsilon: the price per private image that the noise is solved for; or give `sigma_votes` instead.
         delta: at which it holds.
         method, k: how agents answer (labeler.methods).
-        queries: ask so many questions, each about a cluster of similar images; where None and the method asks
-            questions, as many as price, classes and number of public images advise (labeler.expectation). Nothing about
-            an image depends on being asked about: every image gets a label.
-        strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
+        queries: the number of questions, each about a cluster of similar images. If None and the method asks questions,
+            price, classes and number of public images decide (labeler.expectation). Nothing about an image depends on
+            being asked about: every image gets a label.
+        strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbors.
         student: which student labels all images; None for the usual one.
-        test: a labelled public shard to score it on.
+        test: a labeled public shard to score it on.
         backbone: for `images`, where that is a folder.
         allow_small_shards: let an agent with fewer than k records vote with what it has.
         seed: simulation: reproducible noise that protects nobody.
@@ -360,7 +360,7 @@ def run(
     from workers.run.preparation import LabellingJob, open_shards
     from workers.run.task_file import TaskFile
 
-    if isinstance(shards, (str, PathLike)):  # else a text would be read letter by letter
+    if isinstance(shards, (str, PathLike)):  # otherwise a text would be read letter by letter
         raise InvalidSetting(f"shards is a list, a shard for each agent; found one path: write [{str(shards)!r}]")
     folder, public = named_path(out, "out"), named_path(images, "images")
     fields: dict[str, Any] = {"name": folder.name, "method": method, "k": k, "delta": delta} | task
@@ -384,7 +384,7 @@ def run(
         allow_small_shards=allow_small_shards,
         seed=seed,
     )
-    open_shards(job)  # a wrong path or class is told before anything large is loaded
+    open_shards(job)  # reports a wrong path or class before anything large is loaded
     from workers.run.labelling import run_job
 
     with progress_bars(quiet=quiet) as progress:
@@ -393,7 +393,9 @@ def run(
 
 
 def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], images: Path, out: Path) -> int | None:
-    """How many questions an unfinished job in this folder asks, else what public facts advise; None asks about all."""
+    """Return how many questions an unfinished job in this folder asks, else what public facts advise; None asks about
+    all.
+    """
     from feature_store.shard import Shard
     from labeler.expectation import questions_for
     from workers.run.folder import JobFolder
@@ -419,7 +421,7 @@ def _questions(task: Mapping[str, Any], shards: Sequence[PathLike[str] | str], i
 
 
 class Service:
-    """A service and what it labelled for you; close it, or use it as a context manager.
+    """A service and what it labeled for you; close it, or use it as a context manager.
 
     Attributes:
         client: every call of the REST interface (api.client.Client).
@@ -444,7 +446,7 @@ class Service:
         self.client.close()
 
     def create_task(self, **fields: Any) -> str:
-        """Make a task (fields as in POST /v1/tasks); returns its id. Costs nothing."""
+        """Make a task (fields as in POST /v1/tasks); return its id. Costs nothing."""
         return self.client.create_task(made(TaskRequest, **fields)).task_id
 
     def label(
@@ -457,13 +459,13 @@ class Service:
         name: str = "",
         idempotency_key: str | None = None,
     ) -> str:
-        """Submit images under a task and wait until the job is over; goes on through restarts of the service.
+        """Submit images under a task and wait until the job is over; continues through restarts of the service.
 
         Args:
             task_id: the task under whose price it runs.
             images: a folder, a zip, a Parquet file, or image files.
-            queries: ask so many questions, each about a cluster of similar images; about every image when None.
-            strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbours.
+            queries: the number of questions, each about a cluster of similar images; about every image when None.
+            strategy: how clusters are found: "clustered", or "spectral" along the graph of nearest neighbors.
             name: for people.
             idempotency_key: give one to make a cell safe to run twice.
 
@@ -484,7 +486,8 @@ class Service:
         return self._ended(job.job_id)
 
     def labels(self, job_id: str, frame: Frame = "pandas") -> Any:
-        """The label of every image of a completed job, asked about or inferred, with a confidence (docs/labels.md).
+        """Return the label of every image of a completed job, asked about or inferred, with a confidence
+        (docs/labels.md).
 
         Args:
             job_id: the job.
@@ -493,16 +496,16 @@ class Service:
         return self._table(job_id, frame, "images")
 
     def questions(self, job_id: str, frame: Frame = "pandas") -> Any:
-        """What was asked and what was released for it; see `labels` for the arguments."""
+        """Return the questions and their released answers; see `labels` for the arguments."""
         return self._table(job_id, frame, "questions")
 
     def student(self, job_id: str) -> TrainedStudent:
-        """The student that labelled the job's images, to label others."""
+        """Return the student that labeled the job's images, to label others."""
         with tempfile.TemporaryDirectory() as folder:
             return load_student(self.client.student(job_id, Path(folder) / "student.safetensors"))
 
     def evaluate(self, job_id: str, *, epsilon: float = 0.1, **settings: Any) -> dict[str, Any]:
-        """How good a job's student is on the agents' records; waits until that is known.
+        """Measure a job's student on the agents' records; waits for the result.
 
         Args:
             job_id: a completed job.
@@ -535,10 +538,10 @@ class Service:
 
 
 def connect(url: str | None = None, token: str | None = None, *, ca_file: str | Path | None = None) -> Service:
-    """A service by its address and your token, as `labeler up` prints them.
+    """Connect to a service by its address and your token, as `labeler up` prints them.
 
-    Without arguments LABELER_URL, LABELER_TOKEN and LABELER_CA_FILE are read. A token of the environment goes to no
-    other address than the one beside it.
+    Without arguments LABELER_URL, LABELER_TOKEN and LABELER_CA_FILE are read. A token of the environment goes only to
+    the address in the same environment.
 
     Raises:
         InvalidSetting: the address is none, or would send the token over a network in clear; or one of the two is

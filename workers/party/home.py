@@ -110,7 +110,7 @@ def create_agent_home(home: Path, config: AgentConfig, policy: Policy) -> Public
     """Create an agent's home, or update the settings and the policy of one that is there; its keys stay.
 
     Returns:
-        The public keys, for an administrator to enrol.
+        The public keys, for an administrator to enroll.
 
     Raises:
         UnsafeStorage: the folder is open to others.

@@ -26,7 +26,7 @@ TASK = TaskFile(
     queries=QueriesTable(strategy="clustered", count=20),
     student=StudentTable(),
 )
-"""What the demo asks: one question per cluster of public digits, one vote per private digit, epsilon 0.5."""
+"""The demo's task: one question per cluster of public digits, one vote per private digit, epsilon 0.5."""
 
 
 def run_demo(
@@ -40,9 +40,9 @@ def run_demo(
 
     Args:
         out: the folder; a demo interrupted there continues.
-        seed: decides who holds which digit, the backbone's training and the noise. Without it the split is that
-            of seed 0 and the noise is the operating system's.
-        clock: told how long each stage took; nothing that is written says so.
+        seed: decides who holds which digit, the backbone's training and the noise. Without it the split is that of seed
+            0 and the noise is the operating system's.
+        clock: takes how long each stage took; nothing that is written says so.
 
     Returns:
         The content of report.json.
@@ -89,6 +89,6 @@ def pretrain_on(path: Path, checkpoint: Path, *, seed: int, progress: ProgressCa
 def _embed(name: str, path: Path, backbone: Backbone, out: Path, *, seed: int | None) -> None:
     private = name.startswith("agent")
     random_bytes = os.urandom if seed is None else seeded_source(f"record ids {seed} {name}".encode()).bytes
-    # Digests are part of what a shard's version, and so its noise, follows from: a seeded demo repeats itself.
+    # A shard's version, and so its noise, depends on digests: with a key from the seed, a demo repeats itself.
     key = None if seed is None else SiteKey(seeded_source(f"site key {seed} {name}".encode()).bytes(KEY_BYTES))
     embed_source(path, backbone, out, classes=CLASSES, public=not private, key=key, random_bytes=random_bytes)

@@ -1,17 +1,17 @@
 """The output folder of a job: one owner at a time, every step durable, nothing half-written.
 
     OUT/
-      .job/lock            held by the process that works here
-      .job/plan.json       what this folder is for: task digest, shard versions, batches
-      .job/journal.db      what was charged and opened (workers.run.labelling)
+      .job/lock            held by the process that works here.
+      .job/plan.json       what this folder is for: task digest, shard versions, batches.
+      .job/journal.db      what was charged and opened (workers.run.labelling).
       .job/keys/           a key of each agent for each round that is not released yet; of each tallier, too, where
-                           talliers add the noise (labeler.noise); many rounds are drawn at once
-      .job/answers/ROUND   what each agent answered, encrypted under its key; written once, when all have answered
-      pseudo_labels.parquet, report.json, report.html ...   written last, each by rename
+                           talliers add the noise (labeler.noise); many rounds are drawn at once.
+      .job/answers/ROUND   what each agent answered, encrypted under its key; written once, when all have answered.
+      pseudo_labels.parquet, report.json, report.html ...   written last, each by rename.
 
-The rules are those of `labeler.rounds.agent`: keys are durable before anything is computed with them, the answers of a
-round before anything of it is summed, and both are erased once its release is stored: whoever holds a key can subtract
-that agent's noise. A kill in between costs computing: what was not stored whole is computed again, under the same keys
+The rules are those of `labeler.rounds.agent`. Keys are durable before anything is computed with them, and the answers
+of a round before anything of it is summed. Both are erased once its release is stored: the holder of a key can subtract
+that agent's noise. A kill in between costs computing. What was not stored whole is computed again, under the same keys
 and from the records that the plan names. A batch that was charged and whose keys are gone is refused.
 """
 
@@ -32,7 +32,7 @@ PLAN_FORMAT: Final = "labeler-job/2"
 KEYS_FOLDER, ANSWERS_FOLDER = "keys", "answers"
 
 _FOR_PEOPLE: Final = "task"
-"""In a plan, the task field by field; its digest, beside it, stands for it."""
+"""The task field by field in a plan; its digest identifies it, and this is for people."""
 
 _KEYS_AT_ONCE: Final = 4096
 _LENGTH_BYTES: Final = 8
@@ -41,7 +41,7 @@ Bodies = tuple[bytes, ...]
 
 
 class JobFolder:
-    """See the module's docstring. Make one with `open_job_folder`."""
+    """An output folder; see the module. Make one with `open_job_folder`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -61,7 +61,7 @@ class JobFolder:
         """Check that what is known of a plan so far is what this folder is for.
 
         Returns:
-            Whether it is for anything.
+            True if it is for anything.
 
         Raises:
             BadData: the folder belongs to a job with another plan.
@@ -78,7 +78,7 @@ class JobFolder:
         return True
 
     def agreed(self, field: Literal["max_queries"]) -> int | None:
-        """What the task of the job that was begun here says; None where none was.
+        """Return the task field of the job that was started here; None where none was.
 
         Raises:
             BadData: the plan is damaged.
@@ -91,7 +91,7 @@ class JobFolder:
             raise BadData(f"the plan of {self.out} names no task; start again in an empty folder") from None
 
     def destroy_secrets(self) -> None:
-        """Erase every key there is, and remove the answers."""
+        """Erase every key, and remove the answers."""
         if (self.state / KEYS_FOLDER).is_dir():
             keys = KeyFolder(self.state / KEYS_FOLDER)
             keys.erase_all(keys.names())
@@ -127,7 +127,7 @@ def open_job_folder(out: Path) -> Iterator[JobFolder]:
             try:
                 yield JobFolder(out)
             except LabelerError as error:
-                # Only the owner may clean up, and only a refusal: what an interruption leaves is continued.
+                # Only the owner may clean up, and only after a refusal: an interrupted job is continued.
                 if missing and not isinstance(error, TryAgain) and not (out / ".job" / "plan.json").exists():
                     _remove_unused(out, missing)
                 raise
@@ -179,12 +179,12 @@ class RoundStore:
             self._keys.draw_all(wanted)
 
     def keys(self, round_digest: str) -> dict[str, bytes]:
-        """The key of each agent that has one."""
+        """Return the key of each agent that has one."""
         found = {agent: self._key(agent, round_digest) for agent in self._agents}
         return {agent: key for agent, key in found.items() if key is not None}
 
     def tallier_key(self, tallier: str, round_digest: str) -> bytes:
-        """The key from which a tallier draws its noise of a round.
+        """Return the key from which a tallier draws its noise of a round.
 
         Raises:
             BadData: it is gone. Other noise around the same votes would be a second answer.
@@ -198,7 +198,7 @@ class RoundStore:
         return key
 
     def answers(self, round_digest: str) -> dict[str, Bodies] | None:
-        """What each agent had answered: one body per tallier; None where the answers were not stored.
+        """Return what each agent had answered: one body per tallier; None where the answers were not stored.
 
         Raises:
             BadData: they were changed, or their keys are gone.
@@ -217,7 +217,7 @@ class RoundStore:
         return {agent: self._open(agent, round_digest, one) for agent, one in zip(self._agents, locked, strict=True)}
 
     def store(self, round_digest: str, answers: Mapping[str, Bodies]) -> None:
-        """Keep the answers of all agents, durably; what was stored first stands."""
+        """Store the answers of all agents, durably; what was stored first stays."""
         if (self._answers / round_digest).exists():
             return
         keys = self.keys(round_digest)
@@ -227,7 +227,7 @@ class RoundStore:
         replace_file(self._answers / round_digest, data, mode=0o600)
 
     def erase(self, rounds: Sequence[str]) -> None:
-        """Forget keys and answers of rounds whose releases are stored; what is left of the answers opens nowhere."""
+        """Erase keys and answers of rounds whose releases are stored; nothing opens what is left of the answers."""
         self._keys.erase_all([_name(party, one) for one in rounds for party in self._parties])
         for one in rounds:
             (self._answers / one).unlink(missing_ok=True)

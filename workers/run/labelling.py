@@ -1,25 +1,25 @@
-"""A batch labelling job in one process: shards and public images in, pseudo-labels, student and report out.
+"""A batch labeling job in one process: shards and public images in, pseudo-labels, student and report out.
 
-    prepare    read and check everything that can be wrong, price it, refuse or write the plan
-    label      for each batch: agents answer, talliers add, the charge is posted, the release is stored
-    publish    pseudo-labels, student, report; free, and repeatable from what was released
+    prepare    read and check everything that can be wrong, price it, refuse or write the plan.
+    label      for each batch: agents answer, talliers add, the charge is posted, the release is stored.
+    publish    pseudo-labels, student, report; free, and repeatable from what was released.
 
-A job owns its output folder (see workers.run.folder) and can be interrupted anywhere: the same command
-continues, replays the same noise, and charges nothing twice.
+A job owns its output folder (see workers.run.folder) and can be interrupted anywhere: the same command continues,
+replays the same noise, and charges nothing twice.
 
 Its coordinator is the service's own driver (labeler.driver), over its own stores in the job's folder:
 
     turn of the driver: machine steps, one commit, what leaves  ->  parties answer  ->  the next turn takes it
 
-Every rule of a round is the machine's and every durable step the journal's, the same as in the service. Nobody is
-waited for: each send is answered before the next turn. So a run that cannot go on is over, and says why; the same
-command goes on from what is in the journal.
+Every rule of a round is the machine's and every durable step the journal's, the same as in the service. Nothing waits:
+each send is answered before the next turn. So a run that cannot continue is over, and says why. The same command
+continues from what is in the journal.
 
     .job/journal.db    the task, the job and its rounds, what was charged and what was opened
 
-Nothing private lies in it: who contributed, charges, and what the charges paid for. The talliers' sums come in the turn
-that opens them, so they are never written (`labeler.driver.storing`). All agents of a run have the same budget
-and pay the same, so one account stands for each of them.
+It holds nothing private: only contributors, charges, and what the charges paid for. The talliers' sums come in the turn
+that opens them, so they are never written (`labeler.driver.storing`). All agents of a run have the same budget and pay
+the same, so one account serves for each of them.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def run_job(
     progress: ProgressCallback = silent,
     warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
-    """Do a job, or what is left of it.
+    """Run a job, or what is left of it.
 
     Args:
-        clock: told how long each stage took; nothing that is written says so.
-        warn: told, before anybody is asked, that the noise will drown the votes, and what would do.
+        clock: takes how long each stage took; nothing that is written says so.
+        warn: called, before any agent is asked, if the noise will drown the votes, with a remedy.
 
     Returns:
         The content of report.json.
@@ -102,11 +102,11 @@ def run_in_folder(
     progress: ProgressCallback = silent,
     warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
-    """`run_job` for a caller that owns the output folder already and has a clock running."""
+    """Run a job for a caller that owns the output folder already and has a clock running."""
     with clock.stage("read and check"):
         evaluates = METHODS[job.file.task.method].evaluates
         prepared = prepare_evaluation(job, folder) if evaluates else prepare(job, folder, progress=progress)
-        # From public facts: how many records there are must not be told by a warning.
+        # From public facts: a warning must not reveal the number of records.
         expected = expect(prepared.task)
         if expected.warning:
             warn(expected.warning)
@@ -119,7 +119,7 @@ def run_in_folder(
 
 
 def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> list[AnsweredRound]:
-    """Run every round that has not been opened yet, and give back what all of them opened."""
+    """Run every round that has not been opened yet, and return what all of them opened."""
     with open_run_journal(folder.state) as journal:
         names = agent_ids(prepared.task)
         noisy = tallier_names(prepared.task) if prepared.task.noise_by == "talliers" else []
@@ -139,7 +139,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
         ]
         winner_engine: WinnerEngine | None = None
         if prepared.job.winner == "secure" and prepared.task.release == "winner":
-            # Loaded where it is wanted: a histogram needs none of it.
+            # Imported on use: a histogram needs none of it.
             from workers.winner.session import ThreeTalliers
 
             winner_engine = ThreeTalliers()
@@ -166,7 +166,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
         )
         job = journal.begin(order)
         rounds = journal.rounds(job.job_id)
-        # Released: nobody misses an answer any more, and whoever steals this folder finds none.
+        # Released: nobody misses an answer any more, and a thief of this folder finds none.
         store.erase([one.round_digest for one in rounds if one.state == "opened"])
 
         def count(run: JobRun) -> None:
@@ -179,7 +179,7 @@ def label(prepared: PricedJob, folder: JobFolder, *, progress: ProgressCallback 
 
 
 def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
-    """What every round opened, and which of the folder's charges paid for it, counted from 1."""
+    """Return what every round opened, and which of the folder's charges paid for it, counted from 1."""
     rounds = journal.rounds(job_id)
     places = {seq: place for place, seq in enumerate(sorted(one.ledger_seq or 0 for one in rounds), start=1)}
     return [
@@ -191,19 +191,19 @@ def _answered(journal: RunJournal, job_id: str) -> list[AnsweredRound]:
 
 
 def agent_ids(task: Task) -> list[str]:
-    """Names of the agents of a job in one process, in the order of their shards."""
+    """Return names of the agents of a job in one process, in the order of their shards."""
     return [f"agent-{number:04d}" for number in range(1, task.agents + 1)]
 
 
 def _secrets(prepared: PricedJob, agents: Sequence[str]) -> dict[str, bytes]:
-    """The key of every round where the job is seeded; by party."""
+    """Return the key of every round where the job is seeded; by party."""
     if prepared.job.seed is None:
         return {}
     return {agent: seeded_source(f"{prepared.job.seed} {agent}".encode()).bytes(KEY_BYTES) for agent in agents}
 
 
 def _caps(prepared: PricedJob) -> dict[Level, int]:
-    """What each agent may spend: the caps of the task file, else exactly what this job costs."""
+    """Return what each agent may spend: the caps of the task file, else exactly what this job costs."""
     budget = prepared.job.file.budget
     caps = job_charges(prepared.task, prepared.batches)
     for level, epsilon in (("instance", budget.instance_epsilon), ("agent", budget.agent_epsilon)):
@@ -222,7 +222,7 @@ _BY = "run"
 
 @dataclass(frozen=True)
 class Order:
-    """A job as it is written down.
+    """A job as it is stored.
 
     Attributes:
         batches: the questions of each round, in order.
@@ -242,7 +242,7 @@ class Order:
 
 
 class RunJournal:
-    """See the module; made by `open_run_journal`."""
+    """The journal of a run; see the module. `open_run_journal` makes it."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -250,23 +250,23 @@ class RunJournal:
         self.tasks, self.jobs = TaskStore(database), JobStore(database)
 
     def begin(self, order: Order) -> JobRecord:
-        """Write a job down, or find it as it was left."""
+        """Store a job, or find it as it was left."""
         with self.database.write() as connection:
             if order.job_id not in self.jobs.many([order.job_id], connection=connection):
                 self._add(order, connection)
             return self.jobs.get(order.job_id, connection=connection)
 
     def rounds(self, job_id: str) -> list[RoundRecord]:
-        """The rounds of a job, in order."""
+        """Return the rounds of a job, in order."""
         return self.jobs.rounds(job_id)
 
     def release(self, job_id: str, number: int) -> Release | None:
-        """What a round opened, if it did."""
+        """Return what a round opened, if it did."""
         data = self.jobs.release(job_id, number)
         return None if data is None else release_from_bytes(data)
 
     def charges(self) -> list[dict[str, Any]]:
-        """What was charged for ever, oldest first: reservation, level, amount, and who contributed."""
+        """Return all posted charges, oldest first: reservation, level, amount, and contributors."""
         found = self.ledger.entries(limit=1000)
         while len(page := self.ledger.entries(after=found[-1].seq if found else 0, limit=1000)):
             found += page
@@ -302,15 +302,15 @@ class RunJournal:
             RoundRecord(job.job_id, number, batch.first_query, len(batch)) for number, batch in enumerate(order.batches)
         ]
         self.jobs.add(job, rounds, connection=connection)
-        # Nobody is asked whether they will: whoever names a shard has said so.
+        # No agent is asked for its consent: naming a shard gives it.
         self.jobs.willingness.fix_asked(job.job_id, order.agents, connection=connection)
 
 
 class RunSettlement:
-    """What a run charges, and how one that cannot go on ends; a `labeler.driver.storing.Settlement`.
+    """The charges of a run, and the end of one that cannot continue; a `labeler.driver.storing.Settlement`.
 
     Attributes:
-        error: why the job ended, where it ended otherwise than completed.
+        error: why the job ended, if it was not completed.
     """
 
     def __init__(self, journal: RunJournal) -> None:
@@ -358,18 +358,18 @@ class RunSettlement:
 
 
 def reservation_id(job_id: str, number: int) -> str:
-    """The ledger's name for the charge of one round."""
+    """Return the ledger's name for the charge of one round."""
     return f"{job_id}/{number}"
 
 
 @contextmanager
 def open_run_journal(state: Path) -> Iterator[RunJournal]:
-    """Open the journal in the folder of a job's state, made where it is missing.
+    """Open the journal in the folder of a job's state, created if missing.
 
     Raises:
         JournalInUse, UnsafeStorage, JournalBroken: it cannot be used.
     """
-    # A run may lie on any disk: what a lost charge costs is that person's own run, who owns the folder.
+    # A run may lie on any disk: a lost charge costs only the run of the person who owns the folder.
     with open_database(state / JOURNAL_FILE, allow_unsynced=True) as database:
         yield RunJournal(database)
 
@@ -381,7 +381,7 @@ class GivenQuestions:
         self._features = features
 
     def has_features(self, job: JobRecord, task: Task) -> bool:  # noqa: ARG002  # of the only job
-        """They were given."""
+        """Return True: they were given."""
         return True
 
     def look(self, job: JobRecord, task: Task) -> NDArray[np.int16]:  # noqa: ARG002  # of the only job
@@ -407,10 +407,10 @@ def run_rounds(
     Args:
         features: its questions, int16, shape (queries, dimension).
         is_seeded: noise from a known seed is expected.
-        on_step: told of the job after each step that is durable.
+        on_step: called with the job after each step that is durable.
 
     Raises:
-        LabelerError: a party refuses, or the job cannot go on; what was charged stays charged.
+        LabelerError: a party refuses, or the job cannot continue; what was charged stays charged.
     """
     if job.state not in UNFINISHED:
         if job.state != "completed":
@@ -432,7 +432,7 @@ def run_rounds(
         questions=GivenQuestions(features),
         settlement=settlement,
         encode_release=release_to_bytes,
-        # Nobody is waited for: who is asked answers at once, or what happens to it ends the run.
+        # Nothing waits: a party answers at once, or its error ends the run.
         patience=Patience(0.0, float("inf")),
         clock=now_utc,
         is_simulated=is_seeded,
@@ -460,10 +460,10 @@ def run_rounds(
 
 
 def _turns(driver: CoordinatorDriver, job_id: str) -> None:
-    """As many turns as follow from what was said.
+    """Take as many turns as follow from the events.
 
     Raises:
-        Exception: why the job could not go on; a service would try again, and a run is told.
+        Exception: why the job could not continue; a service would try again, and a run raises it.
     """
     is_more = True
     while is_more:

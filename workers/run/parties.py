@@ -1,12 +1,12 @@
-"""The parties of a run, in the process of its coordinator: what its machine sends is handed over as it is.
+"""The parties of a run, in the process of its coordinator: they get what its machine sends, as it is.
 
-To the coordinator's driver this is who writes its messages (`Writer`) and who is enrolled (`PartyBook`). A send comes
-once its turn is durable, and waits for `answer`; what parties say to it are events of the coordinator's machine.
-Nothing is written, sealed or signed, because nothing leaves the process. Everybody answers at once or raises, so what
-is raised reaches the caller as it is.
+For the coordinator's driver, this module writes its messages (`Writer`) and lists enrolled parties (`PartyBook`). A
+send comes once its turn is durable, and waits for `answer`; what parties say to it are events of the coordinator's
+machine. Nothing is written, sealed or signed, because nothing leaves the process. Every party answers at once or
+raises, so errors reach the caller unchanged.
 
     agents      labeler.rounds.agent: charged, then computed, then stored, all agents of a round together
-                (workers.run.folder), then handed to the talliers
+                (workers.run.folder), then handed to the talliers.
 
 Agents and talliers meet only through input shares: nothing here reads a ballot.
 """
@@ -54,14 +54,14 @@ _NOW: Final = 0.0
 
 
 class RunParties:
-    """See the module.
+    """The parties of a run; see the module.
 
     Args:
         batches: the questions of each round, by its number.
         kept: the keys and answers of their rounds.
         is_seeded: those keys came from a known seed.
-        winner_engine: how the talliers find the winner of each query; None puts their sums together in this process.
-        progress: told how many agents have answered.
+        winner_engine: how the talliers find the winner of each query; None adds their sums in this process.
+        progress: called with the number of agents that have answered.
     """
 
     version: Final = 1
@@ -95,11 +95,11 @@ class RunParties:
             for number, key in enumerate(self._keys)
         )
 
-    # Who is enrolled.
+    # Enrolled parties.
 
     @property
     def agent_keys(self) -> dict[str, str]:
-        """What a round notes of each agent in place of the key of its signatures."""
+        """Return what a round records of each agent in place of its signature key."""
         return {agent: _instead_of_key("sign", agent) for agent in self._agents}
 
     def all(self) -> Sequence[PartyRecord]:
@@ -109,13 +109,13 @@ class RunParties:
     def answered(self, heads: Mapping[str, Head], *, connection: Connection) -> None:
         """See PartyBook: an agent of this process has no journal."""
 
-    # Who writes the coordinator's messages.
+    # The coordinator's messages.
 
     def make(self, job: JobRun, number: int) -> None:
         """See Writer: there is nothing to make."""
 
     def letters(self, job: JobRun, send: Send, head: Head) -> list[Letter]:
-        """See Writer: no letter, but the thing itself."""
+        """See Writer: no letter, but the object itself."""
         self._sent.append((job, send, head))
         return []
 
@@ -126,7 +126,7 @@ class RunParties:
         """Do what was sent since the last call.
 
         Returns:
-            What the coordinator is told.
+            Events for the coordinator.
 
         Raises:
             LabelerError: a party refuses.
@@ -139,11 +139,11 @@ class RunParties:
         for job, send, head in sent:
             match send:
                 case OpenAt(number) | SendAsks(number) if number in over:
-                    pass  # asked and settled at once: nobody misses anything
+                    pass  # asked and settled at once: nobody misses an answer
                 case OpenAt(number):
                     self._open(job, number)
                 case SendAsks() if is_opening:
-                    self._sent.append((job, send, head))  # what is paid for is opened first
+                    self._sent.append((job, send, head))  # rounds that are paid for open first
                 case SendAsks(number):
                     self._open(job, number)
                     if not self._agents.keys() <= self._talliers.holds(job.rounds[number]):
@@ -157,7 +157,7 @@ class RunParties:
                     for number in numbers:
                         self._talliers.forget(job.rounds[number])
                 case _:
-                    pass  # a word to somebody who is not here
+                    pass  # a message to a party that does not exist here
         for number, job in asked.items():
             events += self._talliers.holdings(job.rounds[number])
         return events
@@ -165,7 +165,7 @@ class RunParties:
     # Rounds.
 
     def _open(self, job: JobRun, number: int) -> None:
-        """Open a round at the talliers; one that an earlier process began, with what the agents have stored of it."""
+        """Open a round at the talliers; for a round of an earlier process, with what the agents have stored of it."""
         one = job.rounds[number]
         if self._talliers.knows(one):
             return
@@ -178,7 +178,7 @@ class RunParties:
             self._talliers.take(one, shares_of(agent_id, job.round_value(one), bodies))
 
     def _answers(self, job: JobRun, one: RoundRun) -> Mapping[str, Bodies]:
-        """What every agent answers, durable together before the first of it reaches a tallier."""
+        """Return what every agent answers, all durable before the first of it reaches a tallier."""
         batch = self._batches[one.number]
         asked = QueryBatch(batch.features, batch.first_query, job.model_asked(one))
         ask = Ask(self._task, asked, self._keys, job.expires_at_s)
@@ -200,7 +200,7 @@ class RunParties:
         return found
 
     def _drawn(self, job: JobRun, one: RoundRun) -> Mapping[str, bytes]:
-        """The keys of a round whose answers are not stored; those of following rounds are drawn with them.
+        """Return the keys of a round whose answers are not stored; those of following rounds are drawn with them.
 
         Raises:
             BadData: it may have been opened, and keys are gone: other noise around the same votes would be a second
@@ -220,14 +220,14 @@ class RunParties:
 
 
 def tallier_names(task: Task) -> list[str]:
-    """Names of the talliers of a run."""
+    """Return names of the talliers of a run."""
     return [f"tallier-{number}" for number in range(task.talliers)]
 
 
 def _step(
     agent: Agent, state: AgentRound, event: RoundEvent, keys: Mapping[str, bytes], found: dict[str, Bodies]
 ) -> AgentRound:
-    """One event at one agent, and what its machine wants for it; its answer goes to `found`, where it is stored."""
+    """Apply one event at one agent, and do what its machine wants for it; its answer goes to `found`, to be stored."""
     waiting = [event]
     while waiting:
         state, effects = machine.step(state, waiting.pop(0), _NOW)
@@ -247,24 +247,24 @@ def _step(
                 case machine.Refuse(refusal):
                     raise ProtocolViolation(f"{agent.agent_id} says: {refusal.sentence}")
                 case _:
-                    pass  # what is stored is handed over
+                    pass  # the stored answer is handed over
     return state
 
 
 def _instead_of_key(what: str, name: str) -> str:
-    """What stands for a party's key where nobody signs or seals: another one for each party."""
+    """Return a substitute for a party's key, different for each party: nobody signs or seals here."""
     return hashlib.sha256(f"labeler run, {what}: {name}".encode()).hexdigest()
 
 
 class RunTalliers:
-    """The talliers of a run: objects of this process, each with the rounds that it has as a process of its own.
+    """The talliers of a run: objects of this process, each with the rounds that it has in its own process.
 
-    They are in memory only (labeler.rounds.tallier says what has to be durable, and why). What a tallier holds of a
-    round is what the agents have stored of it, durably and before a tallier has any of it; so a run that goes on hands
-    it over again, and the sum is the same. So is the noise, where talliers add it: its key lies beside the agents'.
+    They are in memory only (labeler.rounds.tallier says what has to be durable, and why). The agents have stored what a
+    tallier holds of a round, durably and before a tallier gets any of it. So a continued run hands it over again, and
+    the sum is the same. So is the noise, where talliers add it: its key is stored with the agents' keys.
 
     Args:
-        engine: how they find the winner of each query; None puts their sums together in this process.
+        engine: how they find the winner of each query; None adds their sums in this process.
         noise_key: (tallier, digest of a round): what it draws its noise of the round from, where talliers add it.
         is_seeded: such keys came from a known seed.
     """
@@ -280,11 +280,11 @@ class RunTalliers:
         self._sums: dict[str, list[AggregateShare]] = {}
 
     def knows(self, one: RoundRun) -> bool:
-        """Whether a round is open, or summed, here."""
+        """True if a round is open, or summed, here."""
         return self._first.state(one.round_digest).stage != "unknown"
 
     def open(self, job: JobRun, one: RoundRun) -> None:
-        """Have every tallier open a round."""
+        """Open a round at every tallier."""
         for index, rounds in enumerate(self._talliers.values()):
             opening = OpenRound(
                 round=job.round_value(one),
@@ -304,11 +304,11 @@ class RunTalliers:
             _raise_refusals(rounds.take(one.round_digest, [(sent.agent_id, sent.share)], _NOW))
 
     def holds(self, one: RoundRun) -> frozenset[str]:
-        """Agents whose shares of a round are held."""
+        """Return the agents whose shares of a round are held."""
         return frozenset(self._first.state(one.round_digest).sharing_ids)
 
     def holdings(self, one: RoundRun) -> list[HoldingsCame]:
-        """What each tallier says that it holds of a round."""
+        """Return what each tallier says that it holds of a round."""
         return [
             HoldingsCame(
                 round_digest=one.round_digest,
@@ -322,7 +322,7 @@ class RunTalliers:
         ]
 
     def sums(self, one: RoundRun, names: Sequence[str], head: Head) -> list[SumCame]:
-        """What each tallier that is asked answers: its sum, or the winners that they have found together.
+        """Return the answer of each tallier that is asked: its sum, or the winners that they have found together.
 
         Raises:
             LabelerError: a tallier does not sum these contributors; the winners cannot be found.
@@ -348,7 +348,7 @@ class RunTalliers:
         ]
 
     def forget(self, one: RoundRun) -> None:
-        """A round is opened; nobody misses anything of it."""
+        """Drop a round that is opened; nobody misses anything of it."""
         self._sums.pop(one.round_digest, None)
         for rounds in self._talliers.values():
             rounds.drop(one.round_digest)
@@ -365,7 +365,7 @@ class RunTalliers:
 
 
 def _raise_refusals(told: Sequence[TallierEffect]) -> None:
-    """What a tallier refuses ends a run."""
+    """Raise what a tallier refuses: it ends a run."""
     for effect in told:
         if isinstance(effect, tallier.Refuse | tallier.Decline):
             raise effect.error

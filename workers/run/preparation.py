@@ -1,4 +1,4 @@
-"""Check and price a job before anybody is asked, in one pass: a shard is opened once, a price computed once."""
+"""Checks and price of a job before any agent is asked, in one pass: a shard is opened once, a price computed once."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from workers.run.task_file import TaskFile
 
 @dataclass(frozen=True)
 class LabellingJob:
-    """What to label, with whose records, and where the answers go.
+    """The inputs of a job: images to label, private shards, and the output folder.
 
     Attributes:
         file: the task file.
         shards: one private shard per agent.
         queries: a public shard, or a folder of public images (then `backbone` says how to embed them).
-        test: a labelled public shard to score the student on.
-        allow_small_shards: let an agent with fewer than k records vote with what it has. Refusing is the
-            default because it is nearly always a mistake; in a federation of several owners the agent
-            always votes, since a refusal would tell the others how few records it has.
+        test: a labeled public shard to score the student on.
+        allow_small_shards: let an agent with fewer than k records vote with what it has. Refusing is the default
+            because it is nearly always a mistake. In a federation of several owners the agent always votes, since a
+            refusal would tell the others how few records it has.
         seed: makes noise and ids reproducible; a simulation that protects nobody.
-        winner: how winners are found: "plain" puts the sums together in this process, which sees everything
-            anyway; "secure" computes them as talliers that distrust each other do.
+        winner: how winners are found: "plain" adds the sums in this process, which sees everything anyway; "secure"
+            computes them as talliers that distrust each other do.
     """
 
     file: TaskFile
@@ -74,7 +74,7 @@ class PublicImages:
     """Public images with their features.
 
     Attributes:
-        shard: where they come from; its deleted rows are not seen here.
+        shard: their source; its deleted rows are not seen here.
         rows: which of its rows, shape (n,).
     """
 
@@ -83,12 +83,12 @@ class PublicImages:
 
     @classmethod
     def of(cls, shard: Shard) -> PublicImages:
-        """All images of a shard."""
+        """Return all images of a shard."""
         return cls(shard, shard.rows)
 
     @classmethod
     def labelled(cls, shard: Shard) -> PublicImages:
-        """The images of a shard whose truth is known, to score on."""
+        """Return the images of a shard whose truth is known, to score on."""
         labels = np.asarray(shard.labels)[shard.rows]
         return cls(shard, shard.rows[(labels[:, 0] if shard.has_attributes else labels) >= 0])
 
@@ -107,7 +107,7 @@ class PublicImages:
 
     @cached_property
     def sources(self) -> list[str]:
-        """Name of each image within its source."""
+        """The name of each image within its source."""
         return [self.shard.sources[row] for row in self.rows.tolist()]
 
     @property
@@ -125,18 +125,18 @@ class PublicImages:
         return str(described.get("architecture") or described.get("kind") or "")
 
     def share_right(self, student: Student) -> float:
-        """Share of these images, of which the truth is known, that a student is right on."""
+        """Return the share of these images that a student labels right; their truth must be known."""
         return float((student.predict(self.features) == self.labels).mean())
 
     def thumbnails(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """PNG bytes per image number, for those that have a picture."""
+        """Return PNG bytes per image number, for those that have a picture."""
         ids = {int(self.shard.record_ids[self.rows[number]]): number for number in numbers}
         return {ids[record_id]: png for record_id, png in self.shard.thumbnails(list(ids)).items()}
 
 
 @dataclass(frozen=True, eq=False)
 class PricedJob:
-    """Questions that were checked and priced, before anybody is asked; of an evaluation, all that there is."""
+    """A job whose questions were checked and priced, before any agent is asked; an evaluation needs no more."""
 
     job: LabellingJob
     task: Task
@@ -157,11 +157,11 @@ class PricedJob:
 
     @property
     def images(self) -> int:
-        """How many public images there are."""
+        """The number of public images."""
         return 0
 
     def plan(self) -> dict[str, Any]:
-        """What the output folder is for: a job resumed with anything else is refused."""
+        """The purpose of the output folder: a job resumed with anything else is refused."""
         return {
             "task": self.task.model_dump(mode="json"),
             "task_digest": self.task.digest,
@@ -192,7 +192,7 @@ class PreparedJob(PricedJob):
 
     @property
     def asks_clusters(self) -> bool:
-        """Whether queries are centres of clusters rather than images."""
+        """True if queries are centers of clusters rather than images."""
         return bool((self.queries.rows < 0).any())
 
     @cached_property
@@ -207,21 +207,22 @@ class PreparedJob(PricedJob):
 
     @cached_property
     def query_names(self) -> QuestionNames:
-        """Id of each answer, and source of the image it asks about, or that lies nearest to its cluster's centre."""
+        """The id of each answer, and the source of its image, or of the image nearest to its cluster's center."""
         kind = "cluster" if self.asks_clusters else "query"
         return QuestionNames.of(self.query_rows, self.public.sources, kind=kind)
 
     @property
     def answered_features(self) -> NDArray[np.int16]:
-        """What each answer is about: the queries; or every image, where a model was asked for."""
+        """The features that answers are about: the queries; or every image, where a model was asked for."""
         return self.public.features if self.task.traits.asks_for_a_model else self.queries.features
 
 
 def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback = silent) -> PreparedJob:
-    """Check and price a job, before anybody is asked.
+    """Check and price a job, before any agent is asked.
 
-    What names, sizes and manifests tell is told before anything large is read: shards that do not go together, a public
-    shard given as a private one, another backbone, a folder that holds another job, a budget that is too small.
+    Checks of names, sizes and manifests come before anything large is read. They find shards that do not go together, a
+    public shard given as a private one, another backbone, a folder that holds another job, or a budget that is too
+    small.
 
     Raises:
         DamagedShard, MixedShards, BadData: a shard cannot be used.
@@ -236,7 +237,7 @@ def prepare(job: LabellingJob, folder: JobFolder, *, progress: ProgressCallback 
     count = _questions(job, shards[0], images=None if asked is None else len(asked))
     priced = None if count is None else _priced(job, shards, count)
     if count is None:
-        settle(job, shards, questions=1)  # refuses what is wrong however many questions there are
+        settle(job, shards, questions=1)  # refuses what is wrong for any number of questions
 
     for shard in [*shards, *([] if asked is None else [asked]), *scored]:
         shard.verify()
@@ -275,7 +276,7 @@ def evaluation_job(
     evaluation: Mapping[str, Any],
     seed: int | None = None,
 ) -> LabellingJob:
-    """The job that evaluates a model.
+    """Return the job that evaluates a model.
 
     Args:
         task, evaluation: fields of these tables of a task file; those that are None are left out.
@@ -296,7 +297,7 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
-    """Check and price an evaluation of the model in the file `job.queries`, before anybody is asked.
+    """Check and price an evaluation of the model in the file `job.queries`, before any agent is asked.
 
     Raises:
         DamagedShard, MixedShards, BadData: a shard or the model cannot be used.
@@ -335,9 +336,9 @@ def prepare_evaluation(job: LabellingJob, folder: JobFolder) -> PricedJob:
 
 
 def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, list[Shard]]:
-    """The private shards, the public one and the one to score on, where they are there and go together.
+    """Return the private shards, the public one and the one to score on, where they exist and go together.
 
-    Commands call it before they load what labels, so that a wrong path or class is told at once.
+    Commands call it before they load what labels, so that a wrong path or class is reported at once.
     """
     if not job.shards:
         raise InvalidSetting("a job needs at least one private shard; name one for each agent")
@@ -352,7 +353,7 @@ def open_shards(job: LabellingJob) -> tuple[tuple[Shard, ...], Shard | None, lis
 
 
 def _check_images(job: LabellingJob) -> None:
-    """Public images that are embedded on the way are there, and so is the name of a backbone."""
+    """Check that public images to embed on the way exist, and that a backbone is named."""
     if not job.queries.exists() and not str(job.queries).startswith("torchvision:"):
         raise InvalidSetting(f"there is no shard, folder or file {job.queries} to take --images from")
     if job.backbone is None:
@@ -385,8 +386,8 @@ def _check_together(job: LabellingJob, private: Sequence[Shard], public: Sequenc
 
 
 def _check_source(job: LabellingJob, shard: Shard) -> None:
-    """Public images that are embedded on the way: by the backbone of the shards."""
-    # Loaded where it is wanted: questions mostly come embedded.
+    """Check that public images to embed on the way use the backbone of the shards."""
+    # Imported on use: questions mostly come embedded.
     from feature_store.backbones import load_backbone
 
     fingerprint = load_backbone(str(job.backbone)).fingerprint
@@ -398,7 +399,7 @@ def _check_source(job: LabellingJob, shard: Shard) -> None:
 
 
 def _embedded(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: ProgressCallback) -> Shard:
-    """The public images, embedded once, as the shard that they ask."""
+    """Return the public images, embedded once, as the shard of the questions."""
     from workers.embedder.shards import embed_queries
 
     return embed_queries(
@@ -411,7 +412,7 @@ def _embedded(job: LabellingJob, folder: JobFolder, asks: Shard, *, progress: Pr
 
 
 def _questions(job: LabellingJob, shard: Shard, *, images: int | None) -> int | None:
-    """How many questions each step asks; None where images decide it that are not embedded yet."""
+    """Return the number of questions of each step; None if it depends on images that are not embedded yet."""
     chosen = job.file.queries
     if METHODS[job.file.task.method].asks_for_a_model:
         return (job.file.axes or shard.dimension) + 1
@@ -426,7 +427,7 @@ def _questions(job: LabellingJob, shard: Shard, *, images: int | None) -> int | 
 
 
 def settle(job: LabellingJob, shards: Sequence[Shard], *, questions: int) -> Task:
-    """The task of a job that asks so many questions, in each of its steps."""
+    """Return the task of a job that asks `questions` questions in each of its steps."""
     task = job.file.resolve(
         classes=shards[0].classes,
         agents=len(shards),
@@ -441,7 +442,7 @@ def settle(job: LabellingJob, shards: Sequence[Shard], *, questions: int) -> Tas
 
 
 def _priced(job: LabellingJob, shards: Sequence[Shard], questions: int) -> tuple[Task, Price]:
-    """The task and what it costs, within the budget of its file."""
+    """Return the task and its cost, within the budget of its file."""
     task = settle(job, shards, questions=questions)
     check_round_fits(task, task.steps * questions)
     cost = price(task)
@@ -466,7 +467,7 @@ def _priced(job: LabellingJob, shards: Sequence[Shard], questions: int) -> tuple
 
 
 def job_charges(task: Task, batches: Sequence[QueryBatch]) -> dict[Level, int]:
-    """What all batches cost together, each rounded up as it will be charged."""
+    """Return the cost of all batches together, each rounded up as it will be charged."""
     return total_charges(task, [len(batch) for batch in batches])
 
 
@@ -479,7 +480,7 @@ def _batches(task: Task, features: NDArray[np.int16]) -> tuple[QueryBatch, ...]:
 
 
 def _check_no_record_twice(job: LabellingJob, shards: Sequence[Shard]) -> None:
-    """A record at two agents would vote twice, and the price is for one vote."""
+    """Refuse a record at two agents: it would vote twice, and the price is for one vote."""
     owner = np.repeat(np.arange(len(shards)), [len(shard.record_ids) for shard in shards])
     ids = np.concatenate([shard.record_ids for shard in shards])
     order = np.argsort(ids, kind="stable")

@@ -1,4 +1,4 @@
-"""Everything a job gives back: pseudo-labels, a student, a report; of attributes a head for each instead of a student.
+"""Results of a job: pseudo-labels, a student, a report; for attributes a head for each instead of a student.
 
 All of it follows from what was released, at no price.
 """
@@ -70,7 +70,7 @@ from workers.run.folder import JobFolder
 from workers.run.preparation import PreparedJob, PricedJob
 
 CURVE_FACTORS = (8.0, 4.0, 2.0, 1.4)
-"""How many times noisier the same answers are made to show what a cheaper job would have given."""
+"""Noise factors of the same answers, which show what a cheaper job would have given."""
 
 CURVE_DRAWS = 5
 
@@ -83,7 +83,7 @@ def publish(
     clock: StageClock,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
-    """Write everything a job gives back; the report last.
+    """Write all results of a job; the report last.
 
     Returns:
         The content of report.json.
@@ -153,7 +153,7 @@ def publish(
 
 
 def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], folder: JobFolder) -> dict[str, Any]:
-    """Write what an evaluation found, and the model with its confidence measured; evaluation.json last.
+    """Write the results of an evaluation, and the model with its confidence measured; evaluation.json last.
 
     Returns:
         The content of evaluation.json.
@@ -179,7 +179,7 @@ def publish_evaluation(prepared: PricedJob, rounds: Sequence[AnsweredRound], fol
 
 
 def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> NoisyAnswers:
-    """Put the releases of all batches into the shape students learn from."""
+    """Combine the releases of all batches into the shape that students learn from."""
     task, votes = prepared.task, None
     if task.traits.asks_for_a_model:
         labels = released_model(task, releases, prepared.queries.features).predict(prepared.public.features)
@@ -193,7 +193,7 @@ def collect_answers(prepared: PreparedJob, releases: Sequence[Release]) -> Noisy
         labels=labels.astype(np.int16),
         noisy_votes=votes,
         assignment=prepared.queries.assignment,
-        # Batches may differ in who answered; expecting the most noise is the cautious guess.
+        # Batches may differ in their contributors; expecting the most noise is the cautious guess.
         contributors=max(len(release.contributors) for release in releases),
     )
 
@@ -205,7 +205,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def _outcome(prepared: PreparedJob, said: LabelledImages | LabelledAttributes, kind: str) -> StudentOutcome:
-    """The student, scored where truth is known."""
+    """Return the student, scored where truth is known."""
     outcome, test = StudentOutcome(kind=kind, public_images=len(prepared.public)), prepared.test
     if test is None:
         return outcome
@@ -267,7 +267,7 @@ def _image_labels(
     created_at: datetime,
     is_seeded: bool,
 ) -> pa.Table:
-    """The label, or the attributes, of every public image: what most users came for."""
+    """Return the label, or the attributes, of every public image: what most users came for."""
     stamp = ImageStamp(
         task_digest=prepared.task.digest,
         task_name=prepared.task.name,
@@ -282,10 +282,10 @@ def _image_labels(
 
 
 def _accuracy_against_epsilon(prepared: PreparedJob, answers: NoisyAnswers, student: Student) -> tuple[CurvePoint, ...]:
-    """Students of the same answers with more noise on top: what a cheaper job would have given.
+    """Fit students of the same answers with more noise on top: what a cheaper job would have given.
 
-    Adding noise to a release is post-processing, so the curve costs nothing; it exists where truth is known and
-    the histogram was released. The extra noise protects nobody by itself, so any generator will do.
+    Adding noise to a release is post-processing, so the curve costs nothing. It exists where truth is known and the
+    histogram was released. The extra noise protects nobody by itself, so any generator will do.
     """
     test, statement = prepared.test, prepared.price.instance
     if (
@@ -333,7 +333,7 @@ def job_report(
     contributors: int,
     attributes: AttributeReport | None = None,
 ) -> JobReport:
-    """Everything the report of a job shows, but for the seconds it took.
+    """Return everything the report of a job shows, except the seconds it took.
 
     Args:
         answers: what was released of each question, -1 where it was left without an answer.
@@ -382,7 +382,7 @@ def job_report(
 
 
 def finite(value: float) -> float | None:
-    """JSON and report pages have no infinity."""
+    """Return None for infinity, which JSON and report pages do not have."""
     return value if math.isfinite(value) else None
 
 
@@ -412,7 +412,7 @@ def _answered_queries(
 
 
 def _shown_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
-    """What the student says of every public image, with the truth where the requester knows it."""
+    """Return the student's labels of every public image, with the truth where the requester knows it."""
     public = prepared.public
     has_truth = public.classes == prepared.task.classes
     found = ImageLabels(
@@ -426,7 +426,9 @@ def _shown_labels(prepared: PreparedJob, labels: pa.Table) -> ImageLabels:
 
 
 def _truths(prepared: PreparedJob) -> list[int | None]:
-    """True class of each query where the requester knows it: of its image, or of most of its cluster's images."""
+    """Return the true class of each query where the requester knows it: of its image, or of most of its cluster's
+    images.
+    """
     public, queries, task = prepared.public, prepared.queries, prepared.task
     if public.classes != task.classes or task.attributes_per_record is not None:
         return [None] * len(queries.rows)
@@ -439,7 +441,7 @@ def _truths(prepared: PreparedJob) -> list[int | None]:
 
 
 def _groups(prepared: PreparedJob) -> list[list[int]]:
-    """Rows of the public images each query stands for, the one it is named after first."""
+    """Return the rows of the public images of each query, the one it is named after first."""
     rows, assignment = prepared.query_rows, prepared.queries.assignment
     if not prepared.asks_clusters:
         return [[row] for row in rows.tolist()]
@@ -469,7 +471,7 @@ def _privacy(prepared: PreparedJob) -> Privacy:
 
 
 def _spending(prepared: PreparedJob) -> tuple[tuple[int, float], ...]:
-    """Instance epsilon after so many questions."""
+    """Return the instance epsilon after each number of questions."""
     asked = prepared.task.max_queries
     if prepared.task.traits.single_round:
         return ((asked, prepared.price.instance.epsilon),)
@@ -527,7 +529,7 @@ def _attribute_report(prepared: PreparedJob, labelled: LabelledAttributes) -> At
             on=int(has[:, place].sum()),
             confidence=float(sure[:, place].mean()),
             right=None if truth is None else float((has[known, place] == truth[known, place]).mean()),
-            # How often whoever always gave the commoner answer would be right.
+            # The accuracy of always giving the more frequent answer.
             commoner=None if truth is None else max(share := float(truth[known, place].mean()), 1 - share),
             recall=None if truth is None else _recall(has[known, place], truth[known, place] == 1),
             auroc=None if truth is None else auroc(truth[known, place] == 1, labelled.probabilities[known, place]),

@@ -40,14 +40,14 @@ from workers.students.ranks import Ranks, joined_ranks
 
 FINETUNE = "finetune"
 LEAST_STEPS = 200
-"""Gradient steps a network is tuned for at least, however few public images there are."""
+"""Least gradient steps of fine-tuning a network, even for few public images."""
 
 KINDS = (*STUDENT_KINDS, FINETUNE)
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedJob:
-    """What a job's output folder says to a student: public features and released answers.
+    """The parts of a job's output folder that a student needs: public features and released answers.
 
     Attributes:
         public: the public images.
@@ -95,15 +95,15 @@ def train_student(
     seed: int = 0,
     progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
-    """Train and score a student; save it beside the job's other files.
+    """Train and score a student; save it with the job's other files.
 
     Args:
         folder: output folder of a finished job.
-        test: labelled public shard to score on; for finetune a source of labelled images.
+        test: labeled public shard to score on; for finetune a source of labeled images.
         images: finetune only: the source of public images the job asked about.
         backbone: finetune only: the network to start from.
         seed: public.
-        progress: told of epochs when fine-tuning.
+        progress: called with epochs when fine-tuning.
 
     Returns:
         {"kind", "path", "public_images"} and, with truth, {"accuracy", "test_images"}.
@@ -175,7 +175,7 @@ def score_student(path: Path, *, test: Path | None) -> dict[str, Any]:
 
 
 def _scored(truth: NDArray[np.integer], probabilities: NDArray[np.float64], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Accuracy and how well each class is found, of images whose truth is known."""
+    """Return the accuracy, and how well each class is found, of images whose truth is known."""
     scores = score_probabilities(truth, probabilities, classes)
     assert scores is not None  # noqa: S101  # only images of known truth are scored on
     return scores.to_json() | {"test_images": scores.checked}
@@ -207,7 +207,7 @@ def _fine_tune(
     progress: ProgressCallback,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    """A network trained on what the best simple student says of every public image."""
+    """Train a network on what the best simple student says of every public image."""
     from feature_store.backbones import load_backbone
     from feature_store.backbones.network import NetworkBackbone
     from feature_store.embedding import image_for
@@ -305,7 +305,7 @@ def predict_images(
         if backbone is not None:
             raise InvalidSetting(f"{path} is a shard, whose images are embedded already; leave the backbone out")
         return _predict(model, Shard.open(path), (), preference, like)
-    # Here: a shard needs no network.
+    # Imported on use: a shard needs no network.
     from feature_store.backbones import load_backbone
     from feature_store.embedding import embed_source
 

@@ -1,6 +1,6 @@
 """The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
 
-Every field with its default is listed in `docs/task-file.md`; a test holds the two together.
+Every field with its default is listed in `docs/task-file.md`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ANY_CLASSES: Final = ("one", "two")
 _MANY_QUERIES: Final = 100_000_000
 
 MOST_SEED: Final = 2**32 - 1
-"""Of whatever scikit-learn draws with; a larger one would fail after the answers were paid for."""
+"""Largest seed with which scikit-learn draws; a larger one would fail after the answers were paid for."""
 
 
 class _Table(PlainNumbers):
@@ -47,7 +47,7 @@ class QueriesTable(_Table):
 
     Attributes:
         strategy: "all", "random", "clustered" (one question per cluster of public images), or "spectral" (the same,
-            along the graph of their nearest neighbours).
+            along the graph of their nearest neighbors).
         count: how many to ask; required except for "all".
         seed: public seed of the choice.
     """
@@ -82,7 +82,7 @@ class EvaluationTable(_Table):
     Attributes:
         layout: "confusion" (true and predicted class), "classes" (true class, right or wrong) or "bands" (right or
             wrong), each by bands of confidence; when absent the finest that noise leaves useful.
-        bands: how many bands of confidence, of equally many public images where their labels lie beside the model; when
+        bands: how many bands of confidence, of equally many public images where their labels are with the model; when
             absent as many as noise leaves useful, five at most.
         edges: between bands, ascending confidences; instead of `bands`.
         records: private records in all, as far as anybody may know, by which the layout is chosen.
@@ -95,7 +95,7 @@ class EvaluationTable(_Table):
 
 
 class BudgetTable(_Table):
-    """`[budget]`: the most that this run may cost; it is refused before anybody is asked if it costs more.
+    """`[budget]`: the most that this run may cost; a run that costs more is refused before any agent is asked.
 
     Attributes:
         instance_epsilon: cap on the instance-level epsilon at the task's delta.
@@ -138,12 +138,12 @@ class TaskFile(_Table):
 
     @property
     def axes(self) -> int | None:
-        """Along how many public axes a linear model looks; None for features as they are."""
+        """The number of public axes of a linear model; None for features as they are."""
         return None if self.task.training is None else self.task.training.axes
 
     @property
     def steps(self) -> int:
-        """In how many rounds a model is trained; else 1."""
+        """The number of rounds in which a model is trained; else 1."""
         training = self.task.training
         return 1 if training is None or training.sampled is None else training.iterations
 
@@ -209,7 +209,7 @@ def _check_values(text: SettingsText, table: TaskTable) -> None:
     """Refuse, with its line, what no task may say, whatever shards and questions it meets later."""
     fields = table.model_dump(exclude={"epsilon"}, exclude_none=True)
     if table.life is not None:
-        # What the federation has set aside, and its classes, are not known here.
+        # The federation's set-aside budget and its classes are not known here.
         fields["life"] = {"budget_nano": 1} | fields["life"]
         for unknown in ("asked_classes", "epsilon"):
             fields["life"].pop(unknown, None)
@@ -228,6 +228,6 @@ def _check_values(text: SettingsText, table: TaskTable) -> None:
 
 
 def _named_first(sentence: str) -> Loc:
-    """The field that a sentence about several begins with, which is the one to look at; none where it names none."""
+    """Return the field that a sentence about several begins with, the one to fix; none where it names none."""
     word = sentence.split(" ", 1)[0].rstrip(",:").split(".")
     return tuple(word) if word[0] in TaskTable.model_fields else ()

@@ -4,7 +4,7 @@ The last step for users who want their own network. It learns the soft labels of
 so it inherits what denoising and refinement found. It may then beat both by changing the features themselves. torch is
 imported on first use.
 
-Several processes train one network (`workers.students.ranks`). Each takes its share of every batch, batch normalisation
+Several processes train one network (`workers.students.ranks`). Each takes its share of every batch, batch normalization
 sees the whole batch, and gradients are averaged. So the same seed gives the same network as one process, up to
 rounding. Like one process, they save at the end or not at all.
 """
@@ -195,7 +195,7 @@ def fine_tune(
         for start in range(0, count, settings.batch_size):
             batch = shuffled[start : start + settings.batch_size]
             if len(batch) == 1 and count > 1:
-                continue  # batch normalisation cannot train on a single image
+                continue  # batch normalization cannot train on a single image
             # A batch too small to share is trained on by all of them, which is the same step.
             mine = batch[ranks.rank :: ranks.count] if len(batch) >= ranks.count else batch
             together = len(batch) if len(batch) >= ranks.count else len(batch) * ranks.count

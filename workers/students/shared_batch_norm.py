@@ -1,6 +1,6 @@
-"""Batch normalisation over the batch of all processes, so that several train what one would.
+"""Batch normalization over the batch of all processes, so that several train what one would.
 
-torch's own SyncBatchNorm takes GPUs only, and timm's normalisation with an activation needs a third kind. This one
+torch's own SyncBatchNorm takes GPUs only, and timm's normalization with an activation needs a third kind. This one
 takes both, and any device. Mean and variance are sums, and the gradient of a sum over processes is the sum of their
 gradients. Every process has the whole batch's statistics, and gradients are averaged, so a step is the step of one
 process up to rounding.
@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def share_batch_norms(network: nn.Module) -> None:
-    """Replace every batch normalisation in a network by one over all processes, with the same parameters and names."""
+    """Replace every batch normalization in a network by one over all processes, with the same parameters and names."""
     for name, child in network.named_children():
         if isinstance(child, _BatchNorm):
             setattr(network, name, SharedBatchNorm(child))
@@ -27,7 +27,7 @@ def share_batch_norms(network: nn.Module) -> None:
 
 
 class SharedBatchNorm(nn.Module):
-    """A batch normalisation whose statistics in training are those of all processes' images together.
+    """A batch normalization whose statistics in training are those of all processes' images together.
 
     Args:
         norm: what it replaces; its parameters and buffers stay in use, and so does the activation that timm puts into

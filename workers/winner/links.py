@@ -42,7 +42,7 @@ OPENING: Final[Channel] = (2**32 - 2, 0)
 """The channel of the bytes sent after the hello."""
 
 Record = Callable[[int, bytes], None]
-"""A function that gets every byte string that arrives, with the number of its sender: for tests of what is learnt."""
+"""A function that gets every byte string that arrives, with the number of its sender: for tests of what is learned."""
 
 _HEADER = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")

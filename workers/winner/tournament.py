@@ -3,7 +3,7 @@
 **The tournament** runs over the classes, for all queries at once.
 
     shares in    tallier 2 splits its part in two and leaves: s = x_0 + x_1 + x_2 = a + b modulo p.
-    level        neighbours are compared, and the larger goes on with its number. One without a neighbour goes on.
+    level        neighbors are compared, and the larger goes on with its number. One without a neighbor goes on.
                  A threshold is one more contestant, the last, whose number is -1. Classes are in order and left wins
                  ties, so the lowest class with the largest sum wins, or nobody.
                  Two classes without a threshold are one shared difference, compared with zero. Their price relies on

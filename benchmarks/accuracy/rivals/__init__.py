@@ -1,1 +1,1 @@
-"""Rivals of the voting methods at the same price, on the same features and, where they vote, the same neighbours."""
+"""Rivals of the voting methods at the same price, on the same features and, where they vote, the same neighbors."""

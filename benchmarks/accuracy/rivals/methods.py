@@ -2,7 +2,7 @@
 
 DPPL (Wahdany, Jagielski, Dziedzic, Boenisch, AAAI 2025): one private prototype for each class.
 
-**DPPL-Mean.** Features are shortened by averaging runs of `pool` neighbouring numbers, and normalised. Their sum over
+**DPPL-Mean.** Features are shortened by averaging runs of `pool` neighboring numbers, and normalized. Their sum over
 each class is released with Gaussian noise. An image belongs to the class whose sum it has the largest cosine with. A
 record enters the sum of its own class with norm at most 1 and no other: a vector of `world`, sensitivity 1. (The
 authors release a mean under pure or zero-concentrated privacy. A cosine needs no count, so this rival pays for none,
@@ -13,7 +13,7 @@ exp(eta u_y(z)). Here u_y(z) = sum over the records of class y of s(x, z), with 
 scaled to [0, 1].
 
 *Price.* Let D' be D with a record x of class y. Only u_y changes, and u'_y(z) - u_y(z) = s(x, z) is in [0, 1] for every
-z. With Z, Z' the two normalisers the log-ratio of the probabilities of z is eta s(x, z) - log(Z'/Z). The first term is
+z. With Z, Z' the two normalizers the log-ratio of the probabilities of z is eta s(x, z) - log(Z'/Z). The first term is
 in [0, eta] and the second is one number of [0, eta]. So ratios lie in an interval of length eta that holds 0 (bounded
 range), which is eta-DP without the factor 2 of scores that may fall. Draws for the C classes are independent and a
 record touches one, so all of them cost what one does. With delta: where ratios lie in [t - eta, t], the hockey-stick
@@ -34,11 +34,11 @@ released counts, less the public mean.
 *Price.* In one round a record casts one vote, in one cell of the class's histogram: a vector of `world` of norm 1
 whatever the candidates are. Candidates of a round follow from public images and released counts. So T rounds are T
 adaptive sums: T times the squared sensitivity of one. Its core idea is a nearest-neighbour histogram of votes over
-public candidates. With one round, the same candidates for every class and centres of clusters as candidates, it is
+public candidates. With one round, the same candidates for every class and centers of clusters as candidates, it is
 reverse-knn.
 
 **Least squares with public covariance** (Mehta et al., TMLR 2023, DP-LS; here the covariance costs nothing). The
-classifier W minimises sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B = sum e_y
+classifier W minimizes sum |y - W phi(x)|^2 + lambda |W|^2: W = B (A + lambda)^-1 with A = sum phi phi^T and B = sum e_y
 phi^T. The largest entry of W phi(x) scores. Mehta et al. release A and B. Here A is estimated on public images, whose
 covariance differs by the domain but costs no privacy, so all of the price buys B.
 
@@ -52,7 +52,7 @@ Rows of W are scaled to one norm before scoring: agents hold more records of one
 class of few records would otherwise never be named.
 
 **Ours**: reverse-knn over public clusters; the student that the product fits reads its histogram. Every record votes
-for its class at the nearest of `clusters` public centres: one vote in one cell, a vector of `world` of norm 1,
+for its class at the nearest of `clusters` public centers: one vote in one cell, a vector of `world` of norm 1,
 sensitivity 1 (`labeler.methods.reverse_knn` is the product's definition and price; a test compares the ballots). The
 product's own code chooses questions and reads answers.
 """
@@ -80,7 +80,7 @@ class ClassMeans:
     """DPPL-Mean; see the module.
 
     Attributes:
-        pool: how many neighbouring numbers of a feature are averaged into one.
+        pool: how many neighboring numbers of a feature are averaged into one.
     """
 
     pool: int = 1
@@ -310,7 +310,7 @@ class Answers:
     """The common input of both ways of reading below.
 
     Attributes:
-        questions: the public centres.
+        questions: the public centers.
         ballots: every agent's votes.
     """
 
@@ -376,7 +376,7 @@ class ProductVotes:
 
 @dataclass(frozen=True)
 class CentredVotes:
-    """reverse-knn; prototypes are noisy votes times centred centres.
+    """reverse-knn; prototypes are noisy votes times centered centers.
 
     Attributes:
         clusters: questions asked.
@@ -404,7 +404,7 @@ class CentredVotes:
 
 
 def votes(holding: Split, centres: NDArray[np.int16], num_classes: int) -> NDArray[np.float64]:
-    """Return votes of one agent, shape (centres, classes): products of integers, the lowest centre among equals."""
+    """Return votes of one agent, shape (centers, classes): products of integers, the lowest center among equals."""
     rows = np.rint(holding.inputs.astype(np.float64) * FEATURE_SCALE)
     nearest = (rows @ centres.astype(np.float64).T).argmax(axis=1)
     counts = np.zeros((len(centres), num_classes))

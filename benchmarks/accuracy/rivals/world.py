@@ -46,7 +46,7 @@ class World:
 
     Attributes:
         name: enters the seeds of the noise.
-        holdings: each agent's labelled features, rows of L2 norm 1 up to rounding.
+        holdings: each agent's labeled features, rows of L2 norm 1 up to rounding.
         public: features without labels: float32, shape (n, d).
         test: what predictions are scored on; no method sees it.
         num_classes: C, public.
