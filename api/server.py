@@ -107,7 +107,9 @@ class Server(uvicorn.Server):
             idle.sort(key=lambda pair: pair[0])
             for number, (since_s, one) in enumerate(idle):
                 patience_s = FIRST_REQUEST_S if one.cycle is None else KEEP_ALIVE_S + FIRST_REQUEST_S
-                if number < len(idle) - self._most_idle or now_s - since_s > patience_s:
+                # One that is new in this look is spared: its request may be on its way, and ties have no order.
+                is_too_many = number < len(idle) - self._most_idle and since_s < now_s
+                if is_too_many or now_s - since_s > patience_s:
                     one.transport.close()
         return await super().on_tick(counter)
 

@@ -433,7 +433,7 @@ DEFECTS = (
     Defect("agent", "sends its shares before they are stored", ("stored before sent",), _send_before_storing),
     Defect(
         "agent",
-        "splits its answer anew when it is asked again",
+        "splits its answer a second time when it is asked again",
         ("stored before sent", "one split"),
         _split_again,
         _loses,

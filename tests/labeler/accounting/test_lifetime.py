@@ -277,7 +277,7 @@ def test_tasks_without_it_are_written_and_hashed_as_before() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "knn"}, "lets another vote in its place"),
+        ({"method": "knn"}, "of knn nobody has proved"),
         ({"method": "ensemble"}, "only means something for method reverse-knn"),
         ({"max_agent_records": 100}, "a budget of its own"),
         ({"records_per_person": 2}, "a budget of its own"),
