@@ -59,7 +59,7 @@ TASK: Final[dict[str, Any]] = {
     "delta": 1e-5,
     "colluding_agents": 1,
 }
-"""The same settings for the service and for `run`."""
+"""Settings of both the service and `run`."""
 
 MAX_QUERIES: Final = 10_000
 MANY_JOBS: Final = 1000

@@ -176,7 +176,7 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StudentNumbers:
-    """What a student trained on the release says of the canary: the logarithms of its probabilities.
+    """Logarithms of the probabilities that a student trained on the release gives the canary.
 
     Attributes:
         task: of the release.

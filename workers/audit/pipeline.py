@@ -195,7 +195,7 @@ _MORE_LIVES: Final = 5
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What an adversary sees of one life of a task.
+    """An adversary's view of one life of a task.
 
     Attributes:
         releases: what was opened: of the task, and of whatever was answered beyond it (which must be nothing).

@@ -86,7 +86,7 @@ class TallierRounds:
         self.changes = Changes()
 
     def site(self) -> Site:
-        """What the machine has to know of this tallier besides a round."""
+        """The facts about this tallier, besides a round, that the machine needs."""
         return Site(
             agents=self._agents,
             open_rounds=len(self._open_bytes),
