@@ -210,7 +210,9 @@ def serve(
         log_file=log_file,
         # Where nobody reads along it goes into a log, whose lines are JSON.
         on_ready=lambda url: tell(
-            {"url": url}, f"Listening at {url}, until Ctrl-C.", as_json=as_json or not sys.stdout.isatty()
+            {"level": "INFO", "url": url},
+            f"Listening at {url}, until Ctrl-C.",
+            as_json=as_json or not sys.stdout.isatty(),
         ),
     )
 

@@ -115,7 +115,7 @@ def operator(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     made = place.labeler("keys", "token", "--home", "coordinator", "--name", "first", "--role", "admin", "--json")
     monkeypatch.setenv("LABELER_TOKEN", json.loads(made)["token"])
     told = place.start("coordinator", "serve", "--home", "coordinator", "--port", url.rsplit(":", 1)[1], told=True)
-    assert json.loads(told) == {"url": url}
+    assert json.loads(told) == {"level": "INFO", "url": url}
     place.start("embedder", "embedder", "--home", "coordinator")
 
 
