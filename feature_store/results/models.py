@@ -114,12 +114,13 @@ class Measured:
         even = np.ones_like(others) / (others.shape[1] - 1)
         even[rows, top] = 0.0
         others = np.where(sums > 0, others / np.where(sums > 0, sums, 1.0), even) * (1 - deserved)[:, None]
-        # No other class gets more than the one that was predicted: as evenly as that takes.
+        # Every other class gets less than the one that was predicted: as evenly as that takes.
         even *= (1 - deserved)[:, None]
         over = others.max(axis=1) - deserved
         room = others.max(axis=1) - even.max(axis=1)
         mixed = np.where(over > 0, over / np.where(room > 0, room, 1.0), 0.0)[:, None]
-        others = (1 - mixed) * others + mixed * even
+        # The mixture meets what was predicted exactly, so rounding could pass it by: the last place decides.
+        others = np.minimum((1 - mixed) * others + mixed * even, np.nextafter(deserved, 0.0)[:, None])
         others[rows, top] = deserved
         return np.asarray(others)
 

@@ -37,7 +37,13 @@ class Federation:
         return [*shards, "--images", self.root / "public.shard"]
 
     def task_file(self, folder: Path, *, queries: str = "", more: str = "", **fields: object) -> Path:
-        settings: dict[str, object] = {"name": "digits", "k": 5, "sigma_votes": 3.0, "delta": 1e-4} | fields
+        settings: dict[str, object] = {
+            "name": "digits",
+            "method": "knn",
+            "k": 5,
+            "sigma_votes": 3.0,
+            "delta": 1e-4,
+        } | fields
         lines = [f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None]
         path = folder / "task.toml"
         path.write_text("[task]\n" + "\n".join(lines) + f"\n[queries]\n{queries}\n{more}\n")

@@ -177,6 +177,13 @@ def test_bad_shards_and_settings_are_refused_before_anything_is_paid_for(
     assert not (tmp_path / "out" / ".job" / "journal.db").exists()
 
 
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_a_measured_confidence_below_that_of_chance_keeps_every_label(classes: int) -> None:
+    said = np.random.default_rng(1).dirichlet(np.full(classes, 0.3), size=20_000)
+    found = Measured((0.2, 0.4, 0.6, 0.8), ((0.05, 0.2, 0.3, 0.5, 0.9),))(said)
+    assert np.array_equal(found.argmax(axis=1), said.argmax(axis=1))
+
+
 def test_a_measured_confidence_keeps_the_label_and_every_row_a_probability() -> None:
     said = np.random.default_rng(1).dirichlet(np.full(4, 0.4), size=500)
     said[:2] = [[1, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]]
@@ -185,7 +192,7 @@ def test_a_measured_confidence_keeps_the_label_and_every_row_a_probability() -> 
     assert found.sum(axis=1) == pytest.approx(np.ones(500))
     assert found.min() >= 0
     assert found.max(axis=1) == pytest.approx(np.select([top < 0.5, top < 0.8], [0.3, 0.25], 0.9))
-    assert np.array_equal(found.argmax(axis=1)[top >= 0.8], said.argmax(axis=1)[top >= 0.8])
+    assert np.array_equal(found.argmax(axis=1), said.argmax(axis=1))
     by_class = Measured((), ((0.9,), (0.8,), (0.7,), (0.6,)))(said)
     assert by_class.max(axis=1) == pytest.approx(np.array([0.9, 0.8, 0.7, 0.6])[said.argmax(axis=1)])
     with pytest.raises(ValueError, match="one share"):

@@ -79,7 +79,10 @@ FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
         (FOUR + "[student]\nseed=4294967296", "student.seed: Input should be less than or equal to 4294967295"),
         (FOUR + "[queries]\ncount=0x" + "f" * 9000, "queries.count: Input should be less than or equal to 100000000"),
         ("[task\n", "task.toml is not valid TOML: line 1, column 6"),
-        (FOUR + "[task.life]\nleast_similarity=0.5", "life only means something for method reverse-knn"),
+        (
+            "[task]\nname='x'\nmethod='knn'\nsigma_votes=3\n[task.life]\nleast_similarity=0.5",
+            "life only means something for method reverse-knn",
+        ),
         (
             FOUR + "metod='knn'",
             "line 5, column 1: task.metod: unknown field; did you mean method?",
@@ -95,7 +98,7 @@ FOUR = "[task]\nname='x'\ndelta=1e-4\nsigma_votes=3\n"
             "line 3, column 1: task.k: k must be 1 for",
         ),
         ("[task]\nname='x'\ndelta=2\nepsilon=3", "line 3, column 1: task.delta: Input should be less than 1"),
-        ("[task]\nname='x'\nsigma_votes=3\n[queries]\ncount=0", "line 1, column 1: task.delta: Field required"),
+        ("[task]\nsigma_votes=3\n[queries]\ncount=0", "line 1, column 1: task.name: Field required"),
         ("[task]\nname='x'\nsigma_votes=3\n[queries]\ncount=0", "line 5, column 1: queries.count: Input should be"),
         (
             "[task]\nname='x'\ndelta=1e-4\nepsilon=3\nclasses=['a','a']",
