@@ -1,4 +1,4 @@
-"""The way of a request into every route: a table of roles, the gate that reads it, then the body, read strictly.
+"""Access control of every route: a table of roles, the gate that applies it, and strict reading of the body.
 
 A token is looked up by its SHA-256 (in labeler.ledger), never compared here, never logged. Routes for agents and
 talliers carry no token: every message is signed by its sender, and the coordinator checks that.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from labeler.ledger.tokens import TokenRecord, TokenStore
 
 Need = Literal["open", "optional", "scraper", "signed", "invited", "viewer", "auditor", "requester", "admin"]
-"""`open`: anybody. `optional`: anybody; whoever shows a token is told more. `scraper`: an auditor, or anybody where the
-settings open /metrics. `signed`: a party, by its signature. `invited`: whoever has the one-use token of an invitation,
-which stands in the body with a signature. `auditor`: a viewer or an administrator, and no requester: what names the
-jobs of all requesters is not for one of them."""
+"""`open`: anybody. `optional`: anybody; a token gets a fuller answer. `scraper`: an auditor, or anybody if the settings
+open /metrics. `signed`: a party, by its signature. `invited`: the holder of an invitation's one-use token, which the
+signed body carries. `auditor`: a viewer or an administrator, but no requester, because the answer names the jobs of all
+requesters."""
 
 ACCESS: dict[tuple[str, str], Need] = {
     ("GET", "/healthz"): "open",
@@ -80,17 +80,17 @@ ACCESS: dict[tuple[str, str], Need] = {
     ("POST", "/v1/tokens"): "admin",
     ("DELETE", "/v1/tokens/{token_id}"): "admin",
 }
-"""The dashboard's files hold no data: the page asks its reader for a token and calls /v1 with it. Whose a task or a job
-is, and what a viewer sees of it, is decided behind the gate (api.coordinator.ownership). A price is free, so a viewer
-may ask for it."""
+"""The dashboard's files hold no data: the page asks its reader for a token and calls /v1 with it. Ownership of tasks
+and jobs, and what a viewer sees of them, is decided behind the gate (api.coordinator.ownership). A price is free, so a
+viewer may ask for it."""
 
 VERSIONED: Final = "/v1/"
-"""The beginning of the paths that programs call."""
+"""Prefix of the paths that programs call."""
 JSON: Final = "application/json"
 MAX_JSON_VALUES: Final = 2_000_000
-"""Each number of a parsed document takes up to 100 bytes, however short it was written."""
+"""A parsed number takes up to 100 bytes, however short its text."""
 PARSED_AT_ONCE: Final = 2
-"""Large documents: parsing takes many times their size in memory, for a moment."""
+"""Large documents parsed at once: parsing briefly takes many times their size in memory."""
 
 Parsed = TypeVar("Parsed")
 
@@ -99,17 +99,17 @@ MAX_TOKEN_CHARS = 200
 
 
 def reaches(role: Role, need: Role) -> bool:
-    """Whether a token of `role` may do what needs `need`."""
+    """Return whether a token of `role` may do what needs `need`."""
     return _RANK[role] >= _RANK[need]
 
 
 class Gate:
-    """Lets a request through, or says why not.
+    """Admits a request or refuses it with a reason.
 
     Args:
         limits: how often one token may call, and how often one address may fail to show a good one.
-        is_metrics_open: whether /metrics takes no token. Where a request comes from says nothing: behind a proxy on
-            this machine every stranger comes from this machine.
+        is_metrics_open: whether /metrics takes no token. The source address proves nothing: behind a proxy on this
+            machine, every stranger comes from this machine.
     """
 
     def __init__(self, tokens: TokenStore, limits: RateLimits, *, is_metrics_open: bool = False) -> None:
@@ -118,13 +118,13 @@ class Gate:
         self._is_metrics_open = is_metrics_open
 
     async def admit(self, request: Request, path: str) -> None:
-        """Check a request against the table, and count it; leaves its token's record in `request.state.token`.
+        """Check a request against the table and count it; store its token's record in `request.state.token`.
 
         Raises:
             NotAuthenticated: no token, or one that is unknown or revoked.
-            NotAllowed: the role of the token does not reach this route, or the table has no row for it.
-            RateLimited: too many requests of this token, or too many failures or enrolments of this address.
-            Crowded: as many bodies as are taken at once are under way.
+            NotAllowed: the token's role does not reach this route, or the table has no row for the route.
+            RateLimited: too many requests from this token, or too many failures or enrolments from this address.
+            Crowded: too many bodies are being received already.
         """
         request.state.token = None
         need = ACCESS.get((request.method, path))
@@ -132,7 +132,7 @@ class Gate:
             raise NotAllowed(f"{request.method} {path} has no row in the table of roles, so nobody may call it")
         body: Body = request.scope[BODY_KEY]
         if need == "invited":
-            # Before its body is read: who has no token pays for an attempt, not for what stands in it.
+            # Before the body is read: a client without a token is charged for the attempt, not for its content.
             self._limits.enrol(client_address(request))
             body.admit("stranger", client_address(request))
         if need == "signed":
@@ -169,13 +169,13 @@ class Gate:
 
 
 async def reader(request: Request) -> Reader:
-    """Who asks: the token the request came with, by its id and role. On the event loop, as nothing is looked up."""
+    """Return the reader: id and role of the request's token. Runs on the event loop, because nothing is looked up."""
     record: TokenRecord = request.state.token
     return Reader(record.token_id, record.role)
 
 
 async def caller(request: Request) -> str:
-    """Id of the token a request came with: what a job's `created_by` says."""
+    """Return the id of the request's token, which becomes a job's `created_by`."""
     record: TokenRecord = request.state.token
     return record.token_id
 
@@ -189,21 +189,21 @@ def _bearer(request: Request) -> str | None:
 
 
 def client_address(request: Request) -> str:
-    """The address a request is counted under: the peer's, or what a trusted proxy says it is."""
+    """Return the address a request is counted under: the peer's, or the one a trusted proxy reports."""
     return "" if request.client is None else address_group(request.client.host)
 
 
 class Route(APIRoute):
-    """A route that asks the gate before it reads a body, and takes only JSON that means one thing.
+    """A route that passes the gate before its body is read, and takes only unambiguous JSON.
 
-    FastAPI reads a body before it looks at dependencies, so access is checked one step earlier: a stranger's bytes are
-    never read. Below /v1 a parameter that the route does not know, or one that is given twice and means one thing, is
-    refused: whoever mistyped `limit` would take a page for everything. What stands outside /v1 is asked by browsers,
-    proxies and probes, which add parameters of their own.
+    FastAPI reads a body before it resolves dependencies, so access is checked one step earlier: a stranger's bytes are
+    never read. Below /v1, an unknown query parameter or a repeated single-valued one is refused. Otherwise a client
+    that mistyped `limit` would take one page for everything. Routes outside /v1 serve browsers, proxies and probes,
+    which add query parameters.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the handler that answers a request."""
         handle = super().get_route_handler()
         known = dict(_queries(self.dependant))
 
@@ -219,7 +219,7 @@ class Route(APIRoute):
             try:
                 return await handle(request)
             except HTTPException as error:
-                # FastAPI turns whatever happens while a body is read into "400"; ours says what it was.
+                # FastAPI turns any error during the reading of a body into "400"; restore the real one.
                 if isinstance(error.__cause__, LabelerError):
                     raise error.__cause__ from None
                 raise
@@ -231,7 +231,7 @@ def media_type(request: Request, *taken: str) -> str:
     """Return the media type of a request's body, without parameters.
 
     Raises:
-        HTTPException: 415, it is none of `taken`.
+        HTTPException: 415, the type is none of `taken`.
     """
     found = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if found not in taken:
@@ -240,7 +240,7 @@ def media_type(request: Request, *taken: str) -> str:
 
 
 def _queries(dependant: Dependant) -> Iterator[tuple[str, bool]]:
-    """Parameters in a query that a route knows, and whether each may be repeated."""
+    """Yield the query parameters that a route knows, and whether each may be repeated."""
     for one in dependant.query_params:
         yield one.alias, _is_list(one.field_info.annotation)
     for other in dependant.dependencies:
@@ -268,10 +268,10 @@ class _StrictRequest(Request):
 
 
 async def read_json(request: Request, parse: Callable[[bytes], Parsed]) -> Parsed:
-    """Parse a request's body: a large one in a thread, so that it holds up no other request, and few of them at once.
+    """Parse a request's body; a large one in a thread, few at once, so that it delays no other request.
 
     Args:
-        parse: as `parse_json`.
+        parse: a function like `parse_json`.
     """
     data = await request.body()
     if len(data) <= SMALL_BYTES:
@@ -283,12 +283,12 @@ async def read_json(request: Request, parse: Callable[[bytes], Parsed]) -> Parse
 def parse_json(data: bytes) -> Any:
     """Read one JSON document as RFC 8259 has it.
 
-    No NaN, no Infinity, no number that overflows to one, no nesting deep enough to exhaust the parser, no NUL character
-    (PostgreSQL cannot store it), and no name twice in an object, of which one would be passed over.
+    Refused: NaN, Infinity and numbers that overflow to it; nesting deep enough to exhaust the parser; NUL characters,
+    which PostgreSQL cannot store; and a name twice in an object, because one of the two would be ignored.
 
     Raises:
-        json.JSONDecodeError: it is not such a document. The error does not carry the body.
-        TooLarge: it holds more values than are taken.
+        json.JSONDecodeError: not such a document. The error does not carry the body.
+        TooLarge: more values than the limit.
     """
     values = data.count(b",") + data.count(b"[")
     if values > MAX_JSON_VALUES:
@@ -307,7 +307,7 @@ def parse_json(data: bytes) -> Any:
         )
     except RecursionError:
         why, place = "the document is nested too deeply", 0
-    except ValueError as error:  # also of a text that is not UTF-8, and of an integer with too many digits
+    except ValueError as error:  # also raised by text that is not UTF-8, and by an integer with too many digits
         why, place = getattr(error, "msg", str(error)), getattr(error, "pos", 0)
     raise json.JSONDecodeError(why, "", place)
 

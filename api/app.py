@@ -38,7 +38,7 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     """Build the application.
 
     Args:
-        coordinator: an opened coordinator; whoever calls this starts and stops it.
+        coordinator: an opened coordinator; the caller starts and stops it.
     """
     metrics = Metrics(coordinator)
 

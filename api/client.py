@@ -96,8 +96,8 @@ __all__ = [
 ]
 
 MAX_NUMBERS_AS_JSON = 200_000
-"""Written out, a number takes up to 25 bytes, and both sides read and write more of them sooner as Parquet; the service
-takes 16 MiB of JSON."""
+"""As JSON text a number takes up to 25 bytes, and the service accepts 16 MiB of JSON. Above this count, Parquet is also
+faster on both sides."""
 
 _PAUSE_S = 0.2
 _STREAM_HEADERS = {"Accept": "text/event-stream"}
@@ -110,11 +110,11 @@ class Client:
     """A typed client of one service; close it, or use it as a context manager.
 
     Args:
-        url: of the service: https://..., or http:// on this machine.
+        url: the service's: https://..., or http:// on this machine.
         token: access token.
         timeout_s: longest silence within one request.
-        patience_s: how long a request that may be repeated is tried again.
-        absent_patience_s: the same while nothing answers at all, but for `wait`; as `patience_s` when None.
+        patience_s: how long a repeatable request is retried.
+        absent_patience_s: the same while nothing answers at all, except in `wait`; `patience_s` when None.
         ca_file: PEM file of the authority behind the service's certificate; the system's when None.
     """
 
@@ -155,7 +155,7 @@ class Client:
     # Tasks and prices
 
     def create_task(self, request: TaskRequest) -> TaskView:
-        """Make a task. Sent twice, because an answer was lost, it makes two; neither costs anything."""
+        """Make a task. A retry after a lost answer makes a second task; neither costs anything."""
         return self._post(TaskView, "/v1/tasks", request)
 
     def task(self, task_id: str) -> TaskView:
@@ -173,12 +173,12 @@ class Client:
         return self._post(TaskView, f"/v1/tasks/{quote(task_id, safe='')}/shares", body)
 
     def unshare_task(self, task_id: str, token_id: str) -> TaskView:
-        """Let it submit no more into it."""
+        """Stop a token from submitting more jobs into a task of yours."""
         path = f"/v1/tasks/{quote(task_id, safe='')}/shares/{quote(token_id, safe='')}"
         return self._delete(TaskView, path)
 
     def estimate(self, request: EstimateRequest) -> EstimateView:
-        """What a job would cost, and whether the budgets cover it. Charges nothing."""
+        """Price a job and tell whether the budgets cover it. Charges nothing."""
         return self._post(EstimateView, "/v1/jobs:estimate", request)
 
     # Jobs
@@ -198,26 +198,26 @@ class Client:
         idempotency_key: str | None = None,
         leave_out: Collection[str] = (),
     ) -> JobView:
-        """Submit a job. Sent twice, because an answer was lost, it is still one job.
+        """Submit a job. A retry after a lost answer makes no second job.
 
         Args:
-            task_id: the task under whose price and noise it runs.
-            images: a folder, a zip, a Parquet file, or image files. Names in a folder are relative to it. Of a public
-                shard its features are sent, with what belongs to them.
-            features: instead of images, float vectors of shape (queries, dimension), with `backbone_fingerprint`; many
-                of them travel as Parquet, which keeps every number as it is.
-            query_ids: of the vectors.
+            task_id: the task that sets the job's price and noise.
+            images: a folder, a zip, a Parquet file, or image files. Names in a folder are relative to it. For a public
+                shard, its features and their names, fingerprint and probe are sent.
+            features: instead of images, float vectors of shape (queries, dimension), with `backbone_fingerprint`. Many
+                vectors travel as Parquet, which changes no number.
+            query_ids: names of the vectors.
             backbone_fingerprint: of the backbone that made the vectors.
-            probe: what a backbone of your own makes of the published probe (`Shard.probe`).
+            probe: your own backbone's features of the published probe (`Shard.probe`).
             selection: which images are asked about; all when None.
             name: for people.
-            deadline_s: after which the job expires; the service's own when None.
+            deadline_s: seconds until the job expires; the service's default when None.
             idempotency_key: give one to make a script safe to run twice; a random one when None.
             leave_out: names of images in the folder that are not sent.
 
         Raises:
-            InvalidSetting: not exactly one of images and features was given, there is no image, the vectors are no
-                numbers or not finite, or another argument is outside its bounds.
+            InvalidSetting: not exactly one of images and features was given; there is no image; the vectors are not
+                finite numbers; or another argument is out of bounds.
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
         if (images is None) == (features is None):
@@ -254,7 +254,7 @@ class Client:
         return JobView.model_validate_json(answer.content)
 
     def ask(self, request: LabelsRequest, *, idempotency_key: str | None = None) -> LabelsView:
-        """Labels of up to 64 vectors, if they come within `request.wait_s`; else only the job's id and state."""
+        """Get labels of up to 64 vectors if ready within `request.wait_s`; else only the job's id and state."""
         key = _key(idempotency_key)
         return self._post(LabelsView, "/v1/labels", request, headers=key, timeout_s=request.wait_s + 30)
 
@@ -268,15 +268,15 @@ class Client:
             yield from page.items
 
     def cancel(self, job_id: str) -> JobView:
-        """Cancel a job; rounds nobody was asked about are refunded."""
+        """Cancel a job; rounds that no agent was asked about are refunded."""
         return self._delete(JobView, _job_path(job_id))
 
     def forget(self, job_id: str) -> JobView:
-        """Delete for good what an ended job sent and got: images, questions, labels. Its charge stays."""
+        """Delete an ended job's images, questions and labels for good. Its charge stays."""
         return self._delete(JobView, f"{_job_path(job_id)}/data")
 
     def wait(self, job_id: str, on_change: Callable[[JobView], None] | None = None) -> JobView:
-        """Wait until a job is finished; goes on through lost connections and restarts of the service.
+        """Wait until a job is finished, through lost connections and restarts of the service.
 
         Args:
             job_id: the job.
@@ -295,7 +295,7 @@ class Client:
                             on_change(job)
                         if job.state in FINISHED:
                             return job
-                    # The stream ended well and early: the service is restarting, or nothing was new.
+                    # The stream ended early without an error: the service is restarting, or nothing was new.
                     job = self.job(job_id)
                     if job.state in FINISHED:
                         return job
@@ -311,8 +311,8 @@ class Client:
             job_id: the job.
             path: the file to write.
             format: of the file.
-            of: "images": the label of every image, asked about or not; waits while they are being made. "questions":
-                what was asked, and what was released for it.
+            of: "images": the label of every image, asked about or not; waits until they are made. "questions": the
+                questions and what was released for each.
 
         Raises:
             InvalidSetting: there is no folder to put it in.
@@ -321,7 +321,7 @@ class Client:
         return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
 
     def student(self, job_id: str, path: Path) -> Path:
-        """Download the student that labelled a job's images; waits while it is being trained.
+        """Download the student that labeled a job's images; waits until it is trained.
 
         Raises:
             InvalidSetting: there is no folder to put it in.
@@ -330,10 +330,10 @@ class Client:
         return self._download(f"{_job_path(job_id)}/student", path)
 
     def evaluation(self, job_id: str) -> dict[str, Any]:
-        """Read what a completed job found that evaluates a model; waits while it is being made.
+        """Read the result of a completed job that evaluates a model; waits until it is made.
 
         Raises:
-            ServiceProblem: the job is not completed, or labels images.
+            ServiceProblem: the job is not completed, or it labels images.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = self._download(f"{_job_path(job_id)}/evaluation", Path(folder) / "evaluation.json")
@@ -353,8 +353,8 @@ class Client:
     ) -> JobView:
         """Have a job's student scored on the agents' records: a task of its own, with one job.
 
-        Which cells are counted is chosen here, from public facts: the noise of that price, and what the student states
-        of the job's images.
+        The cells to count are chosen here from public facts: the noise of that price, and what the student says about
+        the job's images.
 
         Args:
             job_id: a completed job.
@@ -363,14 +363,14 @@ class Client:
             **task: any other field of POST /v1/tasks, for example colluding_agents or records_per_person.
 
         Returns:
-            The job as submitted; once it is completed, read its `evaluation`, and its `student`: the same model, whose
-            confidence is measured.
+            The job as submitted. Once it is completed, read its `evaluation` and its `student`: the same model with
+            measured confidence.
 
         Raises:
             InvalidSetting: a field is unknown or outside its bounds.
             ServiceProblem: the service refused, for example because the budget does not cover it.
         """
-        # Loaded where it is wanted: other calls read no models.
+        # Imported here: other calls read no models.
         from feature_store.results.evaluations import question_of, released_model, stated_beside
 
         asked = self.task(self.job(job_id).task_id)
@@ -412,7 +412,7 @@ class Client:
         return self._download(f"{_job_path(job_id)}/model", path)
 
     def thumbnails(self, job_id: str, sources: Sequence[str]) -> dict[str, bytes | None]:
-        """Small JPEGs of some of a job's own images, by name; None where one cannot be shown.
+        """Return small JPEGs of some of a job's own images, by name; None where one cannot be shown.
 
         Raises:
             ServiceProblem: the job was sent as vectors, or its images were deleted.
@@ -437,7 +437,7 @@ class Client:
     def ledger(
         self, *, after: int = 0, account: str | None = None, search: str | None = None
     ) -> Iterator[LedgerEntryView]:
-        """Entries of the ledger after a sequence number, in order."""
+        """Iterate over ledger entries after a sequence number, in order."""
         for page in self._pages(LedgerPage, "/v1/ledger", start=str(after), account=account, search=search):
             yield from page.items
 
@@ -448,7 +448,7 @@ class Client:
 
         Raises:
             InvalidSetting: there is no folder to put it in.
-            ServiceProblem: there is no such task, or the journal does not hold, so that nothing is evidence of it.
+            ServiceProblem: there is no such task, or the journal fails verification and so proves nothing.
         """
         period = {name: at.isoformat() for name, at in (("since", since), ("until", until)) if at is not None}
         return self._download("/v1/evidence", path, params=period | ({"task": task} if task else {}))
@@ -460,7 +460,7 @@ class Client:
         return self._get(PartiesView, "/v1/parties")
 
     def enrol(self, request: PartyRequest) -> PartyView:
-        """Enrol an agent or a tallier; the same again changes nothing."""
+        """Enrol an agent or a tallier; a repeated call changes nothing."""
         return self._post(PartyView, "/v1/parties", request)
 
     def rotate(self, party_id: str, keys: KeysRequest) -> PartyView:
@@ -468,15 +468,15 @@ class Client:
         return self._post(PartyView, f"/v1/parties/{quote(party_id, safe='')}:rotate", keys)
 
     def revoke_party(self, party_id: str) -> PartyView:
-        """Take nothing from a party any more."""
+        """Revoke a party: nothing more is accepted from it."""
         return self._delete(PartyView, f"/v1/parties/{quote(party_id, safe='')}")
 
     def invite(self, request: InvitationRequest) -> InvitationView:
-        """Invite a site. Not repeated when the answer is lost: a second one opens where the first no longer does."""
+        """Invite a site. Not retried after a lost answer, because a second invitation voids the first."""
         return self._post(InvitationView, "/v1/invitations", request, repeat=False)
 
     def withdraw_invitation(self, party_id: str) -> WithdrawnView:
-        """Let invitations of a name that were not used open nothing any more."""
+        """Withdraw the unused invitations for a name."""
         return self._delete(WithdrawnView, f"/v1/invitations/{quote(party_id, safe='')}")
 
     def whoami(self) -> TokenView:
@@ -489,7 +489,7 @@ class Client:
             yield from page.items
 
     def create_token(self, name: str, role: Role) -> TokenView:
-        """Make a token; its secret is in the answer and nowhere else. Not repeated when the answer is lost."""
+        """Make a token; its secret is in the answer and nowhere else. Not retried after a lost answer."""
         return self._post(TokenView, "/v1/tokens", TokenRequest(name=name, role=role), repeat=False)
 
     def revoke_token(self, token_id: str) -> TokenView:
@@ -497,12 +497,12 @@ class Client:
         return self._delete(TokenView, f"/v1/tokens/{quote(token_id, safe='')}")
 
     def readiness(self) -> ReadinessView:
-        """Whether jobs can be taken, and what is missing."""
+        """Tell whether jobs can be taken, and what is missing."""
         return ReadinessView.model_validate_json(self._connection.readiness())
 
     def _download(self, place: str, path: Path, *, params: dict[str, str] | None = None) -> Path:
         if not path.parent.is_dir():
-            # Before anything is asked for: labels may be large, and an answer that waits has a queue behind it.
+            # Checked before any request: labels may be large, and an answer that waits holds up others.
             raise InvalidSetting(
                 f"there is no folder {str(path.parent)!r} to put {path.name!r} in; make it, or name another. "
                 "Nothing was downloaded, and the service still has it"
@@ -575,7 +575,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def made(model: type[Model], **fields: Any) -> Model:
-    """A request, as the service would read it.
+    """Build a request, validated as the service would.
 
     Raises:
         InvalidSetting: a field is missing, unknown or outside its bounds; the message names it.

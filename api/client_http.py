@@ -1,7 +1,7 @@
-"""The connection of the Python client: HTTPS with a token, repeats where that is safe, refusals, and bodies.
+"""The connection of the Python client: HTTPS with a token, retries where they are safe, refusals, and bodies.
 
-Only requests that mean the same when they arrive twice are repeated: reads, cancellations, enrolments, and submissions,
-which carry an idempotency key. A refusal is never repeated, but for "too many requests" and "not now".
+Only idempotent requests are retried: reads, cancellations, enrolments, and submissions, which carry an idempotency key.
+A refused request is not retried, except after "too many requests" and "not now".
 
 Vectors are sent as numbers or as a Parquet file, images as parts of a form. A form is read from its files while it is
 sent, and can be sent again from the start.
@@ -38,7 +38,7 @@ AGAIN = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _TOKEN = re.compile(r"[!-~]{1,1000}")
-"""What a header can carry; a line's end that came along from a file is taken off."""
+"""Characters that a header can carry; a newline at the end, as files have it, is stripped first."""
 _MAX_PROBLEM_BYTES = 64 * 1024
 
 
@@ -48,7 +48,7 @@ class ServiceProblem(LabelerError):
     Attributes:
         type: stable name of the reason, "urn:labeler:problem:..."; empty where the service sent no problem document.
         status: HTTP status; 0 where no answer came.
-        members: further members of the document, for example account, level, left_nano of a refusal for budget.
+        members: further members of the document; for a refusal for budget these are account, level, left_nano, ...
     """
 
     problem_type = "service-problem"
@@ -65,7 +65,7 @@ class ServiceProblem(LabelerError):
 
 
 class ServiceBusy(ServiceProblem, TryAgain):
-    """The service could not be reached or could not answer now; the same call may go through later."""
+    """The service could not be reached or could not answer now; the same call may succeed later."""
 
     problem_type = "service-busy"
     exit_code = 75
@@ -75,11 +75,11 @@ class Connection:
     """A connection to one service.
 
     Args:
-        url: https://..., or http:// to this machine only: a token must not travel in clear.
+        url: https://..., or http:// to this machine only: a token must not travel unencrypted.
         token: access token; never printed.
         timeout_s: longest silence within one request.
-        patience_s: how long a repeatable request is tried again.
-        absent_patience_s: the same while nothing answers at all; as `patience_s` when None.
+        patience_s: how long a repeatable request is retried.
+        absent_patience_s: the same while nothing answers at all; `patience_s` when None.
         ca_file: PEM file of the authority that signed the service's certificate; the system's when None.
 
     Raises:
@@ -139,8 +139,8 @@ class Connection:
 
         Args:
             content: a body that can be iterated again for every try.
-            repeat: whether the request means the same when it arrives twice.
-            timeout_s: instead of the connection's.
+            repeat: whether the request is idempotent.
+            timeout_s: replaces the connection's.
 
         Raises:
             ServiceProblem: the service refused.
@@ -167,7 +167,7 @@ class Connection:
         raise AssertionError("the last pause raises")
 
     def readiness(self) -> bytes:
-        """The body of /readyz: 503 is an answer there, and none to wait on."""
+        """Return the body of /readyz. Its 503 is an answer, so it is not retried."""
         try:
             response = self._http.get("/readyz")
         except httpx2.RequestError as error:
@@ -180,7 +180,7 @@ class Connection:
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx2.Response]:
-        """Read an answer as it comes; one try.
+        """Stream an answer; one try.
 
         Raises:
             ServiceProblem: the service refused.
@@ -196,10 +196,10 @@ class Connection:
             raise self._unreachable(error) from None
 
     def again(self, *, is_waiting: bool = False) -> Iterator[Try]:
-        """Tries of something that may be repeated, with pauses that grow; see Try.
+        """Yield tries of a repeatable action, with growing pauses; see Try.
 
         Args:
-            is_waiting: the service answered before and is waited for, through restarts of it.
+            is_waiting: the service answered before; wait for it through restarts.
         """
         return self._pauses(repeat=True, is_waiting=is_waiting)
 
@@ -212,7 +212,7 @@ class Connection:
             error = current.error
             if error is None:
                 raise AssertionError("a try ends in return, raise, or failed()")
-            # Jitter, so that a hundred clients of a restarted service do not come back together.
+            # Jitter, so that a hundred clients of a restarted service do not all retry at once.
             wait_s = max(current.retry_after_s, pause_s * (0.5 + random.random()))
             is_absent = isinstance(error, ServiceBusy) and not error.status and not is_waiting
             patience_s = self._absent_patience_s if is_absent else self._patience_s
@@ -234,14 +234,14 @@ class Connection:
 
 
 def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """What was wrong with the certificate, where that is why there is no connection."""
+    """Return the certificate error that broke the connection; None for another cause."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
 
 
 class Try:
-    """One try; tell it when it failed, so that the next comes after a pause, or the last raises its error."""
+    """One try. Call `failed` when it fails: the next try follows after a pause, and the last one raises its error."""
 
     def __init__(self) -> None:
         self.error: LabelerError | None = None
@@ -254,7 +254,7 @@ class Try:
 
 
 def problem_in(response: httpx2.Response) -> ServiceProblem:
-    """What a refusal says; a refusal of a proxy, which is no problem document, is told by its status."""
+    """Return the problem in a refusal; a proxy's refusal has no problem document and is described by its status."""
     kind = ServiceBusy if response.status_code in AGAIN else ServiceProblem
     if len(response.content) <= _MAX_PROBLEM_BYTES:
         try:
@@ -274,7 +274,7 @@ def problem_in(response: httpx2.Response) -> ServiceProblem:
 
 
 def retry_after(response: httpx2.Response) -> float:
-    """Seconds the service asks to wait; 0 where it does not say."""
+    """Return the seconds the service asks to wait; 0 if it does not say."""
     value = response.headers.get("Retry-After", "")
     return float(value) if value.isdigit() else 0.0
 
@@ -289,7 +289,7 @@ def _check(url: str) -> None:
     except httpx2.InvalidURL:
         raise InvalidSetting("the service's URL is malformed; it looks like https://labels.example.org") from None
     if parsed.userinfo or parsed.query or parsed.fragment:
-        # Addresses are told in errors and logs, and here somebody's password or token would be.
+        # URLs appear in errors and logs, and this part may hold a password or a token.
         raise InvalidSetting(
             "the service's URL is an address alone, like https://labels.example.org: without what stands before an @, "
             "and without what follows a ? or #. A token goes into --token or LABELER_TOKEN"
@@ -312,7 +312,7 @@ class Part:
 
     Attributes:
         content: its bytes, or the file that holds them; a file is open only while it is sent.
-        file_name: what the service shall call it; "" for a plain field.
+        file_name: its name at the service; "" for a plain field.
     """
 
     field: str
@@ -326,10 +326,10 @@ class Part:
 
 
 class FormBody:
-    """Parts as one body of known length.
+    """A form body of known length.
 
     Args:
-        parts: in the order in which they are sent.
+        parts: in sending order.
     """
 
     def __init__(self, parts: list[Part]) -> None:
@@ -371,7 +371,7 @@ class FormBody:
 
 
 def _quoted(name: str) -> str:
-    # A quoted string of HTTP, which is read back as it was; what browsers write for a quote, %22, may be a name's own.
+    # An HTTP quoted string, which decodes exactly. Browsers write a quote as %22, which a name may also contain.
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     return quoted.replace("\r", "%0D").replace("\n", "%0A")
 
@@ -383,18 +383,18 @@ _ROWS_LOOKED_AT = 4096
 
 
 def is_shard(path: Path) -> bool:
-    """Whether a folder is a shard, and not one of images."""
+    """Return whether a folder is a shard rather than a folder of images."""
     return (path / "manifest.json").is_file()
 
 
 def public_shard(path: Path) -> Shard:
-    """A shard whose features may be sent.
+    """Open a shard whose features may be sent.
 
     Raises:
-        InvalidSetting: it is a private one.
+        InvalidSetting: it is private.
         BadData: it is damaged.
     """
-    from feature_store.shard import Shard  # here: a look at a job needs no arrays
+    from feature_store.shard import Shard  # imported here: reading a job needs no arrays
 
     shard = Shard.open(path)
     if not shard.is_public:
@@ -403,12 +403,12 @@ def public_shard(path: Path) -> Shard:
 
 
 def vectors_of(features: ArrayLike) -> NDArray[np.float64]:
-    """Feature vectors as numbers, none of them guessed from something else.
+    """Convert feature vectors to float64; text and other types are refused, not parsed.
 
     Raises:
-        InvalidSetting: they are no array of finite real numbers with a row for each query.
+        InvalidSetting: not an array of finite real numbers with a row for each query.
     """
-    import numpy as np  # here: a look at a job needs no arrays, and would wait for them
+    import numpy as np  # imported here: reading a job needs no arrays, and the import is slow
 
     try:
         given = np.asarray(features)
@@ -430,7 +430,7 @@ def vectors_of(features: ArrayLike) -> NDArray[np.float64]:
 
 
 def parquet_of(features: NDArray[np.float64], names: Sequence[str] | None) -> bytes:
-    """Feature vectors as a Parquet file, named as the service names vectors of a request."""
+    """Write feature vectors as a Parquet file, with the names the service would give them in a request."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -441,14 +441,14 @@ def parquet_of(features: NDArray[np.float64], names: Sequence[str] | None) -> by
     rows = pa.FixedSizeListArray.from_arrays(pa.array(written.reshape(-1)), features.shape[1])
     rows_of_a_group = max(1, BYTES_OF_A_GROUP // max(1, features.shape[1] * written.itemsize))
     with io.BytesIO() as file:
-        # Packed, equal vectors would look to the service like a bomb.
+        # Uncompressed: equal vectors compress so well that the service would take the file for a bomb.
         table = pa.table({"name": pa.array(known, pa.string()), "feature": rows})
         pq.write_table(table, file, compression="none", use_dictionary=False, row_group_size=rows_of_a_group)
         return file.getvalue()
 
 
 def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
-    """The same vectors in a quarter of the bytes where all are quantised; the service keeps those as they are."""
+    """Shrink vectors to a quarter of the bytes if all are quantized already; the service does not change those."""
     from feature_store.rows import on_grid
 
     starts = range(0, len(features), _ROWS_LOOKED_AT)
@@ -458,16 +458,16 @@ def _short(features: NDArray[np.float64]) -> NDArray[np.float64 | np.int16]:
 
 
 def images_in(folder: Path) -> list[str]:
-    """Names of the images in a folder and below it, as the service will know them."""
+    """List the images in a folder and below it, by their names at the service."""
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
     return [path.relative_to(folder).as_posix() for path in found]
 
 
 def image_parts(images: Path | Sequence[Path], leave_out: Collection[str]) -> list[Part]:
-    """A folder, an archive, a Parquet file or single images, as parts of a form; nothing is read yet.
+    """Make form parts of a folder, an archive, a Parquet file or single images; nothing is read yet.
 
     Raises:
-        InvalidSetting: there is no image, or two of one name.
+        InvalidSetting: there is no image, or two share a name.
     """
     if not isinstance(images, Path):
         if wrong := [one for one in images if not isinstance(one, Path)]:

@@ -1,7 +1,7 @@
-"""Descriptions of routes in the OpenAPI document, the document itself, and the page for people that is made of it.
+"""Descriptions of routes in the OpenAPI document, the document itself, and the page for people that is made from it.
 
-Parameters that several routes share stand here with their bounds and an example each. The page needs no script, no font
-and nothing from elsewhere: the same text is a page of the service (`/api`, for whoever has no internet) and of the
+Parameters shared by several routes are defined here with their bounds and an example. The page needs no script, no font
+and no other host: the same text is a page of the service (`/api`, which works without internet) and of the
 documentation (docs/site).
 """
 
@@ -34,7 +34,7 @@ SCHEMA_REF = "#/components/schemas/{model}"
 
 
 def problem(status: int, *, slug: str = "", title: str = "", detail: str = "") -> dict[str, Any]:
-    """One documented problem response with its example."""
+    """Return one documented problem response with its example."""
     known = BY_STATUS.get(status, ("", "", ""))
     slug, title, detail = slug or known[0], title or known[1], detail or known[2]
     example = {"type": TYPE_PREFIX + slug, "title": title, "status": status, "detail": detail, "instance": "/v1/..."}
@@ -56,16 +56,16 @@ def answers(
     is_open: bool = False,
     **other: dict[str, Any],
 ) -> Answers:
-    """The `responses` of a JSON route: its answer with an example, and its problems.
+    """Return the `responses` of a JSON route: its answer with an example, and its problems.
 
     Args:
-        problems: statuses beyond those every route with a token has (401, 403, 429, 503).
+        problems: statuses besides those of every route with a token (401, 403, 429, 503).
         is_open: the route takes no token.
         other: further answers, by "status_NNN".
     """
     content = {"application/json": {"example": _guarded(example)}}
     documented: Answers = {status: {"description": description, "content": content}}
-    # A body of a type that is not taken may come, and so may one that is no JSON.
+    # A route that may refuse a body's type may also receive malformed JSON.
     of_body = (400,) if 415 in problems else ()
     every = (*of_body, *problems) if is_open else (*of_body, 401, 403, 429, 503, *problems)
     documented.update({code: problem(code) for code in sorted(every)})
@@ -81,15 +81,17 @@ BUDGET_REFUSAL = {
 
 
 def body(model: type[BaseModel], example: Any) -> dict[str, Any]:
-    """The content of a JSON request body with its example, for routes that read their body themselves."""
+    """Return the content of a JSON request body with its example, for routes that read their body themselves."""
     return {"schema": {"$ref": SCHEMA_REF.format(model=model.__name__)}, "example": example}
 
 
 def once(app: FastAPI, name: str, make: Callable[[], bytes | memoryview]) -> bytes:
-    """What a stranger may ask for again and again, and the app's routes alone decide: made for the first who asks.
+    """Return a document that depends only on the app's routes: made at the first request, then cached.
+
+    Strangers may request it any number of times.
 
     Args:
-        make: writes it, in milliseconds of a processor.
+        make: makes it, in milliseconds.
     """
     kept: dict[str, bytes] = app.state.made_once
     if name not in kept:
@@ -98,10 +100,10 @@ def once(app: FastAPI, name: str, make: Callable[[], bytes | memoryview]) -> byt
 
 
 def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI document of the app, made once.
+    """Return the OpenAPI document of the app, made once.
 
     Args:
-        extra_models: models that routes refer to by name only.
+        extra_models: models that routes refer to only by name.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -121,10 +123,10 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
             need = _need(method.upper(), path)
             operation["x-least-role"] = need
             if path.startswith(VERSIONED):
-                # A parameter that no route knows may come with every one.
+                # Every route may receive an unknown parameter.
                 operation["responses"].setdefault("422", problem(422))
             if method in _WRITING:
-                # Whatever writes may find the disk full; no route can leave it out.
+                # Every route that writes may find the disk full.
                 operation["responses"].setdefault("507", problem(507))
             operation["security"] = _SECURITY.get(need or "open", [{"token": []}])
     freed: dict[str, Any] = _freed(made)
@@ -143,7 +145,7 @@ _NULL = "(null)"
 
 
 def _guarded(node: Any) -> Any:
-    """Nulls of an example behind a word: FastAPI drops every null of the document, and with it required members."""
+    """Replace nulls of an example by a word, because FastAPI drops nulls, and with them required members."""
     if isinstance(node, dict):
         return {name: _guarded(value) for name, value in node.items()}
     if isinstance(node, list):
@@ -167,10 +169,10 @@ MAX_PAGE = 200
 MAX_ID_LENGTH = 100
 
 Caller = Annotated[str, Depends(caller)]
-"""Id of the token the request came with."""
+"""Id of the request's token."""
 
 Who = Annotated[Reader, Depends(reader)]
-"""Who asks, for routes whose answer depends on whose a thing is."""
+"""The reader, for routes whose answer depends on ownership."""
 
 TaskId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.TASK_ID], description="digest of a task")]
 JobId = Annotated[str, Path(max_length=MAX_ID_LENGTH, examples=[examples.JOB_ID], description="id of a job")]
@@ -207,14 +209,14 @@ ROLES: Final[Mapping[str, str]] = {
     "requester": "a token of role requester or admin",
     "admin": "a token of role admin",
 }
-"""Who may call a route, by what the document calls the least role."""
+"""The callers of a route, by the document's name for the least role."""
 
 _SCHEMA: Final = "#/components/schemas/"
 
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader  # here: a coordinator starts without
+    from jinja2 import Environment, PackageLoader  # imported here: a coordinator starts without it
 
     made = Environment(loader=PackageLoader("api", "templates"), autoescape=True, trim_blocks=True)
     made.filters |= {"kind": kind_of, "pretty": _pretty, "ways": ways_of, "fields": fields_of}
@@ -223,27 +225,27 @@ def _environment() -> Environment:
 
 
 def reference_page(document: Mapping[str, Any]) -> str:
-    """The whole page, as the service shows it."""
+    """Return the whole page, as the service shows it."""
     return _environment().get_template("reference.html.j2").render(document=document, roles=ROLES)
 
 
 def reference_text(document: Mapping[str, Any]) -> str:
-    """What stands in the page, for a page of somebody else."""
+    """Return the page's content, to embed in another page."""
     return _environment().get_template("reference_text.html.j2").render(document=document, roles=ROLES)
 
 
 def prose(text: str) -> Markup:
-    """A sentence of a description, in which what stands between backticks is code."""
+    """Render a sentence of a description, with text between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))  # escaped before it is marked up
 
 
 def anchor_of(text: str) -> str:
-    """A name for a place in the page: "get-v1-jobs"."""
+    """Return an anchor in the page: "get-v1-jobs"."""
     return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
 
 
 def kind_of(schema: Mapping[str, Any]) -> Markup:
-    """What a schema takes, in a few words; a name of another leads there."""
+    """Describe a schema's values in a few words; names of other schemas are links."""
     return Markup(" or ").join(_kinds(schema)) or Markup("anything")
 
 
@@ -280,7 +282,7 @@ _BOUNDS: Final = (
 
 
 def ways_of(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str, Mapping[str, Any]]]]]:
-    """(heading, [(method, path, operation)]), headings in the order in which they first occur."""
+    """Return (heading, [(method, path, operation)]), headings in order of first appearance."""
     found: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -289,7 +291,7 @@ def ways_of(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str,
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """(name, schema, is required) of each field."""
+    """Return (name, schema, is required) of each field."""
     required = set(schema.get("required", ()))
     return [(name, one, name in required) for name, one in schema.get("properties", {}).items()]
 

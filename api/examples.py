@@ -1,6 +1,6 @@
 """The examples of the OpenAPI document: one small story, told once.
 
-Five agents hold labelled photographs of four tools. A requester asks about two public photographs.
+Five agents hold labeled photographs of four tools. A requester asks about two public photographs.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ EVIDENCE: dict[str, Any] = {
         "meaning": [],
     },
 }
-"""Shortened: its fields are those of labeler.evidence.document."""
+"""Shortened; labeler.evidence.document defines all fields."""
 
 PARTY_REQUEST: dict[str, Any] = {
     "party_id": "hospital-a",

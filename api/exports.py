@@ -1,15 +1,15 @@
 """Labels as files: JSON lines, Parquet, Label Studio tasks and setup, and the metadata.csv of an image folder.
 
-Of every image (feature_store.results.image_labels), or of the questions that were asked (pseudo_labels): the columns
-of the table say which. Images have a confidence, which Label Studio gets as the score and the CSV as a column.
+A table covers every image (feature_store.results.image_labels) or only the asked questions (pseudo_labels); its columns
+say which. Images have a confidence: the score in Label Studio, a column in the CSV.
 
-Every format is a generator of bytes, so that a large job is sent while it is written. Rows stand in the job's order.
-Of attributes an image has any number of labels: a list of choices in Label Studio, a column for each in the CSV.
-An unanswered query keeps its row (label -1, no name) in JSON lines and Parquet, has no prediction in Label Studio, and
-an empty label in the CSV, so that no image disappears from a data set without a trace.
+Every format is a generator of bytes, so that a large job is sent while it is written. Rows keep the job's order. With
+attributes, an image has any number of labels: a list of choices in Label Studio, a column for each in the CSV. An
+unanswered query keeps its row (label -1, no name) in JSON lines and Parquet. It has no prediction in Label Studio, and
+an empty label in the CSV, so that no image vanishes from a data set unnoticed.
 
-CSV cells are written as they are. A spreadsheet may read a cell that starts with "=" as a formula, but file names must
-match the requester's files byte for byte, and a prefix would break the loaders this file exists for.
+CSV cells are not escaped. A spreadsheet may read a cell that starts with "=" as a formula, but file names must match
+the requester's files byte for byte, and a prefix would break the loaders that this file is for.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ _JSON = json.JSONEncoder(ensure_ascii=False, default=datetime.isoformat).encode
 
 @dataclass(frozen=True)
 class Export:
-    """How one format is sent."""
+    """One export format."""
 
     media_type: str
     suffix: str
     write: Callable[[pa.Table], Iterator[bytes]]
 
     def file_name(self, job_id: str, of: LabelsOf) -> str:
-        """Name under which a browser saves it."""
+        """Return the name under which a browser saves it."""
         what = "labels" if of == "images" else "questions"
         return f"{job_id}-{what}.{self.suffix}" if self.suffix != "csv" else "metadata.csv"
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """One JSON object per row: the columns of the table, and what each question took of mu squared."""
+    """Yield one JSON object per row: the columns of the table, and each question's share of mu squared."""
     share = question_share(table)
     for rows in _chunks(table):
         yield "".join(_JSON(row | share) + "\n" for row in rows).encode()
 
 
 def parquet(table: pa.Table) -> Iterator[bytes]:
-    """The table itself, schema metadata included."""
+    """Yield the table itself, schema metadata included."""
     sink = _Sink()
     with pq.ParquetWriter(sink, table.schema, compression="zstd") as writer:
         for batch in table.to_batches(max_chunksize=64 * ROWS_PER_CHUNK):
@@ -67,18 +67,18 @@ def parquet(table: pa.Table) -> Iterator[bytes]:
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """A file that is kept, as it is."""
+    """Yield the bytes of a stored file."""
     with file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
 
 
 def label_studio(table: pa.Table) -> Iterator[bytes]:
-    """A JSON array of tasks; the label is a prediction, so that a person can still accept or correct it."""
+    """Yield a JSON array of tasks; the label is a prediction, which a person can accept or correct."""
     yield b"["
     separator = "\n"
     metadata = table.schema.metadata or {}
-    # Of images the name stands alone, of questions in the whole task.
+    # Tables of images have the task's name alone; tables of questions have the whole task.
     name = metadata.get(b"task_name", b"").decode() or json.loads(metadata.get(b"task", b"{}")).get("name", "")
     for rows in _chunks(table):
         parts = []
@@ -90,14 +90,14 @@ def label_studio(table: pa.Table) -> Iterator[bytes]:
 
 
 def labeling_setup(table: pa.Table) -> Iterator[bytes]:
-    """The labeling configuration that a Label Studio project needs for the tasks."""
+    """Yield the labeling configuration that a Label Studio project needs for the tasks."""
     yield label_studio_config(table)
 
 
 def image_folder_csv(table: pa.Table) -> Iterator[bytes]:
-    """`file_name,label` and, of images, `confidence,origin`: beside the images, as metadata.csv, it is what the
-    imagefolder builder of `datasets` reads. Of attributes `file` and a column of 1 and 0 for each, as `labeler embed
-    --attributes` reads them."""
+    """Yield `file_name,label` and, for images, `confidence,origin`: saved as metadata.csv next to the images, the
+    imagefolder builder of `datasets` reads it. Attributes give `file` and a column of 1 and 0 for each, as `labeler
+    embed --attributes` reads them."""
     if SEVERAL in table.column_names:
         columns = [name for name in table.column_names if name.startswith(LABEL)]
         heading = [FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)]
@@ -155,7 +155,7 @@ def _task(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class _Sink(io.RawIOBase):
-    """A file that only grows, and hands out what was written since it was last asked."""
+    """A write-only file; `take` returns the bytes written since the last call."""
 
     def __init__(self) -> None:
         super().__init__()

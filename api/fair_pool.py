@@ -1,6 +1,6 @@
-"""Threads that work for many owners in turns: of each owner one piece at a time (labeler.rounds.queues).
+"""Threads that work for many owners in turns, one piece of each owner at a time (labeler.rounds.queues).
 
-Whoever asks for much waits behind its own, and the next owner has its turn after one piece of each other at most.
+An owner with many pieces waits only behind its own; the next owner waits for at most one piece of each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class FairPool:
-    """See the module. Its threads begin with the first piece.
+    """See the module. Threads start with the first piece.
 
     Args:
         name: of its threads.
@@ -33,15 +33,14 @@ class FairPool:
         self._stopping = False
 
     def submit(self, owner: str, piece: Callable[[], Answer], *, key: str = "", first: bool = False) -> Future[Answer]:
-        """Have a piece done when it is its owner's turn.
+        """Queue a piece for its owner's turn.
 
         Args:
-            key: its name; one that waits or is at work under this name is not done twice.
+            key: its name; a piece that waits or runs under this name is not started twice.
             first: before all others.
 
         Returns:
-            What becomes of it; cancelled where the pool stops first. A piece that is cancelled before its turn is not
-            begun.
+            Its future; cancelled if the pool stops first. A piece cancelled before its turn does not run.
         """
         key = key or uuid4().hex
         with self._bell:
@@ -58,7 +57,7 @@ class FairPool:
         return future
 
     def stop(self, *, wait_s: float = 5.0) -> None:
-        """Begin no other piece, and wait a while for those at work."""
+        """Start no other piece, and wait a while for the running ones."""
         with self._bell:
             self._stopping = True
             for _, future in self._pieces.values():
@@ -86,7 +85,7 @@ class FairPool:
                 future.set_result(answer)
 
     def _next(self) -> str | None:
-        """The piece whose turn it is; None at the end."""
+        """Wait for the piece whose turn it is; None once the pool stops."""
         with self._bell:
             while not self._stopping:
                 self._queue, taken = self._queue.take(0.0, most=1)

@@ -1,7 +1,7 @@
-"""A job as it arrives: feature vectors in JSON, or images in a form, part by part while it is sent.
+"""Intake of job requests: feature vectors in JSON, or images in a form, read part by part while it is sent.
 
-Never all images of a form are in memory, nor on disk twice. Of the part in hand `SPOOL_BYTES` are held in memory; the
-rest lies in the upload's own folder, so unfinished forms cost disk and not memory.
+A form's images are never all in memory, nor on disk twice. Of the current part, `SPOOL_BYTES` are in memory; the rest
+is in the upload's own folder, so unfinished forms cost disk and not memory.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 FORM: Final = "multipart/form-data"
 MAX_PARTS: Final = 200_000
 OUR_BOUNDARY: Final = b"labeler-"
-"""Begins the boundary of forms that our own clients write (api.client_http, the dashboard): they quote a name as HTTP
-does. Browsers and most libraries write a quote in a name as %22 instead, and nothing else so."""
+"""Prefix of the form boundary of our own clients (api.client_http, the dashboard), which quote a name as HTTP does.
+Browsers and most libraries write a quote in a name as %22 instead, and encode nothing else."""
 
 _AS_BROWSERS_WRITE: Final = ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n"))
 _FILES: Final = ("images", "archive", "parquet")
@@ -46,7 +46,7 @@ _FILES: Final = ("images", "archive", "parquet")
 
 @dataclass(frozen=True)
 class Received:
-    """A job request with what came beside it."""
+    """A job request with its upload, if any."""
 
     request: JobRequest
     upload: Upload | None
@@ -56,7 +56,7 @@ class JobIntake:
     """Receives job requests.
 
     Args:
-        home: of the coordinator; an upload lies in `home/incoming` until its job has taken it over.
+        home: of the coordinator; an upload is in `home/incoming` until its job takes it over.
     """
 
     def __init__(self, home: Path, limits: LimitsTable) -> None:
@@ -65,12 +65,12 @@ class JobIntake:
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[Received]:
-        """Read a job request; its upload is removed at exit unless a job has moved it away.
+        """Read a job request; its upload is removed at exit unless a job has moved it.
 
         Raises:
             HTTPException: 415, neither JSON nor a form; 422, a form without a request, or malformed.
             RequestValidationError: the request does not fit its schema.
-            TooLarge, UnreadableImage, InvalidSetting: what came beside it cannot be taken.
+            TooLarge, UnreadableImage, InvalidSetting: the upload is refused.
         """
         if media_type(request, JSON, FORM) == JSON:
             yield Received(await read_json(request, _job_request), None)
@@ -111,7 +111,7 @@ class JobIntake:
 
 
 async def _put(parts: _Parts, form: _Form) -> None:
-    """Put what the parser has found where it belongs."""
+    """Pass the parser's findings to the form."""
     while parts.found:
         found = parts.found.popleft()
         if isinstance(found, bytes):
@@ -123,7 +123,7 @@ async def _put(parts: _Parts, form: _Form) -> None:
 
 
 class _Parts:
-    """Collects what the parser finds: (field, file name) of a part that begins, its bytes, and None where it ends."""
+    """Collects the parser's findings: (field, file name) at the start of a part, its bytes, and None at its end."""
 
     def __init__(self, *, is_ours: bool) -> None:
         self.found: deque[tuple[str, str] | bytes | None] = deque()
@@ -175,7 +175,7 @@ class _Parts:
 
 
 class _Form:
-    """Puts the parts of one form where they belong; one part is in hand at a time."""
+    """Handles the parts of one form, one at a time."""
 
     def __init__(self, spool: BinaryIO, writer: UploadWriter, *, max_image_bytes: int) -> None:
         self._spool, self._writer = spool, writer

@@ -15,9 +15,9 @@ what lasts (streams, exports)  `Slots`, beside each route              429
 idle connections               `api.server`                            the longest idle ones are closed
 ============================== ======================================= ==================================
 
-A client is an address: the peer's, or what a trusted proxy says it is. Strangers' bodies have room of their own, so
-that those who send slowly shut nobody out who has a token. What no application can bound (slow heads, connections in
-all) the edge bounds (`workers.serve`). None of it is part of the privacy bound, so a restart may forget it.
+A client is an address: the peer's, or the one a trusted proxy reports. Strangers' bodies have a separate allowance, so
+that slow strangers cannot shut out a client with a token. The edge (`workers.serve`) bounds what an application cannot:
+slow heads and the total of connections. None of these limits is part of the privacy bound, so a restart may reset them.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ if TYPE_CHECKING:
 HEALTH: Final = ("/healthz", "/readyz")
 
 MAX_JSON_BYTES: Final = 1024 * 1024
-"""Of ordinary requests."""
+"""Largest ordinary request."""
 MAX_STRANGERS_BYTES: Final = 16 * 1024
-"""Of an enrolment, which has some 600 bytes: parsed JSON takes a hundred times its text in memory."""
+"""Largest enrolment, which usually has some 600 bytes: parsed JSON takes a hundred times its text in memory."""
 MAX_FEATURES_JSON_BYTES: Final = 16 * 1024 * 1024
-"""Of jobs that carry feature vectors as JSON; more of them come in Parquet, which takes a fraction of the memory."""
+"""Largest job with feature vectors as JSON; more vectors come in Parquet, which takes a fraction of the memory."""
 MAX_LABELS_BYTES: Final = 32 * 1024 * 1024
-"""64 vectors of 16,384 numbers, written out."""
+"""64 vectors of 16,384 numbers as JSON text."""
 MAX_POLL_BYTES: Final = 1024 * 1024
 FORM_OVERHEAD_BYTES: Final = 64 * 1024 * 1024
-"""What part heads and the request itself may add to the images of a form."""
+"""Allowance for a form's part heads and the request itself, besides its images."""
 SPOOL_BYTES: Final = 256 * 1024
-"""Of the part of a form in hand that is held in memory; the rest goes to disk."""
+"""Bytes of a form's current part that are held in memory; the rest goes to disk."""
 
 BODY_S: Final = 30.0
 LEAST_BYTES_PER_S: Final = 16 * 1024
-"""A body has `BODY_S`, and a second more for as many bytes as have come."""
+"""A body must arrive in `BODY_S`, plus a second for each such number of bytes received."""
 
 SMALL_BYTES: Final = 64 * 1024
-"""Of a body that costs nothing: parsed at once, and counted for strangers alone."""
+"""Largest cheap body: parsed at once, and counted only for strangers."""
 
 Sender = Literal["token", "party", "stranger"]
 BODIES_EACH: Final[dict[Sender, int]] = {"token": 16, "party": 64, "stranger": 4}
-"""Bodies that one token, or one client without a token, sends at once; of tokens and parties, those beyond
-`SMALL_BYTES`. Smaller ones mostly come with their head, and are bounded as requests are."""
+"""Most bodies in progress of one token, or of one client without a token. For tokens and parties only those above
+`SMALL_BYTES` count: smaller ones mostly come with their head, and the limits on requests bound them."""
 BODIES_TOTAL: Final[dict[Sender, int]] = {"token": 128, "party": 512, "stranger": 64}
 
 RETRY_S: Final = 2
@@ -87,7 +87,7 @@ class TooManyRequests(RateLimited):
 
 
 class Crowded(Unavailable):
-    """As much as is taken at once is under way; `retry_after_s` says when to send again."""
+    """Too much is in progress; `retry_after_s` says when to send again."""
 
     retry_after_s = RETRY_S
 
@@ -106,7 +106,7 @@ def most_bytes(path: str, *, is_form: bool, limits: LimitsTable) -> int:
 
 @lru_cache(maxsize=4096)
 def address_group(host: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 one, all of which one host may use."""
+    """Return the identity of a client: its IPv4 address, or its IPv6 /64, because one host may use all of that."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -119,12 +119,12 @@ def address_group(host: str) -> str:
 
 
 class Slots:
-    """A bound on how many of something that lasts are under way, for one name and for all together.
+    """A bound on lasting operations in progress, per name and in all.
 
     Args:
-        what: in words, singular.
-        each: most of one name.
-        total: most of all.
+        what: the operation in words, singular.
+        each: most per name.
+        total: most in all.
         refused: makes the refusal.
     """
 
@@ -175,12 +175,12 @@ class Slots:
 class RateLimits:
     """Counts of requests by token, of failures and enrolments by address, within any minute.
 
-    A failure never locks out a neighbour that shows a good token.
+    A failure never locks out another client at the address that shows a valid token.
 
     Args:
         requests_per_minute: of one token.
         failures_per_minute: requests of one client without a good token or signature.
-        enrolments_per_minute: attempts of one client to use an invitation; a site needs one in its life.
+        enrolments_per_minute: attempts of one client to use an invitation; a site needs one ever.
         steady: seconds that never run backwards.
     """
 
@@ -212,7 +212,7 @@ class RateLimits:
 
 
 class _Windows:
-    """At most so many requests of one name within any minute; a refused one is not counted."""
+    """A limit on requests per name within any minute; a refused one is not counted."""
 
     def __init__(self, most: int, steady: Callable[[], float], words: str) -> None:
         if most < 1:
@@ -240,11 +240,11 @@ class _Windows:
 
 
 class Body:
-    """The body of one request as it arrives: bounded in size and time, and counted while it is under way.
+    """An arriving request body: bounded in size and time, and counted until it is read.
 
     Args:
-        most: bytes.
-        stated: bytes, as the head says; None where it comes in chunks.
+        most: largest size in bytes.
+        stated: size in bytes from the head; None if it comes in chunks.
     """
 
     def __init__(self, receive: Receive, bodies: dict[Sender, Slots], *, most: int, stated: int | None) -> None:
@@ -255,11 +255,11 @@ class Body:
         self._held: tuple[Slots, str] | None = None
 
     def admit(self, sender: Sender, name: str) -> None:
-        """Count it as a sender's until it is read; the gate calls this before a byte is.
+        """Count it as a sender's until it is read; the gate calls this before the first byte is read.
 
         Raises:
-            TooLarge: the head states more than is taken.
-            Crowded: too many bodies are under way.
+            TooLarge: the stated size is above the limit.
+            Crowded: too many bodies are in progress.
         """
         if self._stated is not None and self._stated > self._most:
             raise too_large(self._most, self._stated)
@@ -273,12 +273,12 @@ class Body:
         """Return the next part.
 
         Raises:
-            TooLarge: more bytes came than are taken.
+            TooLarge: more bytes came than the limit.
             Unavailable: they come too slowly.
         """
         if self.is_read:
-            return await self._receive()  # the end of the connection, which may be long in coming
-        # Our own work between two parts is not the sender's.
+            return await self._receive()  # the end of the connection, which may take long
+        # Our own work between two parts does not count against the sender's time.
         left_s = BODY_S + self._size / LEAST_BYTES_PER_S - self._waited_s
         asked_s = time.monotonic()
         try:
@@ -295,7 +295,7 @@ class Body:
         return message
 
     def end(self) -> None:
-        """Count it no longer."""
+        """Stop counting it."""
         self.is_read = True
         if self._held is not None:
             slots, name = self._held
@@ -304,16 +304,16 @@ class Body:
 
 
 def too_large(most: int, found: int | None = None) -> TooLarge:
-    """Return the refusal of a body of more than so many bytes."""
+    """Return the refusal of a body above `most` bytes."""
     said = "more bytes than" if found is None else f"{found} bytes; at most"
     return TooLarge(f"the body has {said} {most} are taken. Send it in several, and vectors as Parquet")
 
 
 class Limits:
-    """ASGI middleware that bounds requests of one client and bodies of everybody; see the module.
+    """ASGI middleware that bounds each client's requests and all bodies; see the module.
 
     Args:
-        refuse: answers with a refusal.
+        refuse: makes the response of a refusal.
     """
 
     def __init__(self, app: ASGIApp, *, limits: LimitsTable, refuse: Callable[[LabelerError, str], ASGIApp]) -> None:
@@ -333,9 +333,9 @@ class Limits:
         headers = dict(scope["headers"])
         is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
         most = most_bytes(scope["path"], is_form=is_form, limits=self._limits)
-        # The server has checked that a length is a number, and that there is only one of the two.
+        # The server has checked that a length is a number, and that only one of the two headers is present.
         stated = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
-        # However many requests are under way, the health of the service can be asked.
+        # Health checks are never limited, however many requests are in progress.
         client = "" if scope["path"] in HEALTH else address_group((scope.get("client") or ("unknown", 0))[0])
         body = scope[BODY_KEY] = Body(receive, self._bodies, most=most, stated=stated)
         try:

@@ -1,13 +1,12 @@
-"""Logs as JSON lines: who asked for which route, how it ended, how long it took. Never a body, token, label or vote.
+"""Logs as JSON lines: caller, route, outcome and duration of each request. Never a body, token, label or vote.
 
 A line of the access log holds the template of a route ("/v1/jobs/{job_id}"), so that no identifier or search text of a
-requester lands in it by itself. Tracebacks keep types, files and line numbers; messages of unexpected exceptions are
-left out, because a library may put the offending value into them. What repeats is counted (api.logs).
+requester enters it. Tracebacks keep types, files and line numbers; messages of unexpected exceptions are left out,
+because a library may put the offending value into them.
 
-Log lines that repeat are counted: the first few are written, the others become one line with their number.
-
-What goes wrong can go wrong a thousand times a second, and whoever makes it do so would fill the disk. Only warnings
-and errors are counted; two are the same where everything but their time is.
+Repeated lines are counted: the first few are written, the others become one line with their number. Otherwise a client
+that causes a thousand errors a second could fill the disk. Only warnings and errors are counted; two are the same if
+they differ only in time.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from pythonjsonlogger.json import JsonFormatter
 
 MAX_LOG_BYTES = 16 * 2**20
 KEPT_LOGS = 3
-"""A log file that is full is put aside; so many older ones are kept."""
+"""Rotated log files to keep."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Id of the request that is being answered; also in its answer, as X-Request-ID."""
+"""Id of the current request; its answer carries it as X-Request-ID."""
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _QUIET = {"uvicorn": "WARNING", "uvicorn.error": "WARNING", "uvicorn.access": "CRITICAL"}
@@ -44,7 +43,7 @@ def configure_logging(*, file: Path | None = None) -> None:
     """Send every logger of this process to standard error or a file, one JSON object a line.
 
     Args:
-        file: rotated by size, and only its owner may read it.
+        file: rotated by size and readable only by its owner.
 
     Raises:
         OSError: the file cannot be written.
@@ -67,7 +66,7 @@ def configure_logging(*, file: Path | None = None) -> None:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """A log file, and the next after it, that only its owner may read."""
+    """A rotating log file that only its owner may read."""
 
     def _open(self) -> io.TextIOWrapper:
         made = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -95,7 +94,7 @@ class LogFormatter(JsonFormatter):
 
 
 def describe(error: BaseException) -> str:
-    """An exception as types and places, without its message; the error text of the system is kept for OSError."""
+    """Describe an exception by types and places, without its message; an OSError keeps the system's error text."""
     lines: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(lines) < 200:
@@ -127,9 +126,9 @@ class CountRepeats(logging.Handler):
     """Passes records on to another handler, and counts those that repeat.
 
     Args:
-        inner: what writes.
-        clock: seconds that never go back.
-        window_s: how long is counted before a line with the number is written.
+        inner: the handler that writes.
+        clock: seconds that never run backwards.
+        window_s: how long repeats are counted until a line with their number is written.
         first: how many of a kind are written in a window.
     """
 
@@ -163,17 +162,17 @@ class CountRepeats(logging.Handler):
             self._inner.handle(record)
 
     def close(self) -> None:
-        """Tell what was counted and not told yet."""
+        """Write the counts that are still pending."""
         self._tell(lambda _: True)
         self._inner.close()
         super().close()
 
     def flush(self) -> None:
-        """Write what is written already."""
+        """Flush the inner handler."""
         self._inner.flush()
 
     def _tell(self, is_over: Callable[[_Seen], bool]) -> None:
-        # In order of their beginning, so those that are over stand first; looking stops at the first that is not.
+        # Ordered by start, so finished windows come first; stop at the first that is not finished.
         while self._seen:
             kind, seen = next(iter(self._seen.items()))
             if not is_over(seen):
@@ -189,7 +188,7 @@ class CountRepeats(logging.Handler):
 
 
 def _kind(record: logging.LogRecord) -> tuple[object, ...]:
-    """What makes two records the same. Of an exception its type and place count: its text may hold anything."""
+    """Return the identity of a record. Only type and place of an exception count: its text may hold anything."""
     fields = tuple(sorted((name, str(value)) for name, value in record.__dict__.items() if name not in _STANDARD))
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     place = None if error is None or error.__traceback__ is None else error.__traceback__.tb_lineno

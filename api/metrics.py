@@ -1,7 +1,7 @@
-"""What Prometheus reads: requests, jobs, budgets, messages and parties. Nothing in it depends on private records.
+"""Metrics for Prometheus: requests, jobs, budgets, messages and parties. Nothing in them depends on private records.
 
-Counters of requests live here; everything else is asked of the coordinator when it is scraped, so that a restart shows
-the truth of the journal at once. Budgets are sums of prices, which are the same whatever the records are.
+Request counters are kept here. Everything else is read from the coordinator at each scrape, so that after a restart the
+metrics match the journal at once. Budgets are sums of prices, which do not depend on the records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 
 
 class Metrics:
-    """The metrics of one app, in a registry of their own.
+    """The metrics of one app, in a separate registry.
 
     Args:
-        coordinator: asked for everything but requests.
+        coordinator: the source of everything but requests.
     """
 
     media_type = CONTENT_TYPE_PLAIN_0_0_4
@@ -56,12 +56,12 @@ class Metrics:
         self._latency.labels(method, route).observe(seconds)
 
     def render(self) -> bytes:
-        """The text Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return generate_latest(self._registry)
 
 
 class _Service(Collector):
-    """Asks the coordinator at every scrape; a part that cannot answer is left out, and counted as missing."""
+    """Reads the coordinator at every scrape; a part that cannot answer is left out and counted as missing."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

@@ -1,9 +1,9 @@
 """Refusals as problem documents (RFC 9457): a stable type, a title and a status for every error of the tree.
 
 `type` is "urn:labeler:problem:" and the error's `problem_type`. Clients decide by it; `detail` is for people. A refusal
-for budget has further members: whose account, at which level, what was asked, what is left, and who spent last.
+for budget has further members: account, level, amount asked, amount left, and last spenders.
 
-Here every refusal becomes a response too: our own, of validation, of the router, and the unexpected.
+This module also renders every refusal as a response: our own, validation's, the router's, and unexpected errors.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PROBLEMS: dict[type[LabelerError], tuple[int, str]] = {
     errors.Unavailable: (503, "A part of the service cannot be reached now"),
     errors.StorageFull: (507, "There is no room left to keep it"),
 }
-"""Status and title by class; a class that is not listed has those of its parent."""
+"""Status and title by class; an unlisted class has those of its parent."""
 
 
 BY_STATUS: dict[int, tuple[str, str, str]] = {
@@ -92,11 +92,11 @@ BY_STATUS: dict[int, tuple[str, str, str]] = {
     503: ("unavailable", "A part of the service cannot be reached now", "the mailbox does not answer; try again"),
     507: ("storage-full", "There is no room left to keep it", "the upload cannot be kept: the disk is full"),
 }
-"""Type, title and an example of a sentence: of the router's refusals, and of every documented one."""
+"""Type, title and example sentence by status: for the router's refusals, and for every documented one."""
 
 
 class KeptRefusal(BudgetExceeded):
-    """A refusal for budget that is told again: the problem document as it was kept with the refused job."""
+    """A repeated refusal for budget: the problem document that was stored with the refused job."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
         super().__init__(str(problem["detail"]))
@@ -104,16 +104,16 @@ class KeptRefusal(BudgetExceeded):
 
 
 def status_of(error: LabelerError) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     return _row(error)[0]
 
 
 def problem_of(error: LabelerError, *, delta: float | None = None, job_id: str = "") -> dict[str, Any]:
-    """The problem document of an error, as JSON types.
+    """Return the problem document of an error, as JSON types.
 
     Args:
-        delta: at which a refusal for budget states its epsilons; left out where none is known.
-        job_id: the job that was refused, where there is one.
+        delta: of the epsilons in a refusal for budget; None leaves them out.
+        job_id: the refused job, if there is one.
     """
     if isinstance(error, KeptRefusal):
         return error.problem
@@ -136,7 +136,7 @@ def _row(error: LabelerError) -> tuple[int, str]:
 
 
 def _budget_members(error: BudgetExceeded, delta: float | None) -> dict[str, Any]:
-    # A charge is at least one nano-unit: nothing asked means that no finite charge exists.
+    # A charge is at least one nano-unit, so 0 asked means that no finite charge exists.
     members: dict[str, Any] = {
         "account": error.account,
         "level": error.level,
@@ -162,13 +162,13 @@ INVALID_REQUEST = TYPE_PREFIX + "invalid-request"
 INTERNAL = TYPE_PREFIX + "internal"
 MAX_FIELDS = 20
 TO_A_STRANGER = "the service cannot answer this now; its operator finds the reason in its log"
-"""Instead of what is out of order, for whoever shows neither a token nor the signature of a party."""
+"""Replaces the reason of a failure for callers with neither a token nor a party's signature."""
 FULL_RETRY_AFTER_S = 60
-"""Somebody has to make room on a disk that is full: whoever asks every second only keeps it busy."""
+"""A person has to make room on a full disk, so retrying every second would only keep it busy."""
 
 
 REFUSED = (LabelerError, RequestValidationError, HTTPException)
-"""What says why a request is refused; anything else is a mistake of ours."""
+"""Exceptions that explain a refusal; any other is a defect of ours."""
 
 
 def install(app: FastAPI) -> None:
@@ -178,13 +178,13 @@ def install(app: FastAPI) -> None:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """The problem document of a refusal."""
+    """Answer a refusal with its problem document."""
     if isinstance(error, LabelerError):
         made = refusal(error, instance=request.url.path, delta=request.app.state.delta)
         need = ACCESS.get((request.method, getattr(request.scope.get("route"), "path", "")))
         if made.status_code < 500 or need in (None, "signed") or getattr(request.state, "token", None) is not None:
             return made
-        # A sentence about what is out of order may name the journal's database and its host.
+        # The sentence may name the journal's database and its host.
         log.warning("refused to a stranger", extra={"problem": error.problem_type, "detail": str(error)})
         told = json.loads(bytes(made.body)) | {"detail": TO_A_STRANGER}
         kept = {name: value for name, value in made.headers.items() if name == "retry-after"}
@@ -193,16 +193,16 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def render(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
-    """A problem document as a response."""
+    """Render a problem document as a response."""
     content = Problem.model_validate(problem).model_dump_json()
     return Response(content, status_code=problem["status"], media_type=MEDIA_TYPE, headers=headers)
 
 
 def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -> Response:
-    """One of our own errors as a response, with the headers its status asks for.
+    """Render one of our own errors as a response, with the headers that its status requires.
 
     Args:
-        delta: at which a refusal for budget states its epsilons.
+        delta: of the epsilons in a refusal for budget.
     """
     problem = problem_of(error, delta=delta, job_id=getattr(error, "job_id", "")) | {"instance": instance}
     headers: dict[str, str] = {}
@@ -215,10 +215,10 @@ def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -
 
 
 def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str, status: int = 422) -> Response:
-    """A request that does not fit its schema: which fields, and why; never what stood in them.
+    """Refuse a request that does not fit its schema: name the fields and reasons, never their values.
 
     Args:
-        status: 400 where its body is no JSON at all.
+        status: 400 if its body is not JSON at all.
     """
     listed = [
         {"field": ".".join(str(part)[:100] for part in field["loc"]), "message": str(field["msg"])[:300]}
@@ -239,9 +239,9 @@ def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str, status: int =
 
 
 def unexpected(error: Exception, *, instance: str) -> Response:
-    """An error nobody foresaw: its place goes to the log, an incident id to whoever asked.
+    """Answer an unexpected error: its place goes to the log, an incident id to the caller.
 
-    A full disk may show itself wherever something is written, so it is known here, whoever met it.
+    A full disk is recognized here, because any write may meet it.
     """
     if isinstance(error, OSError) and is_full(error):
         log.warning("no room left", extra={"problem": StorageFull.problem_type})
@@ -281,7 +281,7 @@ async def _of_the_router(request: Request, error: Exception) -> Response:
     }
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        # The router knows only the first of several routes on one path.
+        # The router reports only the first of several routes on one path.
         path = getattr(request.scope.get("route"), "path", "")
         known = {method for method, where in ACCESS if where == path}
         headers["Allow"] = ", ".join(sorted(known | ({"HEAD"} if "GET" in known else set())))

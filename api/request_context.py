@@ -1,9 +1,8 @@
-"""Around every request: an id, headers that protect a browser, one log line, one count, and no leaked traceback.
+"""Middleware for every request: an id, headers that protect a browser, one log line, one count, no leaked traceback.
 
-HEAD is answered here for all routes as GET without its body, so access, limits and refusals are those of GET. A refusal
-reaches whoever is still sending: the rest of a request is read and dropped before the answer goes out, else the
-sender's system would report a broken connection, and the answer be lost (RFC 9112, section 9.6). Long polls and event
-streams end when the server stops.
+HEAD is answered here for all routes as GET without its body, so access, limits and refusals are those of GET. The rest
+of a refused request is read and dropped before the answer is sent. Otherwise a client that is still sending would see a
+broken connection and lose the answer (RFC 9112, section 9.6). Long polls and event streams end when the server stops.
 """
 
 from __future__ import annotations
@@ -32,15 +31,16 @@ _log = logging.getLogger("labeler.access")
 _ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _UNKNOWN_ROUTE = "(none)"
 CLIENT_GONE = 499
-"""In the log and the metrics only: whoever asked went away before the request was whole."""
+"""Used only in log and metrics: the client disconnected before its request was complete."""
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 
 _AS_MANY_AS_ONE_LIKES = frozenset({405, 429})
-"""No limit holds for these, nor for what leads nowhere: beyond a minute's few they are counted (api.logs)."""
+"""Statuses that clients can cause without limit, as with unknown routes: after the first few a minute, log lines of
+these are only counted (api.logs)."""
 
 DISCARD_BYTES = 64 * 1024 * 1024
 DISCARD_S = 5.0
-"""Most that is read of a request that is refused already, and the longest time spent on it."""
+"""Bounds on reading the rest of a refused request, in size and time."""
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -75,7 +75,7 @@ class RequestContext:
         status = 0
         is_read = b"transfer-encoding" not in sent and sent.get(b"content-length", b"0") == b"0"
 
-        # Who asked whether to send at all has sent nothing yet, and reading would tell it to begin.
+        # A client that asked whether to send has sent nothing yet, and reading would tell it to start.
         is_waiting = b"expect" in sent
 
         async def counted() -> Message:
@@ -94,10 +94,10 @@ class RequestContext:
                     if not is_waiting:
                         await _discard(counted, lambda: is_read)
                     if not is_read:
-                        # Else the rest of a body nobody wants would be taken to its end, if it has one.
+                        # Otherwise the server would read the rest of an unwanted body, which may never end.
                         headers = [header for header in headers if header[0].lower() != b"connection"]
                         headers.append((b"connection", b"close"))
-                # As bytes, since this is done for every answer; what the answer says itself stays as it is.
+                # As bytes, because this runs for every answer; headers that the answer has already win.
                 names = {name.lower() for name, _ in headers}
                 headers.append((b"x-request-id", identity.encode()))
                 headers += [header for header in _PROTECTING if header[0] not in names]
@@ -105,7 +105,7 @@ class RequestContext:
                     headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}
                 if is_head:
-                    # The answer is whole: of a stream that would go on, the server now says that nobody listens.
+                    # The answer is complete; a stream that continues is told that the client is gone.
                     await send(message)
                     message = {"type": "http.response.body", "body": b"", "more_body": False}
             elif is_head:
@@ -118,7 +118,7 @@ class RequestContext:
             status = CLIENT_GONE
         except Exception as error:
             if status:
-                # The answer has begun: only a broken connection can still say that it is not whole.
+                # The answer has begun: only a broken connection can still show that it is incomplete.
                 raise
             response = problems.unexpected(error, instance=scope["path"])
             await response(scope, receive, stamped)
@@ -138,7 +138,7 @@ class RequestContext:
             "token_id": "" if token is None else token.token_id,
         }
         if status in _AS_MANY_AS_ONE_LIKES or route == _UNKNOWN_ROUTE:
-            # Alike without their time, so that of a flood of them a few lines and a number are written.
+            # Without the duration the lines are equal, so that a flood of them becomes a few lines and a count.
             _log.warning("request", extra=fields)
         else:
             _log.info("request", extra=fields | {"ms": round(1000 * seconds, 1)})
@@ -156,10 +156,10 @@ T = TypeVar("T")
 
 
 class Shutdown:
-    """The end of the server, told to everybody who waits; used on one event loop.
+    """The server's stop signal for everything that waits; used on one event loop.
 
-    Whoever waits does so in its own task, which is told by the limit of its time: a task for the wait and one for the
-    end would cost each poll more than its mail.
+    Each wait stays in its own task and is ended by its timeout: a second task per wait would cost a poll more than its
+    mail.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Shutdown:
         self._limits: set[asyncio.Timeout] = set()
 
     def begin(self) -> None:
-        """Have everybody who waits give up; a second time changes nothing."""
+        """End every wait; a repeated call changes nothing."""
         if self._has_begun:
             return
         self._has_begun = True

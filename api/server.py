@@ -1,11 +1,11 @@
-"""Stock uvicorn, which serves the coordinator on this machine or behind a proxy until it is told to stop.
+"""A uvicorn server, which serves the coordinator on this machine or behind a proxy until it is told to stop.
 
-Bounds on requests and bodies are those of `api.limits`; slow heads and encryption are the edge's (`workers.serve`), or
-another proxy's. What is left for this server is that connections without a request under way never keep others out.
-X-Forwarded-For is believed from the proxies of the settings alone, and of its addresses the rightmost that is no such
-proxy counts: whatever stands further left was written by whoever asked.
+`api.limits` bounds requests and bodies; the edge (`workers.serve`) or another proxy handles slow heads and encryption.
+This server ensures that idle connections never shut out others. X-Forwarded-For is believed only from the proxies in
+the settings. Of its addresses, the rightmost that is not such a proxy counts: the client may have written any address
+further left.
 
-A stop is gentle: no new connection is taken, long polls and event streams end at once, requests under way have
+A stop is graceful: no new connection is taken, long polls and event streams end at once, requests in progress have
 `GRACE_S` to finish, and only then is the coordinator stopped.
 """
 
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("labeler.server")
 
 GRACE_S: Final = 3
-"""Less than whoever started this process waits before killing it: 5 s in `labeler up`, 10 s in most others."""
+"""Less than the parent process waits before it kills this one: 5 s in `labeler up`, 10 s in most others."""
 KEEP_ALIVE_S: Final = 75
-"""Between an answer and the next request; longer than the edge keeps its connections to us (`workers.serve`)."""
+"""Longest pause between an answer and the next request; above the edge's own timeout for us (`workers.serve`)."""
 FIRST_REQUEST_S: Final = 10.0
-"""Until the head of a connection's first request is whole."""
+"""Longest time until the head of a connection's first request is complete."""
 BACKLOG: Final = 512
 BURST: Final = 4
-"""Newcomers are refused (503) where so many times as many connections are open as may be idle."""
+"""New connections are refused (503) once this many times the idle limit are open."""
 FILES_FOR_OURSELVES: Final = 256
-"""Descriptors that are kept for the journal, the mailbox and uploads."""
+"""File descriptors reserved for the journal, the mailbox and uploads."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which also says when it listens, ends streams when it stops, returns after a signal, and closes idle
-    connections.
+    """A uvicorn server that reports when it listens, ends streams on a stop, and closes idle connections.
 
-    uvicorn raises the signal again once it has stopped, which would end the process before the coordinator could.
+    It also returns after a signal. Stock uvicorn raises the signal again once it has stopped, which would end the
+    process before the coordinator could stop.
 
     Args:
-        most_idle: connections without a request under way; beyond them those that have been idle longest are closed.
-            uvicorn's own `limit_concurrency` refuses the newcomer, because others hold idle connections.
+        most_idle: most connections without a request in progress; beyond it those idle longest are closed. uvicorn's
+            own `limit_concurrency` refuses new connections instead, even if idle ones fill the limit.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
             self._on_ready()
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections that are idle for too long, or too many; uvicorn calls it ten times a second."""
+        """Close connections that are idle too long or too many; uvicorn calls this ten times a second."""
         connections: set[Any] = self.server_state.connections
         if counter % 10 == 0 or len(connections) > self._most_idle:
             now_s = asyncio.get_running_loop().time()
@@ -100,14 +100,14 @@ class Server(uvicorn.Server):
             for one in connections:
                 if one.cycle is not None and not one.cycle.response_complete:
                     continue
-                # Every request has a cycle of its own, so one that came and went between two looks is seen as well.
+                # Every request has its own cycle, so one that came and went between two checks is noticed.
                 since_s, cycle = self._idle.get(one, (now_s, one.cycle))
                 idle.append((since_s if cycle is one.cycle else now_s, one))
             self._idle = {one: (since_s, one.cycle) for since_s, one in idle}
             idle.sort(key=lambda pair: pair[0])
             for number, (since_s, one) in enumerate(idle):
                 patience_s = FIRST_REQUEST_S if one.cycle is None else KEEP_ALIVE_S + FIRST_REQUEST_S
-                # One that is new in this look is spared: its request may be on its way, and ties have no order.
+                # A connection first seen in this check is spared: its request may be in transit; ties have no order.
                 is_too_many = number < len(idle) - self._most_idle and since_s < now_s
                 if is_too_many or now_s - since_s > patience_s:
                     one.transport.close()
@@ -131,17 +131,17 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at an address; port 0 takes a free one. Whoever connects before somebody serves waits in line.
+    """Listen at an address; port 0 takes a free one. Connections made before the server runs wait in the backlog.
 
     Raises:
         Unavailable: the address is taken.
     """
-    # With its protocol named: asyncio switches Nagle's algorithm off (TCP_NODELAY) only where a socket says that it is
-    # TCP; a small answer would else wait for the peer's delayed acknowledgement, 40 ms.
+    # The protocol is named because asyncio sets TCP_NODELAY only on a socket that says it is TCP. Otherwise a small
+    # answer would wait 40 ms for the peer's delayed acknowledgement (Nagle's algorithm).
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # A port whose last owner has just gone is free; where two listen on one, the second is told.
+        # A port whose last owner just ended can be reused; a second listener on a busy port still gets an error.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -154,7 +154,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Return the address of a listening socket, as who stands before it calls it."""
+    """Return the URL of a listening socket, as a proxy in front of it uses it."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -171,7 +171,7 @@ def serve_at(
     Args:
         coordinator: opened, not yet started.
         on_ready: called with the URL once requests are taken.
-        on_server: called with the server before it runs, for whoever stops it from another thread.
+        on_server: called with the server before it runs, so that another thread can stop it.
     """
     app = create_app(coordinator)
     proxies = list(coordinator.config.trusted_proxies)
@@ -194,9 +194,9 @@ def serve_at(
 
 
 def _affordable(wanted: int) -> int:
-    """Return how many connections may be idle: a `BURST`-th of the file descriptors that there are, at most `wanted`.
+    """Return the idle limit: `wanted`, but at most a `BURST`-th of the available file descriptors.
 
-    The process may have more descriptors where it is allowed.
+    The process first raises its descriptor limit as far as it may.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = BURST * wanted + FILES_FOR_OURSELVES

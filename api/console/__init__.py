@@ -1,11 +1,11 @@
 """The dashboard: static files for a person who has to answer for privacy, served at /dashboard.
 
-It works without internet (the one library it needs lies beside its files), without a build step, and only asks for what
-`api.schema` describes, with the token its reader pastes. So the files are the same for everybody and hold no secret.
+It needs no internet (its one library is among its files) and no build step. It calls only what `api.schema` describes,
+with the token its reader pastes. So the files are the same for everybody and hold no secret.
 
-They expect to be served at exactly /dashboard/NAME (and `index.html` at /dashboard), beside the /v1 routes, with these
-headers: no script or style but our own files, no request to any other host, no frame around it. Pictures are our own
-files or `blob:`, which is what a script of ours has made of an answer that it was given.
+They must be served at exactly /dashboard/NAME (and `index.html` at /dashboard), next to the /v1 routes, with these
+headers: only our own scripts and styles, no request to any other host, no frame around it. Pictures are our own files
+or `blob:` URLs, which our scripts make from answers.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ HEADERS: Final[dict[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-"""What every answer under /dashboard has to carry; the page is written to work under it."""
+"""Headers of every answer under /dashboard; the page is written to work under them."""

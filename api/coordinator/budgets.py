@@ -1,9 +1,8 @@
-"""Budgets as people read them: accounts in epsilon, the ledger in pages, and a refusal in words.
+"""Budgets as people read them: accounts in epsilon, the ledger in pages, refusals in words, and signed evidence.
 
-The ledger counts nano-units of mu^2, which add up whatever order tasks came in. Here they are turned back into the
-epsilon that everything charged so far amounts to together, at the coordinator's delta.
-
-Signed evidence from the coordinator's own journal, while it runs.
+The ledger counts nano-units of mu^2, which add up in any order of tasks. Here they are converted into the joint epsilon
+of everything charged so far, at the coordinator's delta. Evidence is made from the coordinator's own journal while it
+runs.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from labeler.system.clock import Clock
 from labeler.system.keys import PartyKeys
 
 FEDERATION = "federation"
-"""The account of everybody together."""
+"""The account of the whole federation."""
 
 _REPLAY = 1000
 _MAX_PLACES = 256
 
 
 def agent_account(agent_id: str) -> str:
-    """The coordinator's account of one agent."""
+    """Return the name of the coordinator's account of one agent."""
     return f"agent:{agent_id}"
 
 
 def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable[str] = ()) -> None:
-    """Open the federation's account and those of agents, or give them the caps that the configuration has now.
+    """Open the federation's account and those of agents, or update their caps from the configuration.
 
-    What they promise for votes for life is set aside in them, once.
+    The promise for votes for life is set aside in each account once.
 
     Raises:
         BudgetExceeded: a cap is below what is spent.
@@ -59,7 +58,7 @@ def open_accounts(ledger: Ledger, config: CoordinatorConfig, agent_ids: Iterable
 
 
 def check_delta(tasks: TaskStore, delta: float) -> None:
-    """Refuse to keep accounts at a delta below which something that they have paid for bounds nothing.
+    """Refuse to keep accounts at a delta so small that something already paid for has no bound there.
 
     Raises:
         InvalidSetting: the message names the task and its least delta.
@@ -77,7 +76,7 @@ def check_delta(tasks: TaskStore, delta: float) -> None:
 
 @lru_cache(maxsize=4096)
 def cap_as_written(cap: int, delta: float) -> float | None:
-    """The shortest number whose cap this is: what the operator wrote, before it was rounded down to whole units."""
+    """Return the shortest epsilon with this cap: the operator's number before it was rounded down to whole units."""
     epsilon = epsilon_spent(cap, delta)
     if epsilon is None:
         return None
@@ -86,17 +85,17 @@ def cap_as_written(cap: int, delta: float) -> float | None:
 
 
 def epsilon_text(nano: int, delta: float) -> str:
-    """A charge in words: "epsilon 0.41"."""
+    """Return a charge in words: "epsilon 0.41"."""
     epsilon = epsilon_spent(nano, delta)
     return "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
 
 
 def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for_life: int = 0) -> BalanceView:
-    """One account at one level.
+    """Return one account at one level.
 
     Args:
-        is_bounded: False where something was paid that had no finite price at it.
-        for_life: what of it was set aside for votes for life.
+        is_bounded: False if something without a finite price at this level was paid from it.
+        for_life: the part set aside for votes for life.
     """
     return BalanceView(
         account=balance.account,
@@ -115,7 +114,7 @@ def balance_view(balance: Balance, delta: float, *, is_bounded: bool = True, for
 
 
 def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> BudgetView:
-    """Every account, or both levels of one.
+    """Return every account, or both levels of one.
 
     Raises:
         NotFound: there is no such account.
@@ -142,12 +141,12 @@ def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> 
 
 
 def refusal(error: BudgetExceeded, *, what: str, delta: float) -> BudgetExceeded:
-    """The ledger's refusal, worded in epsilons for a requester.
+    """Word the ledger's refusal in epsilons for a requester.
 
     Args:
-        error: names account, level, asked (0 where no finite charge exists), left, cap and last spenders.
-        what: what was asked for, for example "a job of 200 queries".
-        delta: at which the epsilons are stated.
+        error: names account, level, asked (0 if no finite charge exists), left, cap and last spenders.
+        what: the subject of the request, for example "a job of 200 queries".
+        delta: of the stated epsilons.
     """
     spenders = ", ".join(f"{name} ({epsilon_text(amount, delta)})" for name, amount in error.last_spenders)
     costs = epsilon_text(error.asked, delta) if error.asked else "no finite epsilon"
@@ -172,10 +171,9 @@ def refusal(error: BudgetExceeded, *, what: str, delta: float) -> BudgetExceeded
 
 
 class LedgerPages:
-    """The ledger page by page, with what each account had spent after each entry.
+    """The ledger page by page, with each account's spending after each entry.
 
-    The running sums are made by reading from the last place that was remembered; entries never change, so a
-    remembered place stays true for ever.
+    Running sums start from the last remembered place. Entries never change, so a remembered place never expires.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -184,13 +182,13 @@ class LedgerPages:
         self._places: OrderedDict[tuple[str | None, int], dict[tuple[str, str], int]] = OrderedDict()
 
     def page(self, *, after: int, limit: int, account: str | None = None, search: str | None = None) -> LedgerPage:
-        """Entries in order of sequence number.
+        """Return entries in order of sequence number.
 
         Args:
             after: the last sequence number already seen, 0 at first.
             limit: most entries.
             account: only of this account.
-            search: only with this text; running sums are then left out, since entries between are.
+            search: only with this text; running sums are left out, because entries in between are missing.
         """
         found = self._ledger.entries(after=after, limit=limit, account=account, search=search)
         spent = None if search else self._spent_at(account, after)
@@ -248,13 +246,13 @@ def _add(spent: dict[tuple[str, str], int], account: str, level: str, kind: str,
 def signed_evidence(
     wanted: Wanted, *, database: Database, keys: PartyKeys, delta: float, clock: Clock
 ) -> SignedEvidence:
-    """Verify the journal from its first entry, in one moment of it, and sign what it says of a task or a period.
+    """Verify one snapshot of the journal from its first entry, and sign what it says about a task or a period.
 
     Args:
-        delta: of its settings.
+        delta: from the coordinator's settings.
 
     Raises:
-        JournalBroken: the journal does not hold; nothing is evidence of it.
+        JournalBroken: the journal fails verification, so it proves nothing.
         NotFound: there is no such task.
         TooLarge: too many jobs for one document.
     """

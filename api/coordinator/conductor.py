@@ -1,17 +1,17 @@
-"""The conductor: the thread in which the coordinator's driver takes its turns, and where it gets the questions of jobs.
+"""The conductor: the thread in which the coordinator's driver takes its turns, and the source of each job's questions.
 
-What a job needs next says the machine (labeler.rounds.coordinator); many jobs' steps are carried out together by the
-driver (labeler.driver.coordinator). Here they meet the rest of the service: its settings, its home, its prices.
+The state machine (labeler.rounds.coordinator) decides what a job needs next. The driver (labeler.driver.coordinator)
+carries out the steps of many jobs together. This module connects both to the service: its settings, home and prices.
 
-Questions of a queued job are made by the embedder, by a process for choosing, or by ourselves at once.
+Questions of a queued job are made by the embedder, by a chooser process, or here at once:
 
-    vectors, no clusters -> chosen from by the thread that took the submission
+    vectors, no clusters -> the thread that took the submission chooses
     images               -> the embedder makes features (feature_store.results.questions), then as for vectors
-    a few vectors        -> chosen from here and now: no process, no waiting
-    many, or clusters    -> a process of its own, bounded in memory and time; requesters take turns
+    a few vectors        -> chosen here and now: no process, no waiting
+    many, or clusters    -> a separate process, bounded in memory and time; requesters take turns
 
-Nothing here is remembered that matters: the conductor asks again for whatever is missing, and a restarted service
-begins again. This process loads no learning library; the one that chooses clusters does, and ends with its job.
+No state here needs to survive: the conductor asks again for anything missing, and a restarted service begins again.
+This process loads no learning library; the one that chooses clusters does, and ends with its job.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _MOST_ASKED = 10_000
 
 
 class PreparedQuestions:
-    """Questions as `Preparation` leaves them beside a job; asked for again where they are missing.
+    """Questions as `Preparation` stores them in a job's folder; requested again while they are missing.
 
     Args:
-        ask_again_s: pause between two requests for one thing.
+        ask_again_s: pause between two requests for the same job.
         steady: seconds that never run backwards.
     """
 
@@ -85,10 +85,10 @@ class PreparedQuestions:
         self._asked: dict[str, tuple[str, float]] = {}
 
     def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
-        """The questions of a job; None while there are none.
+        """Return the questions of a job; None while there are none.
 
         Raises:
-            LabelerError: there are none to be had; TryAgain where there may be later.
+            LabelerError: they cannot be made; TryAgain if they may be later.
         """
         path = self._home / "jobs" / job.job_id / QUESTIONS
         self._check_failure(job)
@@ -100,10 +100,10 @@ class PreparedQuestions:
         return self.read(job.job_id)
 
     def has_features(self, job: JobRecord, task: Task) -> bool:
-        """Whether what a job was sent is decoded; asks for it where it is not.
+        """Return whether a job's upload has features; request them if not.
 
         Raises:
-            LabelerError: it cannot be; TryAgain where it may be later.
+            LabelerError: it cannot have any; TryAgain if it may later.
         """
         self._check_failure(job)
         is_there = self._preparation.step(job) != "features"
@@ -123,15 +123,15 @@ class PreparedQuestions:
         if known is None or known[0] != step or now_s - known[1] >= self._ask_again_s:
             if len(self._asked) >= _MOST_ASKED:
                 self._asked.pop(next(iter(self._asked)))
-            # Once it was asked: a request that failed (a full disk) is made again at the job's next look.
+            # Recorded only after success: a request that failed (a full disk) is repeated at the job's next look.
             self._preparation.ask(job, task)
             self._asked[job.job_id] = (step, now_s)
 
     def read(self, job_id: str) -> NDArray[np.int16]:
-        """The questions of a job that has them.
+        """Return the questions of a job that has them.
 
         Raises:
-            BadData: they cannot be read.
+            BadData: the file cannot be read.
         """
         return read_questions(self._home / "jobs" / job_id / QUESTIONS)
 
@@ -141,7 +141,7 @@ class Conductor:
 
     Args:
         steady: seconds that never run backwards.
-        requester_of: the name of whoever holds a token, by its id; sites are told it with a proposal.
+        requester_of: token id -> its holder's name, which a proposal tells the sites.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class Conductor:
         )
 
     def wake(self, job_id: str) -> None:
-        """Look at a job soon: something about it was changed beside the driver."""
+        """Look at a job soon: something other than the driver changed it."""
         self.driver.wake(job_id)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Take messages at the next turn."""
+        """Queue messages for the next turn."""
         self.driver.deliver(delivery)
 
     def hand_in(self, errand: Errand) -> None:
@@ -193,11 +193,11 @@ class Conductor:
         self.driver.hand_in(errand)
 
     def ring(self) -> None:
-        """Let `run` see at once that it is to stop."""
+        """Wake `run` so that it sees a stop at once."""
         self.driver.ring()
 
     def run(self, stop: threading.Event) -> None:
-        """Take turns until told to stop."""
+        """Take turns until `stop` is set."""
         while not stop.is_set():
             self.tick()
             if not stop.is_set():
@@ -205,24 +205,24 @@ class Conductor:
         self.driver.close()
 
     def tick(self) -> None:
-        """One turn, and those that follow from what it made durable."""
+        """Take one turn, and the turns that follow from its durable changes."""
         try:
             while self.driver.turn():
                 pass
         except Exception:
-            # What met a defect is asked for again; the thread must not end.
+            # The work is retried at a later turn; a defect must not end the thread.
             log.exception("a turn met a defect")
             time.sleep(_AFTER_DEFECT_S)
 
 
 AT_SUBMISSION_BYTES = 64 * 2**20
-"""Features up to this many bytes are chosen from by the thread that took them, two jobs at a time; not for clusters."""
+"""Up to this size the thread that took the features chooses, two jobs at a time; not for clusters."""
 
 AT_ONCE_BYTES = 2**20
-"""Features up to this many bytes are chosen from at once; with more, or for clusters, a process is started."""
+"""Up to this size of features we choose at once; for more, or for clusters, a process is started."""
 
 PROCESSES = 2
-"""That choose at the same time, each for another requester."""
+"""Chooser processes at the same time, each for a different requester."""
 
 _MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
@@ -234,7 +234,7 @@ _TOO_MUCH = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the embedder is told about sizes; see `[limits]`."""
+    """Size limits passed to the embedder; see `[limits]`."""
 
     max_pixels: int = MAX_PIXELS
     max_job_pixels: int = MAX_JOB_PIXELS
@@ -244,9 +244,9 @@ class Preparation:
     """See the module.
 
     Args:
-        is_wanted: whether a job still waits for questions; work for others stops.
-        on_end: called with the job when its questions, or a reason against them, may be there.
-        backbone_of: fingerprint -> what loads it, for its name.
+        is_wanted: whether a job still waits for questions; work for other jobs stops.
+        on_end: called with the job when its questions, or the reason it gets none, may be there.
+        backbone_of: fingerprint -> the path or name that loads it, for messages.
     """
 
     def __init__(
@@ -269,9 +269,9 @@ class Preparation:
         self._stopping = threading.Event()
 
     def begin(self, job: JobRecord, task: Task) -> None:
-        """Choose from vectors that came with a submission, in the thread that took them: nobody has to wait for a look.
+        """Choose from submitted vectors in the thread that took them, so that the job need not wait for the conductor.
 
-        Where that is not possible now, nothing happens: the conductor asks, as for everything that is missing.
+        If that is not possible now, do nothing: the conductor asks later, as for everything missing.
         """
         if job.source != "features" or job.strategy not in ("all", "random"):
             return
@@ -284,15 +284,15 @@ class Preparation:
                     self._choosing.release()
 
     def step(self, job: JobRecord) -> str:
-        """What a job waits for: "features" or "questions"."""
+        """Return which of the two a job waits for: "features" or "questions"."""
         waits = job.source == "images" and not (self._home / "jobs" / job.job_id / SHARD).exists()
         return "features" if waits else "questions"
 
     def ask(self, job: JobRecord, task: Task) -> None:
-        """Ask for what is missing, again where it was asked before; a few vectors are chosen from before this returns.
+        """Request what is missing, even if requested before; from a few vectors, choose before returning.
 
         Raises:
-            LabelerError: there are no questions to be had; TryAgain where there may be later.
+            LabelerError: questions cannot be made; TryAgain if they may be later.
         """
         folder = self._home / "jobs" / job.job_id
         if self.step(job) == "features":
@@ -314,11 +314,11 @@ class Preparation:
 
     @property
     def waiting_for_embedder(self) -> int:
-        """How many jobs cannot go on without an embedder."""
+        """Return how many jobs cannot continue without an embedder."""
         return len(self._board.all_jobs())
 
     def withdraw(self, job_id: str) -> None:
-        """Whoever works for a job that has ended may stop; what is not said here is found by the next sweep."""
+        """Stop work for a job that has ended; the next sweep finds any work that this misses."""
         with suppress(OSError):
             self._board.withdraw(job_id)
 
@@ -328,7 +328,7 @@ class Preparation:
         self._choosers.stop()
 
     def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
-        """Have a process choose, and say that it has ended; one that meets a defect is asked for again."""
+        """Choose in a process, then call `on_end`; after a defect the conductor asks again."""
         try:
             self._run_chooser(job_id, request, size)
         except Exception:
@@ -367,7 +367,7 @@ class Preparation:
         )
 
     def _name_of(self, fingerprint: str) -> str:
-        """The backbone in words, for people; empty for one that only the requester has."""
+        """Return the backbone's name for people; empty if only the requester has it."""
         loads = self._backbone_of(fingerprint)
         if loads is not None:
             with suppress(LabelerError):
@@ -377,7 +377,7 @@ class Preparation:
 
 
 def feature_bytes(folder: Path, job: JobRecord) -> int:
-    """How many bytes of features there are to choose from.
+    """Return the size of the features to choose from, in bytes.
 
     Raises:
         BadData: the files cannot be read.

@@ -1,7 +1,7 @@
 """The coordinator's settings: a TOML file in its home, documented field by field, unknown fields refused.
 
-Every field with its default is listed in `docs/coordinator.md`; a test holds the two together. Budgets have no default:
-an operator writes a number, or the word "unlimited", and so knows which of the two it is.
+`docs/coordinator.md` lists every field with its default; a test keeps the two in step. Budgets have no default: an
+operator writes a number or the word "unlimited", and so makes the choice knowingly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labeler.system.files import read_named
 from labeler.task import MOST_CLASSES, Level
 
 MAX_CAP_EPSILON = MOST_EPSILON
-"""A larger cap would promise nothing; `unlimited` says so openly."""
+"""A larger cap would promise nothing; `unlimited` says that openly."""
 
 Cap = Annotated[float, Field(gt=0, le=MAX_CAP_EPSILON, allow_inf_nan=False)] | Literal["unlimited"]
 Seconds = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
@@ -30,13 +30,13 @@ class _Table(BaseModel):
 
 
 class CapsTable(_Table):
-    """`[federation]` and `[agents]`: the most that an account may spend, for ever.
+    """`[federation]` and `[agents]`: the most that an account may ever spend.
 
     Attributes:
         instance_epsilon: for one record, at the file's delta, or "unlimited".
         agent_epsilon: for one agent's whole data, at the file's delta, or "unlimited".
-        life_epsilon: what of `instance_epsilon` is set aside, once and for ever, for tasks with votes for life; none is
-            made where it is absent.
+        life_epsilon: the part of `instance_epsilon` set aside permanently for tasks with votes for life. If absent, no
+            such task can be made.
     """
 
     instance_epsilon: Cap
@@ -50,20 +50,20 @@ class CapsTable(_Table):
         return self
 
     def life_nano(self, delta: float) -> int | None:
-        """B, nano-units of mu^2; None where nothing is set aside.
+        """Return B in nano-units of mu^2; None if nothing is set aside.
 
         Raises:
             InvalidSetting: the epsilon is too small for any vote.
         """
         if self.life_epsilon is None:
             return None
-        # Loaded where it is wanted: few federations cast votes for life.
+        # Imported here: few federations cast votes for life.
         from labeler.accounting.lifetime import set_aside_nano
 
         return set_aside_nano(budget_for(self.life_epsilon, delta))
 
     def cap_nano(self, level: Level, delta: float) -> int | None:
-        """The cap of one level in nano-units of mu^2, rounded down; None where it is not limited."""
+        """Return the cap of one level in nano-units of mu^2, rounded down; None if unlimited."""
         cap = self.instance_epsilon if level == "instance" else self.agent_epsilon
         return None if cap == "unlimited" else budget_for(cap, delta)
 
@@ -79,11 +79,11 @@ class LimitsTable(_Table):
         max_job_pixels: of all images of one job together.
         max_feature_dimension: entries of one feature vector.
         max_requests_per_minute: of one token.
-        max_connections: open at once, of everybody; a few more are kept for questions about health.
-        max_connections_per_address: open at once, of one client address; behind a trusted proxy, requests at once.
-        max_unasked_jobs_per_day: of one token: jobs that ended after agents had said whether they will, and before
-            anybody was asked. Such a job costs nothing, and leaves entries in every site's ledger for ever. What it
-            tells of their budgets the sites bound themselves (labeler.ledger.promises).
+        max_connections: open at once, from all clients; a few more are reserved for health checks.
+        max_connections_per_address: open at once, from one client address; behind a trusted proxy, requests at once.
+        max_unasked_jobs_per_day: of one token: jobs that ended after agents replied to the proposal and before any was
+            asked. Such a job costs nothing but leaves permanent entries in every site's ledger. The sites themselves
+            bound what it reveals of their budgets (labeler.ledger.promises).
     """
 
     max_images: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
@@ -103,9 +103,9 @@ class TimingTable(_Table):
 
     Attributes:
         job_deadline_s: for a job that names no deadline.
-        patience_s: how long a round that has its quorum, or cannot reach it, waits for the agents still missing.
-        ask_again_s: after which whoever has not answered is asked again.
-        live_s: a party heard of within this counts as there.
+        patience_s: how long a round that has its quorum, or cannot reach it, waits for the missing agents.
+        ask_again_s: until a party that has not answered is asked again.
+        live_s: a party heard from within this time counts as live.
     """
 
     job_deadline_s: Seconds = 86_400.0
@@ -115,11 +115,11 @@ class TimingTable(_Table):
 
 
 class RetentionTable(_Table):
-    """`[retention]`: what an ended job leaves, and for how long.
+    """`[retention]`: how long an ended job's data are kept.
 
     Attributes:
-        questions_s: upload, features and questions of a completed job; its labels are put into one file before.
-        labels_s: the label file, and what the journal keeps of the job's rounds that nobody needs any more.
+        questions_s: upload, features and questions of a completed job; its labels are first put into one file.
+        labels_s: the label file, and those journal rows of the job's rounds that are no longer needed.
     """
 
     questions_s: Annotated[float, Field(ge=0, le=366 * 86_400, allow_inf_nan=False)] = 600.0
@@ -134,17 +134,17 @@ class CoordinatorConfig(_Table):
         journal: a SQLite file in the home, or a postgresql:// URL. May hold a password, so it is never printed.
         redis_url: of the redis-server, which only the coordinator and its embedder reach. Never printed either.
         public_url: where agents, talliers and people reach the coordinator.
-        metrics: who may read /metrics: whoever shows a "token", or anybody ("open"), where nothing but a scraper on a
-            closed network reaches the port.
+        metrics: access to /metrics: with a "token", or for anybody ("open"), which fits a port that only a scraper on
+            a closed network reaches.
         telemetry: whether spans of jobs and rounds go to OpenTelemetry ("otlp"); see api.coordinator.telemetry.
-        delta: the failure probability at which every budget is stated.
+        delta: the failure probability of every stated budget.
         talliers: parties that hold one secret share of each ballot: 3, or 2.
-        classes: class names of tasks that name none; what the agents report when absent.
-        federation: caps of the account of everybody together.
+        classes: class names for tasks that name none; when absent, the classes that the agents report.
+        federation: caps of the whole federation's account.
         agents: caps of each agent's account.
-        trusted_proxies: addresses or networks of the proxies in front; X-Forwarded-For is believed from them alone.
-        backbones: fingerprint -> what `labeler embed --backbone` takes; a relative path is looked for in the home.
-        limits, timing, retention: see there.
+        trusted_proxies: addresses or networks of the proxies in front; only their X-Forwarded-For is believed.
+        backbones: fingerprint -> an argument of `labeler embed --backbone`; a relative path is looked up in the home.
+        limits, timing, retention: see their tables.
     """
 
     home: Path
@@ -181,11 +181,11 @@ class CoordinatorConfig(_Table):
 
     @property
     def journal_target(self) -> str | Path:
-        """What `labeler.ledger.database.open_database` takes: the URL, or the file in the home."""
+        """Return the argument of `labeler.ledger.database.open_database`: the URL, or the file in the home."""
         return self.journal if "://" in self.journal else self.home / self.journal
 
     def backbone(self, fingerprint: str) -> str | None:
-        """What loads the backbone of a fingerprint: a path where there is such a file in the home, else as written."""
+        """Return a path or name that loads a backbone: the path if the home has such a file, else as written."""
         written = self.backbones.get(fingerprint)
         if written is None:
             return None
@@ -197,7 +197,7 @@ def read_config(path: Path) -> CoordinatorConfig:
     """Read and check a settings file.
 
     Raises:
-        InvalidSetting: it cannot be read, is no TOML, or a field is unknown, missing or out of bounds.
+        InvalidSetting: the file cannot be read, is not TOML, or has a field unknown, missing or out of bounds.
     """
     try:
         text = SettingsText.of(read_named(path), f"settings file {path.name}")

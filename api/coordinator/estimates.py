@@ -1,10 +1,10 @@
-"""Prices that people ask for, worked out in turns, and whether the budgets would cover them now. Nothing is charged.
+"""Price estimates, computed in turns, and whether the budgets would cover them now. Nothing is charged.
 
-A price in closed form takes a millisecond. A certified price of winners, or of sampled steps, takes a second where
-nobody has asked for its setting before; the noise for such a price some ten. Anybody with a token may ask for any. So
-both kinds have threads of their own, requesters take turns in each (api.fair_pool), few may wait for the long ones, and
-whoever only looks waits for neither. What was computed is remembered by the accounting, so that whoever waits for the
-same setting, or asks again after a refusal, has it at once.
+A price in closed form takes a millisecond. A certified price of winners, or of sampled steps, takes a second at a new
+setting; finding the noise for such a price takes some ten. Any token may ask for any price. So each kind has its own
+threads, requesters take turns in each (api.fair_pool), few may wait for the long ones, and other requests wait for
+neither. The accounting caches results, so a second request for the same setting, or a retry after a refusal, is
+immediate.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 THREADS: Final = 2
-"""For prices in closed form; long ones are computed one after the other."""
+"""Threads for prices in closed form; long ones are computed one at a time."""
 
 EACH: Final = 12
 TOTAL: Final = 15
-"""Long prices that wait, of one token and of all; fewer than threads that take submissions, which wait here too."""
+"""Long prices that may wait, per token and in all: fewer than the submission threads, which wait here too."""
 
 WAIT_S: Final = 30.0
 RETRY_AFTER_S: Final = 10
@@ -48,13 +48,13 @@ Answer = TypeVar("Answer")
 
 
 class PricesWait(Unavailable):
-    """A price was not computed in time; `retry_after_s` says when to ask again."""
+    """A price was not ready in time; `retry_after_s` says when to ask again."""
 
     retry_after_s = RETRY_AFTER_S
 
 
 class Prices:
-    """The turns of those who ask for prices; see the module."""
+    """Queues for price requests; see the module."""
 
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
@@ -64,24 +64,24 @@ class Prices:
         self._known: set[tuple[object, ...]] = set()
 
     def is_long(self, task: Task, queries: int, sizes: tuple[int, ...] = ()) -> bool:
-        """Whether a price may take seconds: of such a kind, and of a setting that was not priced before.
+        """Return whether a price may take seconds: it is a long kind, and its setting was not priced before.
 
         Args:
-            sizes: of the rounds, where each of them is priced.
+            sizes: of the rounds, if each is priced.
         """
         return takes_long(task.method, task.release) and _numbers(task, queries, sizes) not in self._known
 
     def note(self, task: Task, queries: int, sizes: tuple[int, ...] = ()) -> None:
-        """It was priced: from now on that takes a millisecond."""
+        """Record that a setting was priced, so that its price is no longer long."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add(_numbers(task, queries, sizes))
 
     async def run(self, name: str, piece: Callable[[], Answer], *, is_long: bool = False) -> Answer:
-        """Compute a price when it is its turn, while the event loop goes on.
+        """Compute a price when its turn comes, without blocking the event loop.
 
         Args:
-            name: of whoever asks.
+            name: the token's id.
 
         Raises:
             TooManyRequests, PricesWait: see `run_long`.
@@ -92,11 +92,11 @@ class Prices:
             return await asyncio.wait_for(asyncio.wrap_future(self._long.submit(name, piece)), self._wait_s)
 
     def run_long(self, name: str, piece: Callable[[], Answer]) -> Answer:
-        """Compute a long price when it is its turn; the thread that asks waits for it.
+        """Compute a long price when its turn comes; blocks the calling thread.
 
         Raises:
-            TooManyRequests: too many wait, of this name or in all.
-            PricesWait: it took too long. What is being computed goes on, and is remembered.
+            TooManyRequests: too many prices wait, of this name or in all.
+            PricesWait: it took too long. The computation continues, and its result is cached.
         """
         with self._in_time(name):
             future = self._long.submit(name, piece)
@@ -118,28 +118,28 @@ class Prices:
                 ) from None
 
     def stop(self) -> None:
-        """Begin no other; what is being computed ends by itself."""
+        """Start no other computation; running ones finish."""
         self._short.stop(wait_s=0)
         self._long.stop(wait_s=0)
 
 
 def takes_long(method: MethodName, release: ReleaseKind) -> bool:
-    """Whether the price of such a task is found by a certified computation, not in closed form."""
+    """Return whether such a task's price needs a certified computation rather than a closed form."""
     return release == "winner" or METHODS[method].is_sampled
 
 
 def _numbers(task: Task, queries: int, sizes: tuple[int, ...]) -> tuple[object, ...]:
-    """All that decides a price: everything but names.
+    """Return every value that decides a price: all but names.
 
-    A field that is left out would let a requester have a price of seconds worked out among those in closed form: with
-    another grid, or another number of dropouts.
+    If a field were left out, a requester could vary it (the grid, the dropouts) and have a long price computed among
+    those in closed form.
     """
     deciding = task.model_dump_json(exclude=_NAMES)
     return (deciding, task.num_classes, queries, tuple(sorted(set(sizes))))
 
 
 class Estimates:
-    """Answers to what a job would cost."""
+    """Answers requests for the price of a job."""
 
     def __init__(self, config: CoordinatorConfig, stores: Stores, owners: Owners, prices: Prices) -> None:
         self._config = config
@@ -149,7 +149,7 @@ class Estimates:
         self._known: tuple[Head | None, Mapping[tuple[str, Level], Balance]] = (None, {})
 
     async def price(self, request: EstimateRequest, *, reader: Reader) -> EstimateView:
-        """The price of a job, when it is the reader's turn; charges nothing.
+        """Return the price of a job when the reader's turn comes; charges nothing.
 
         Raises:
             TooManyRequests, PricesWait: see `Prices.run_long`.
@@ -179,8 +179,8 @@ class Estimates:
         return view
 
     def _balances(self) -> Mapping[tuple[str, Level], Balance]:
-        """Every account, read again when the ledger has another entry. Only answers to people rest on it."""
-        head = self._stores.ledger.known_head()  # before what is kept under it, which is then as new or newer
+        """Return every account, read again when the ledger has grown. Only estimates for people depend on it."""
+        head = self._stores.ledger.known_head()  # read first, so that the balances cached under it are no older
         known_at, known = self._known
         if known_at != head:
             known = {(one.account, one.level): one for one in self._stores.ledger.balances()}

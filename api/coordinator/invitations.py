@@ -1,8 +1,8 @@
-"""Inviting sites, and taking the keys of those who come (labeler.invitation says what it is worth, and to whom).
+"""Invitations of sites, and enrolment of the keys of those that join; labeler.invitation states the security argument.
 
-Whom an administrator may invite is whom he may enrol: the checks are those of `PartyStore`, made when the invitation is
-written, so that a person hears of it, and again when it is used. An enrolment is one transaction: the token is used and
-the keys are taken, or neither.
+An administrator may invite exactly the parties that may be enrolled. The checks of `PartyStore` run when the invitation
+is written, so that a person sees the refusal, and again when it is used. An enrolment is one transaction: the token is
+used and the keys are stored, or neither.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 log = logging.getLogger("labeler.coordinator")
 
 LATELY = timedelta(days=7)
-"""How long a change of keys is told to whoever looks at the parties."""
+"""How long the list of parties shows a change of keys."""
 
 _NO_INVITATION = (
     "the token of this invitation is not known, was withdrawn or has expired; ask the administrator for a new one"
@@ -45,8 +45,8 @@ class Invitations:
     """See the module.
 
     Args:
-        config: settings: where the coordinator is reached, and its backbones.
-        open_accounts: gives an agent its accounts; the same again changes nothing.
+        config: the coordinator's settings: its address and backbones.
+        open_accounts: opens an agent's accounts; a repeated call changes nothing.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Invitations:
         self._store = InvitationStore(database, clock=clock)
 
     def invite(self, request: InvitationRequest, *, by: str) -> InvitationView:
-        """Make an invitation; one of the same name that was not used opens nothing any more.
+        """Make an invitation; it voids an unused one for the same name.
 
         Args:
             by: id of the access token that asks for it.
 
         Raises:
-            NotReady: a hospital is invited before all talliers are enrolled; the message says which are missing.
+            NotReady: an agent is invited before all talliers are enrolled; the message says which are missing.
             NotFound: new keys are for a party that is not enrolled.
-            ProtocolViolation: the name is taken, or the number of the tallier is.
-            InvalidSetting: an agent with a number, no number is free, or the certificates are none.
+            ProtocolViolation: the name or the tallier's number is taken.
+            InvalidSetting: an agent with a number; no number is free; or the text holds no certificates.
         """
         certificates = _certificates(request.ca_certificates)
         now = self._clock()
@@ -125,27 +125,27 @@ class Invitations:
         )
 
     def key_changes(self) -> tuple[KeyChangeView, ...]:
-        """Invitations that may still be used, and those that were lately: keys that change, or have changed."""
+        """Return open and lately used invitations: keys that may change, or have changed."""
         now = self._clock()
         changes = self._store.lately(now, used_since=now - LATELY)
         return tuple(KeyChangeView.model_validate(one, from_attributes=True) for one in changes)
 
     def withdraw(self, party_id: str) -> WithdrawnView:
-        """Let the invitations of a name that were not used open nothing any more."""
+        """Withdraw the unused invitations for a name."""
         count = self._store.withdraw(party_id)
         if count:
             log.info("invitation withdrawn", extra={"party": party_id, "invitations": count})
         return WithdrawnView(party_id=party_id, withdrawn=count)
 
     def enrol(self, request: EnrolmentRequest) -> EnrolmentView:
-        """Enrol the keys of a site that was invited; the same request again is answered the same.
+        """Enrol the keys of an invited site; a repeated request gets the same answer.
 
         Raises:
-            NotAuthenticated: the token is of no invitation in force, or of one for another name or role.
+            NotAuthenticated: the token belongs to no open invitation, or to one for another name or role.
             Forged: the keys did not sign this enrolment.
-            ProtocolViolation: the invitation was used with other keys, the keys are another's, or the party's place
-                was taken or its keys revoked meanwhile.
-            InvalidSetting: the keys are none, or weak ones.
+            ProtocolViolation: the invitation was used with other keys; the keys are another party's; or the party's
+                place was taken or its keys revoked meanwhile.
+            InvalidSetting: the keys are malformed or weak.
         """
         keys = PublicKeys(request.verify_key, request.seal_key)
         with self._database.write() as connection:
@@ -193,9 +193,9 @@ class Invitations:
             raise NotAuthenticated(_NO_INVITATION)
 
     def _admit(self, record: InvitationRecord, keys: PublicKeys, connection: Connection) -> PartyRecord:
-        """The keys of who comes with an invitation in force."""
+        """Enrol or rotate the keys of a party whose invitation is open."""
         if record.is_rotation:
-            # One that was revoked is active again: revoking a name withdraws its invitations, so this one came after.
+            # A revoked party becomes active again: revoking withdraws its invitations, so this one came later.
             return self._parties.rotate(record.party_id, keys.verify_key, keys.seal_key, connection=connection)
         return self._parties.enrol(
             record.party_id,
@@ -207,7 +207,7 @@ class Invitations:
         )
 
     def _again(self, record: InvitationRecord, keys: PublicKeys, connection: Connection) -> PartyRecord:
-        """Who comes a second time, because an answer was lost."""
+        """Answer a party that repeats its enrolment because an answer was lost."""
         if (record.verify_key, record.seal_key) != (keys.verify_key, keys.seal_key):
             raise ProtocolViolation(
                 "this invitation was used before, with other keys. If that was not this site, somebody else has the "
@@ -222,7 +222,7 @@ class Invitations:
         return party
 
     def _place(self, request: InvitationRequest, connection: Connection) -> int | None:
-        """The number of a tallier that is invited, None for an agent; refuses what could not be enrolled."""
+        """Return an invited tallier's number, None for an agent; refuse a party that could not be enrolled."""
         known = {one.party_id: one for one in self._parties.list(connection=connection)}
         party = known.get(request.party_id)
         if request.party_id == COORDINATOR:
@@ -244,7 +244,7 @@ class Invitations:
                 raise InvalidSetting("an agent has no number; it is for talliers")
             return None
         enrolled = {one.tallier: one.party_id for one in known.values() if one.state == "active"}
-        # Open invitations hold their numbers: talliers are usually all invited before the first has joined.
+        # Open invitations reserve their numbers: talliers are usually all invited before the first has joined.
         invited = {
             one.tallier: one.party_id
             for one in self._store.list(connection=connection)
@@ -271,7 +271,7 @@ class Invitations:
         raise ProtocolViolation(f"this service has talliers 0 to {len(numbers) - 1}")
 
     def _roster(self, connection: Connection) -> tuple[RosterTallier, ...]:
-        """The talliers that are enrolled, by number."""
+        """Return the enrolled talliers, by number."""
         talliers = [one for one in self._parties.list("tallier", connection=connection) if one.state == "active"]
         return tuple(
             RosterTallier(
@@ -297,7 +297,7 @@ def _as_what(party: PartyRecord) -> str:
 
 
 def _audit(record: InvitationRecord) -> dict[str, object]:
-    """Who was let in, for the log; never a token."""
+    """Return the log fields of an admitted party; never its token."""
     return {
         "invitation": record.invitation_id,
         "party": record.party_id,
@@ -307,10 +307,10 @@ def _audit(record: InvitationRecord) -> dict[str, object]:
 
 
 def _certificates(written: str) -> str:
-    """The certificates of a PEM text and nothing else of it: a key that stands beside them is not sent around.
+    """Return only the certificates of a PEM text, so that nothing else in it is distributed.
 
     Raises:
-        InvalidSetting: there is a text, and no certificate in it, or a private key.
+        InvalidSetting: the text is not empty and holds no certificate, or holds a private key.
     """
     if not written:
         return ""

@@ -1,11 +1,11 @@
 """The labels of a finished job, the model it released, and small pictures of what it labeled.
 
-Table and model are functions of what is stored, so that a file downloaded twice is the same file.
+Table and model are functions of stored data, so two downloads give the same file.
 
 Pictures are for the requester who sent the images. An upload is a stranger's bytes, so no byte of it is passed on: a
-process of its own decodes (feature_store.decode_process), what comes back are squares of a fixed size, and the JPEG
-that a browser gets is made here from those. Nothing is kept: pictures can be had for as long as the upload lies in the
-job's folder, and no longer (see the table in docs/coordinator.md).
+separate process decodes it (feature_store.decode_process) and returns squares of a fixed size. The browser's JPEG is
+made here from those. Nothing is kept: pictures last as long as the upload in the job's folder (see the table in
+docs/coordinator.md).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from labeler.release import Release, release_from_bytes
 
 
 def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
-    """The pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
+    """Return the pseudo-label set of a completed job, with the schema of feature_store.results.pseudo_labels.
 
     Raises:
         NotFound: there is no such job.
         NotReady: it is not completed.
-        BadData: what is stored of it cannot be read.
+        BadData: its stored files cannot be read.
     """
     with stores.database.read() as connection:
         job = stores.jobs.get(job_id, connection=connection)
@@ -103,10 +103,10 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
 
 
 def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabelingOrder:
-    """What is to be known of a completed job to label all its images.
+    """Return the instructions for labeling all images of a completed job.
 
     Raises:
-        LabelerError: what is stored of it cannot be read.
+        LabelerError: its stored files cannot be read.
     """
     task = stores.tasks.get(job.task_digest).task
     kept = stores.jobs.rounds(job.job_id)
@@ -127,13 +127,13 @@ def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig
         created_at=job.updated_at.isoformat(),
         source=job.source,
         rounds=() if task.attributes_per_record is None else _contributors(kept, releases),
-        # A file of the operator's would be no help to whoever downloads the student.
+        # A path on the operator's machine would not help the person who downloads the student.
         backbone="" if (config.home / loads).exists() or "/" in loads else loads,
     )
 
 
 def _contributors(kept: Sequence[RoundRecord], releases: Sequence[Release | None]) -> tuple[tuple[int, int], ...]:
-    """Of each round how many questions it asked, and of how many agents a sum was opened."""
+    """Return for each round how many questions it asked, and how many agents are in its opened sum."""
     return tuple(
         (one.num_queries, 0 if release is None else len(release.contributors))
         for one, release in zip(kept, releases, strict=True)
@@ -141,12 +141,12 @@ def _contributors(kept: Sequence[RoundRecord], releases: Sequence[Release | None
 
 
 def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> bytes:
-    """The model that a completed job released, as a safetensors file with its privacy card.
+    """Return the model that a completed job released, as a safetensors file with its privacy card.
 
     Raises:
         NotFound: there is no such job, or it asked for labels.
         NotReady: it is not completed.
-        BadData: what is stored of it cannot be read.
+        BadData: its stored files cannot be read.
     """
     job = stores.jobs.get(job_id)
     kept = stores.jobs.rounds(job_id) if job.state == "completed" else []
@@ -162,20 +162,20 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
     card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=is_seeded)
     asked = None
     if task.training is not None and task.training.axes is not None:
-        # Of a model without axes nothing is wanted that lies outside the journal.
+        # A model without axes is complete in the journal; only one with axes needs the questions.
         asked = read_stored_questions(config.home / "jobs" / job_id / QUESTIONS).features
     model = released_model(task, opened, asked)
     return model_file(model.arrays, kind=LINEAR, classes=task.classes, card=card)
 
 
 def label_rows(table: pa.Table) -> tuple[LabelRow, ...]:
-    """The rows of a small table as they travel in JSON."""
+    """Convert the rows of a small table to their JSON form."""
     columns, share = ["query_id", "source", "label", "label_name", "status", "noisy_votes"], question_share(table)
     return tuple(LabelRow.model_validate(row | share) for row in table.select(columns).to_pylist())
 
 
 def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionNames]:
-    """A job's questions and their names, from its upload and from what was chosen of it.
+    """Read a job's questions and their names, from its upload and the stored choice.
 
     Raises:
         BadData: a file is missing or damaged.
@@ -203,7 +203,7 @@ def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionN
 
 
 def _image_features(folder: Path, job: JobRecord) -> NDArray[np.int16] | None:
-    """Features of all images, where they are still there: sent, or kept by the embedder."""
+    """Return the features of all images if they are still there: sent, or stored by the embedder."""
     if job.source == "features":
         column = read_parquet(folder / UPLOAD, columns=["feature"])["feature"].combine_chunks()
         entries: NDArray[np.int16] = column.flatten().to_numpy(zero_copy_only=False)
@@ -213,22 +213,22 @@ def _image_features(folder: Path, job: JobRecord) -> NDArray[np.int16] | None:
 
 
 SIDE: Final = 128
-"""Pixels of a picture, each way: the middle square of the image, as the network sees it."""
+"""Side of a picture in pixels: the center square of the image, as the network sees it."""
 
 TAKES_S: Final = 20.0
-"""How long one request may decode; what is not done by then is not shown."""
+"""How long one request may decode; pictures not ready by then are not shown."""
 
 _SQUARE = Transform(resize=SIDE, crop=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), interpolation="bicubic")
 _QUALITY = 82
 
 
 def thumbnails(folder: Path, job: JobRecord, sources: Sequence[str], limits: PixelLimits) -> ThumbnailsView:
-    """Pictures of some images of a job.
+    """Return pictures of some images of a job.
 
     Args:
-        job: whose images; the caller has checked that it is the reader's.
+        job: the caller has checked that it is the reader's.
         sources: names of images, as the job's labels give them.
-        limits: of pixels, as the upload was taken under.
+        limits: pixel limits under which the upload was accepted.
 
     Raises:
         NotFound: the job was sent as feature vectors.
@@ -260,7 +260,7 @@ class _TookTooLong(Exception):
 
 
 def _pictures(upload: Path, rows: Sequence[int], limits: PixelLimits) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Those of the rows that can be decoded in time; one that cannot does not keep the others."""
+    """Yield the rows that can be decoded in time; one that cannot does not hold up the others."""
     until = time.monotonic() + TAKES_S
 
     def look() -> None:
@@ -268,7 +268,7 @@ def _pictures(upload: Path, rows: Sequence[int], limits: PixelLimits) -> Iterato
             raise _TookTooLong
 
     left = list(rows)
-    # A file that is damaged as a whole, or was deleted meanwhile, has no pictures.
+    # A damaged file, or one deleted meanwhile, has no pictures.
     with suppress(_TookTooLong, BadData, TooLarge):
         while left:
             with closing(decoded_images(upload, _SQUARE, limits, rows=list(left), look=look)) as images:

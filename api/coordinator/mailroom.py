@@ -1,21 +1,21 @@
-"""The mailroom: signed messages from agents and talliers, checked, then handed to the driver; and mail handed out.
+"""The mailroom: checks signed messages from agents and talliers, hands them to the driver, and delivers mail.
 
-A share on its way from an agent to a tallier passes through here sealed: the coordinator reads its header, never its
-body. Who sent a message, under which key, and what form it has is checked here; whether its round is open and its
-number new, in the turn that takes it (labeler.driver.coordinator), and whoever sent it has its answer when its
-effect is durable. A message that arrives a second time is refused (`Replayed`), which tells a sender whose first answer
-was lost that it has arrived. Messages may end with their sender's next poll; it is answered once they are taken.
+A share from an agent to a tallier passes through here sealed: the coordinator reads its header, never its body. Sender,
+key and form of a message are checked here. The turn that takes it (labeler.driver.coordinator) checks that its round is
+open and its number new. The sender gets its answer when the effect is durable. A repeated message is refused
+(`Replayed`), which tells a sender whose first answer was lost that it arrived. Messages may end with their sender's
+next poll, which is answered once they are taken.
 
-Sequence numbers of messages to the coordinator are kept in SQL, in the transaction that stores their effect. Those
-of relayed messages are kept durably by the party they are for; here in memory, so that most replays end early.
+Sequence numbers of messages to the coordinator are kept in SQL, in the transaction that stores their effect. Those of
+relayed messages are kept durably by the receiving party; here only in memory, so that most replays end early.
 
-Witnesses are parties that have seen more of the coordinator's journal than this one holds. A journal restored from an
+Witnesses are parties that have seen more of the coordinator's journal than it now holds. A journal restored from an
 older copy has lost charges, and only those who saw the newer one can tell. Their word alone would let any one party
-stop the service, so it takes proof: every answer to a poll is signed by the coordinator and states the head of its
-journal; a party keeps the answer that told it the furthest head, and sends it along with its next poll. What this
-coordinator's own key has signed and its journal does not hold is missing from the journal.
+stop the service, so proof is required. Every answer to a poll is signed by the coordinator and states the head of its
+journal. A party keeps the answer with the furthest head and sends it with its next poll. A head that this coordinator's
+own key has signed, and that its journal does not hold, proves that entries are missing.
 
-Without proof only that party is refused, because it would not believe this coordinator's answers either; people see its
+Without proof only that party is refused, because it would not believe this coordinator's answers either. People see its
 claim in the list of parties, and jobs go on.
 """
 
@@ -51,19 +51,19 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """How a request waits."""
+    """A way for a request to wait."""
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Do something that takes long, or writes."""
+        """Run work that takes long, or writes."""
         ...
 
     async def told(self, ask: Callable[[Callable[[T], None]], None]) -> T:
-        """Ask for something that somebody else will tell of, by the callable it is given."""
+        """Start something asynchronous and wait for the outcome that it passes to its callback."""
         ...
 
 
 class InLoop:
-    """Of a server: threads for what takes long, while the event loop goes on."""
+    """Waiting in a server: long work runs in threads while the event loop continues."""
 
     async def aside(self, work: Callable[[], T]) -> T:
         """See Waiting."""
@@ -79,7 +79,7 @@ class InLoop:
                 answer.set_result(outcome)
 
         def tell(outcome: T) -> None:
-            # From the driver's thread to whoever waits; nobody does once the loop has ended.
+            # Called in the driver's thread; once the loop has ended, nobody waits.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, outcome)
 
@@ -91,27 +91,27 @@ log = logging.getLogger("labeler.mailroom")
 
 MAX_MESSAGES = 256
 MAX_POLL_MESSAGES = 2
-"""A poll, and the proof that may stand behind it."""
+"""A poll, and the proof that may follow it."""
 
 MAX_MAIL = 200
-"""Most messages handed out at once; parties read 256, the coordinator's own among them."""
+"""Most messages delivered at once; parties read 256, including the coordinator's own."""
 
 CONTACT_S = 5.0
-"""A party's last contact is written down at most this often; in memory it is exact."""
+"""A party's last contact is stored at most this often; in memory it is exact."""
 
 SMALL_BYTES = 256 * 1024
-"""Messages of so many bytes together are checked at once; more would hold up every other request."""
+"""Messages up to this total size are checked on the event loop; more would delay every other request."""
 
 
 @dataclass(frozen=True)
 class Asking:
-    """A party that asks for its mail: its signature, and the form of what it says, were checked.
+    """A party's poll, with signature and form checked.
 
     Attributes:
-        message: as it came.
+        message: as received.
         poll: its body.
-        party: who asks.
-        proof: an answer to an earlier poll as the coordinator signed it; None where none came.
+        party: the sender.
+        proof: an answer to an earlier poll as the coordinator signed it; None if none came.
     """
 
     message: Message
@@ -122,11 +122,11 @@ class Asking:
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of one transmission.
+    """The outcome of one transmission.
 
     Attributes:
-        count: how many messages were taken; what they changed is durable.
-        asking: their sender, where it asks for its mail besides.
+        count: how many messages were taken; their effects are durable.
+        asking: the sender's poll, if one followed the messages.
     """
 
     count: int
@@ -169,17 +169,17 @@ class Mailroom:
         self.witnesses = Witnesses(stores.ledger, keys.public.verify_key)
 
     def fresh(self, party: PartyRecord) -> PartyRecord:
-        """A party with its last contact as this process knows it."""
+        """Return a party with its last contact as this process knows it."""
         seen = self._contacts.get(party.party_id)
         is_newer = seen is not None and (party.last_contact is None or party.last_contact < seen)
         return replace(party, last_contact=seen) if is_newer else party
 
     async def take(self, data: bytes) -> Taken:
-        """Take messages of one party; all of them, or those before the first that is refused.
+        """Take messages of one party: all of them, or those before the first refused one.
 
         Args:
-            data: frames (labeler.messages), as they came; behind the messages their sender's poll may stand, as `poll`
-                takes it. A poll that is none refuses them all.
+            data: frames (labeler.messages) as received. Their sender's poll may follow them, in the form that `poll`
+                takes; if it is malformed, all are refused.
 
         Raises:
             NotEnrolled, Forged, Replayed, WrongDigest, ProtocolViolation, TooLarge: a message was refused.
@@ -191,7 +191,7 @@ class Mailroom:
             else:
                 messages, error, asking = await self._waiting.aside(partial(self._checked, data))
             if not messages:
-                # Anybody can send nothing, or what is refused for itself: no turn is begun or kept waiting for it.
+                # Anybody can send nothing, or messages that fail these checks: they must not start or delay a turn.
                 if error is not None:
                     raise error
                 return Taken(0)
@@ -207,14 +207,14 @@ class Mailroom:
         return Taken(outcome, asking)
 
     def _checked(self, data: bytes) -> tuple[tuple[Incoming, ...], LabelerError | None, Asking | None]:
-        """The messages before the first that is refused for itself, why that one is, and the poll behind them.
+        """Return the messages before the first that fails its own checks, that failure, and the poll that follows.
 
         Raises:
-            ProtocolViolation, TooLarge: these are no messages; none is taken.
-            NotEnrolled, Forged: the poll behind them is not this party's; none is taken.
+            ProtocolViolation, TooLarge: the data are not messages; none is taken.
+            NotEnrolled, Forged: the poll is not this party's; none is taken.
         """
         messages = read_frames(data, max_messages=MAX_MESSAGES + MAX_POLL_MESSAGES)
-        # Nothing but a poll is no post: there is one place to ask for mail alone.
+        # A poll without messages is not accepted here: `poll` is the only way to ask for mail alone.
         end = next((place for place, one in enumerate(messages) if place and one.header.kind == "poll"), None)
         asking = None if end is None else self._asking(messages[end:])
         if asking is not None and asking.party.party_id != messages[0].header.sender:
@@ -231,11 +231,11 @@ class Mailroom:
         return with_heads(found), None, asking
 
     async def mail_after(self, asking: Asking) -> bytes | None:
-        """What waits for a party whose messages were taken, as `poll` answers.
+        """Return the mail of a party whose messages were taken, as `poll` answers.
 
         Returns:
-            None where nothing comes in the time it names, or it has to ask again to be told what is wrong: whoever
-            posted must not take a poll's trouble for a refusal of what was taken.
+            None if nothing comes in the time it names, or if its poll fails. The party must not take a failed poll for
+            a refusal of its messages, so it has to poll again to see the reason.
         """
         try:
             mail = await self._receive(asking)
@@ -245,15 +245,15 @@ class Mailroom:
         return self._answer(asking, mail) if mail else None
 
     async def poll(self, data: bytes) -> bytes:
-        """Hand a party what waits for it, waiting a while if nothing does.
+        """Return a party's mail; wait a while if there is none.
 
         Args:
-            data: one framed "poll" message, and after it, as proof of what the party has seen of the journal, an
-                answer to an earlier one as the coordinator signed it.
+            data: one framed "poll" message. After it may follow proof of what the party has seen of the journal: an
+                answer to an earlier poll as the coordinator signed it.
 
         Returns:
-            Frames: first the coordinator's own "poll" with the cursor and the head of its journal, then the mail, of
-            which there is never more than one message of the largest size (labeler.driver.mail.MAX_MAIL_BYTES).
+            Frames: first the coordinator's own "poll" with the cursor and the head of its journal, then the mail. The
+            mail holds at most one message of the largest size (labeler.driver.mail.MAX_MAIL_BYTES).
         """
         asking = self._asking(read_frames(data, max_messages=MAX_POLL_MESSAGES))
         return self._answer(asking, await self._receive(asking))
@@ -266,7 +266,7 @@ class Mailroom:
             self._polled[party.party_id] = message.header.sequence
         if not self._is_known(party, poll):
             await self._waiting.aside(partial(self._compare, message, poll, party, asking.proof))
-        # Who is shown as there has told its facts: a task may name it at once.
+        # Only now, when its facts are stored: a task may name a live party at once.
         self._contacts[party.party_id] = self._clock()
         mail = await self._mailbox.receive(party.party_id, poll.after, poll.wait_s, MAX_MAIL)
         if not mail:
@@ -285,7 +285,7 @@ class Mailroom:
         return Asking(message, poll, party, proof)
 
     def _is_known(self, party: PartyRecord, poll: Poll) -> bool:
-        """Whether nothing of a poll needs a look into the journal: the head it has seen is held, its facts are kept."""
+        """Return whether a poll needs no journal access: its head is known to be held, and its facts are stored."""
         return self._is_written(party, poll) and self.witnesses.is_held(party.party_id, poll)
 
     def _is_written(self, party: PartyRecord, poll: Poll) -> bool:
@@ -304,7 +304,7 @@ class Mailroom:
         numbered, sequence = f"poll:{party.party_id}", message.header.sequence
         with self._database.write() as connection:
             if party.party_id not in self._written:
-                # The first poll since this process started: an old one, recorded and sent again, ends here.
+                # The first poll since this process started: a replayed older one is refused here.
                 self._sequences.check(numbered, sequence, verify_key=party.verify_key, connection=connection)
             facts = dict(poll.facts) | {"version": poll.program}
             self._parties.contact(party.party_id, self._clock(), facts, _own_head(poll), connection=connection)
@@ -324,11 +324,11 @@ class Mailroom:
         return b"".join((frame([first]), *(frames for _, frames in mail)))
 
     def check_sender(self, header: Header, signature: bytes) -> None:
-        """Check who signed the header of a message whose body has not come yet, so that a stranger's is never read.
+        """Check the signature of a header before the body is received, so that a stranger's body is never read.
 
         Raises:
             NotEnrolled: the sender is unknown or revoked.
-            Forged: the signature does not hold.
+            Forged: the signature is wrong.
         """
         try:
             verify_header(header, signature, self._active(header.sender).verify_key)
@@ -351,19 +351,19 @@ class Mailroom:
 
 
 def _own_head(poll: Poll) -> Head:
-    """How far the journal is of the party that polls."""
+    """Return the head of the polling party's own journal."""
     return Head(poll.journal_seq, poll.journal_hash) if poll.journal_seq else EMPTY
 
 
 MAX_KNOWN = 4096
-"""Heads that were found in the journal, or told to parties, and need not be looked for again."""
+"""Most cached heads: found in the journal or told to parties, so they need not be looked up again."""
 
 
 class Witnesses:
-    """Compares what parties have seen of the journal with the journal.
+    """Compares the heads that parties have seen with the journal.
 
     Args:
-        verify_key: the coordinator's own, which what it signed before is checked with.
+        verify_key: the coordinator's own; it checks the coordinator's earlier signatures.
     """
 
     def __init__(self, ledger: Ledger, verify_key: str) -> None:
@@ -376,38 +376,38 @@ class Witnesses:
 
     @property
     def sentence(self) -> str:
-        """Why the journal is known to be behind, and by whom; empty while it is not."""
+        """Say that the journal is behind, and which party proved it; empty while none has."""
         with self._lock:
             first = next(iter(self._proven.items()), None)
         return "" if first is None else _behind(*first)
 
     @property
     def doubters(self) -> tuple[str, ...]:
-        """Parties that say, without proof, to have seen what the journal does not hold."""
+        """Return the parties that claim without proof to have seen entries that the journal does not hold."""
         with self._lock:
             return tuple(sorted(self._claimed))
 
     def claim(self, party_id: str) -> str:
-        """What a party says of the journal and cannot prove; empty where it says nothing."""
+        """Return a party's unproven claim about the journal; empty if it makes none."""
         with self._lock:
             seq = self._claimed.get(party_id)
         return "" if seq is None else f"says that it has seen entry {seq} of the coordinator's journal, without proof"
 
     def forget(self, party_id: str) -> None:
-        """A party is believed no longer, or has seen what the journal holds."""
+        """Drop a party's claim and proof: it is revoked, or its head is in the journal."""
         with self._lock:
             self._proven.pop(party_id, None)
             self._claimed.pop(party_id, None)
 
     def compare(self, party_id: str, poll: Poll, proof: Message | None) -> None:
-        """Compare what a party has seen with the journal.
+        """Compare the head that a party has seen with the journal.
 
-        It gets no answer where they differ, so that what it has seen is not overwritten once the journal has grown
-        longer than that. Where its site has consented to this journal, it says so by what it has seen.
+        If they differ, the party gets no answer. Otherwise its record of the head would be overwritten once the journal
+        grows past it. If its site has accepted this journal, the head it reports is one of this journal.
 
         Args:
-            party_id: who polls; its signature was checked.
-            proof: an answer to a poll as this coordinator signed it; None where none came.
+            party_id: the sender; its signature was checked.
+            proof: an answer to a poll as this coordinator signed it; None if none came.
 
         Raises:
             JournalBehind: the journal does not hold what the party says it has seen.
@@ -433,14 +433,14 @@ class Witnesses:
         )
 
     def is_held(self, party_id: str, poll: Poll) -> bool:
-        """Whether what a party has seen was found in the journal before, so that nobody has to look again."""
+        """Return whether a party's head was found in the journal before, so that it need not be looked up again."""
         with self._lock:
             if party_id in self._proven or party_id in self._claimed:
                 return False
             return not poll.coordinator_seq or (poll.coordinator_seq, poll.coordinator_hash) in self._known
 
     def told(self, head: Head) -> None:
-        """A head of this journal that parties are told now: they will say that they have seen it."""
+        """Cache a head that parties are told now, because they will report it back."""
         with self._lock:
             self._known[head.seq, head.hash] = None
             while len(self._known) > MAX_KNOWN:
@@ -464,7 +464,7 @@ class Witnesses:
         return True
 
     def _signed(self, proof: Message | None) -> Head | None:
-        """The head that this coordinator once stated under its signature; None where it is not its own statement."""
+        """Return the head in an answer signed by this coordinator; None if the signature is not its own."""
         if proof is None or proof.header.kind != "poll" or proof.header.sender != COORDINATOR:
             return None
         try:

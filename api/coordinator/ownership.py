@@ -1,14 +1,13 @@
-"""Whose a task, a job and an entry of the ledger is, and what others see of it.
+"""Ownership of tasks, jobs and ledger entries, and what other readers see of them.
 
     administrator   everything
-    requester       tasks that its token made or that were shared with it; jobs that its token submitted, nobody else's,
-                    whoever's task they ask; budgets and the ledger, where jobs of others have no name
-    viewer          budgets, the ledger, tasks, and jobs without what their requester wrote or may have named a file
-                    after: no names, no details of problems, no labels, no models
+    requester       tasks that its token made or that were shared with it; only jobs that its token submitted, whoever
+                    made their task; budgets and the ledger, in which other requesters' jobs have no name
+    viewer          budgets, the ledger, tasks, and jobs without any text or file name from their requester: no names,
+                    no details of problems, no labels, no models
 
-What belongs to somebody else is answered as what does not exist, in the same words, so that an id that was guessed
-or seen somewhere tells nothing. Creators are token ids; one stays the creator when the token is revoked, and then
-administrators see what it made.
+A request for somebody else's thing gets the same answer as for one that does not exist, so a guessed or observed id
+reveals nothing. Creators are token ids. A revoked token remains the creator, and administrators still see what it made.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from labeler.ledger.jobs import JobRecord, JobStore, no_such_job
 from labeler.ledger.tasks import TaskRecord, TaskShares, TaskStore, no_such_task
 
 SOMEBODY = "another requester's job"
-"""Stands for a reservation in the ledger as other requesters see it."""
+"""Replaces a reservation's name in the ledger for other requesters."""
 
 _CHUNK = 200
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Who asks.
+    """The token behind a request.
 
     Attributes:
-        token_id: of the token the request came with.
+        token_id: the id of that token.
     """
 
     token_id: str
@@ -41,28 +40,28 @@ class Reader:
 
     @property
     def is_admin(self) -> bool:
-        """Whether it is an administrator."""
+        """Return whether it is an administrator."""
         return self.role == "admin"
 
     @property
     def only_own(self) -> str | None:
-        """The token whose things alone are listed; None for whoever sees a list of everything."""
+        """Return the token id that lists are restricted to; None for a reader who may list everything."""
         return self.token_id if self.role == "requester" else None
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Looks up what a reader may have."""
+    """Looks up tasks and jobs that a reader may see."""
 
     tasks: TaskStore
     jobs: JobStore
     shares: TaskShares
 
     def task(self, reader: Reader, task_id: str, *, connection: Connection | None = None) -> TaskRecord:
-        """A task that the reader may see.
+        """Return a task that the reader may see.
 
         Raises:
-            NotFound: there is none, or it is neither the reader's nor shared with it.
+            NotFound: no such task, or neither the reader's nor shared with it.
         """
         record = self.tasks.get(task_id, connection=connection)
         if reader.role != "requester" or record.created_by == reader.token_id:
@@ -72,7 +71,7 @@ class Owners:
         return record
 
     def own_task(self, reader: Reader, task_id: str) -> TaskRecord:
-        """A task of which the reader decides with whom it is shared.
+        """Return a task that the reader may share with others.
 
         Raises:
             NotFound: see `task`.
@@ -86,10 +85,10 @@ class Owners:
         return record
 
     def job(self, reader: Reader, job_id: str, *, connection: Connection | None = None) -> JobRecord:
-        """A job that the reader may see.
+        """Return a job that the reader may see.
 
         Raises:
-            NotFound: there is none, or another token submitted it.
+            NotFound: no such job, or another token submitted it.
         """
         record = self.jobs.get(job_id, connection=connection)
         if reader.role == "requester" and record.created_by != reader.token_id:
@@ -98,7 +97,7 @@ class Owners:
 
 
 def shown_to(reader: Reader, view: JobView) -> JobView:
-    """A job as this reader sees it."""
+    """Return a job as this reader sees it."""
     if reader.role != "viewer":
         return view
     problem = view.problem
@@ -111,7 +110,7 @@ def shown_to(reader: Reader, view: JobView) -> JobView:
 def own_spenders(
     spenders: Iterable[tuple[str, int]], by: str, creators: Callable[[Sequence[str]], dict[str, str]]
 ) -> tuple[tuple[str, int], ...]:
-    """Who spent last, as told to one requester: reservations of others without their names."""
+    """Return the last spenders for one requester: without the names of others' reservations."""
     listed = list(spenders)
     made = creators([_job_of(name) for name, _ in listed])
     return tuple((name if made.get(_job_of(name), by) == by else SOMEBODY, amount) for name, amount in listed)
@@ -126,15 +125,15 @@ def ledger_for(
     limit: int,
     is_search: bool,
 ) -> LedgerPage:
-    """A page of the ledger as this reader sees it.
+    """Return a page of the ledger as this reader sees it.
 
-    A requester reads amounts, accounts and times of everything, because budgets are everybody's; jobs of others bear
-    no name. Where it searches, entries of others are left out: whether a text occurs in them would tell their names.
+    A requester reads all amounts, accounts and times, because budgets are shared; jobs of others have no name. In a
+    search, entries of others are left out, because a match would reveal their names.
 
     Args:
         creators: job ids -> token ids.
         page: (after, limit) -> the page as an administrator sees it.
-        is_search: whether the page holds only what matches a text.
+        is_search: whether the page holds only entries that match a text.
     """
     if reader.role != "requester":
         return page(after, limit)

@@ -1,15 +1,15 @@
-"""A reader of Parquet files that strangers made: images or vectors, a few rows at a time, in a process of its own.
+"""A reader of untrusted Parquet files: images or vectors, a few rows at a time, in a separate process.
 
-The file's own account of its rows and sizes is checked first. That account binds nobody: a page may unpack to more
-than its column states, and a few bytes of run lengths stand for lists of any length, which no size in the file counts.
-So this runs in a process whose memory and time are bounded by the system, and loads little.
+The rows and sizes that the file states are checked first. They prove nothing: a page may unpack to more than its column
+states, and a few bytes of run lengths can encode lists of any length, which no size in the file counts. So the reader
+runs in a process whose memory and time are bounded by the system, and loads little.
 
     coordinator   starts the reader with the file as its input  ----->  limits itself, reads a few rows at a time
                   checks each length, then takes the rows       <-----  head (JSON), then the bytes of the rows
 
-Whatever the file does to the library, fill its memory or crash it, happens over there: the coordinator holds a few rows
-at most, and says that the file cannot be read. One file is read at a time, so that many are no way around the bound.
-On systems other than Linux the memory of the reader is not bounded.
+If the file fills the library's memory or crashes it, only that process is affected: the coordinator holds a few rows at
+most, and says that the file cannot be read. One file is read at a time, so many files cannot exceed the bound. Outside
+Linux the reader's memory is not bounded.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from numpy.typing import NDArray
 from labeler.errors import BadData, InvalidSetting, LabelerError, TooLarge, Unavailable
 from labeler.system.process_pool import Frames, UnsoundProcess, bound_process, start_process, write_frame
 
-if TYPE_CHECKING:  # the reader does without all that a configuration needs
+if TYPE_CHECKING:  # the reader process must not load the imports of a configuration
     from api.coordinator.config import LimitsTable
 
 MAX_RATIO = 200
-"""No photograph unpacks to more times its packed size; what is smaller than a mebibyte may."""
+"""Largest allowed ratio of unpacked to packed size, which no photograph reaches; below a mebibyte it is not checked."""
 
 MAX_GROUP_BYTES = 512 * 2**20
-"""Of one row group, unpacked: a reader may have to hold all of it."""
+"""Most bytes of one unpacked row group: a reader may have to hold all of it."""
 
 IMAGE_ROWS = 8
 FEATURE_ROWS = 256
-"""So many are passed on at once."""
+"""Rows of features passed on at once."""
 
 MAX_NAME_CHARACTERS = 1000
-"""Of a name that is passed on; more than any name may have, so that a long one is refused where names are."""
+"""Length at which passed-on names are cut; above the limit for names, so a long one is still refused as a name."""
 
 SMALL_BYTES = 2**20
 _DAMAGE = (
     struct.error, pa.ArrowException, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError, OverflowError,
 )  # fmt: skip
-"""What the reader raises on damaged files, found by damaging many."""
+"""Exceptions that the reader raises on damaged files, found by damaging many."""
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What `[limits]` of the configuration say about one file."""
+    """The configuration's `[limits]` on one file."""
 
     max_images: int
     max_upload_bytes: int
@@ -88,16 +88,16 @@ Rows = ImageRows | FeatureRows
 def read_rows(
     file: BinaryIO, limits: RowLimits, *, name: str, before_rows: Callable[[int], None] = lambda _: None
 ) -> Iterator[Rows]:
-    """The rows of a Parquet file, a few at a time.
+    """Yield the rows of a Parquet file, a few at a time.
 
     Args:
-        file: with a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
-            one length); and, if wanted, a column `name` or `id`.
-        name: of the file, which rows without a name are called after.
-        before_rows: called with the size of the largest row group, as stated, before any row is read.
+        file: has a column `image` (bytes, or a struct with a field bytes), or a column `feature` (lists of numbers of
+            one length); and optionally a column `name` or `id`.
+        name: of the file; unnamed rows get names made from it.
+        before_rows: called with the stated size of the largest row group before any row is read.
 
     Raises:
-        BadData: no Parquet, damaged, or without such a column.
+        BadData: not Parquet, damaged, or without such a column.
         TooLarge: too many rows, or too many bytes.
         InvalidSetting: no rows, or rows without a name.
     """
@@ -128,12 +128,12 @@ def read_rows(
 
 
 def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:
-    """The size of the largest row group as the file states it."""
+    """Return the size of the largest row group as the file states it."""
     if metadata.num_rows > limits.max_images:
         raise TooLarge(f"the file has {metadata.num_rows} rows; one job takes at most {limits.max_images} images")
     if not metadata.num_rows:
         raise InvalidSetting("the Parquet file has no rows")
-    # Sizes of single columns are not looked at: reading those of a damaged file can end the process inside the library.
+    # Sizes of single columns are not read: in a damaged file, reading them can crash the process inside the library.
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     if sum(sizes) > limits.max_upload_bytes:
         raise TooLarge(f"the file unpacks to more than the {limits.max_upload_bytes} bytes that one job takes")
@@ -202,14 +202,14 @@ def _vectors(cells: pa.Array, limits: RowLimits) -> NDArray[np.floating | np.int
 
 
 ROOM_BYTES = 512 * 2**20
-"""What the reader may use besides the rows it holds: the libraries, and what the file says about itself."""
+"""Memory of the reader besides the rows it holds: the libraries and the file's metadata."""
 
 CPU_S = 120
 WAIT_S = 30.0
-"""How long an upload waits for another one that is being read."""
+"""How long an upload waits while another one is read."""
 
 SILENCE_S = 150.0
-"""How long a reader may say nothing; more than `CPU_S`, so that this meets only one that hangs."""
+"""Longest silence of a reader; above `CPU_S`, so that it affects only a reader that hangs."""
 
 _MAX_HEAD_BYTES = 2**24  # the longest names of `FEATURE_ROWS`, each letter spelt as six
 _DTYPES = ("<i2", "<f2", "<f4", "<f8")
@@ -222,11 +222,11 @@ MODULE = "api.coordinator.parquet_reader"
 
 
 def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[Rows]:
-    """The rows of a Parquet file, a few at a time; see `api.coordinator.parquet_reader.read_rows`.
+    """Yield the rows of a Parquet file, a few at a time, from the reader process; see `read_rows`.
 
     Raises:
-        BadData, TooLarge, InvalidSetting: as there; or reading it took too much memory or time.
-        Unavailable: another file is being read for too long.
+        BadData, TooLarge, InvalidSetting: as in `read_rows`; or reading took too much memory or time.
+        Unavailable: the wait for another file was too long.
     """
     rows = RowLimits(limits.max_images, limits.max_upload_bytes, limits.max_image_bytes, limits.max_feature_dimension)
     if not _turn.acquire(timeout=WAIT_S):
@@ -239,7 +239,7 @@ def parquet_rows(file: BinaryIO, limits: LimitsTable, *, name: str) -> Iterator[
 
 
 def _on_disk(file: BinaryIO, copy: IO[bytes]) -> IO[bytes]:
-    """A file the reader can have as its input: the one given, or a copy of what is only in memory."""
+    """Return a file on disk for the reader's input: the given one, or a copy of one that is only in memory."""
     with suppress(OSError, AttributeError):
         file.flush()
         file.fileno()
@@ -296,7 +296,7 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
     settings, name = json.loads(arguments)
     limits = RowLimits(**settings)
     _bound(limits, 0)
-    # Arrow would load it (0.3 s) to learn that a column of numbers holds nothing of it.
+    # Arrow would import pandas (0.3 s) only to find that a column of numbers does not use it.
     sys.modules["pandas"] = None  # type: ignore[assignment]
     try:
         for rows in read_rows(file, limits, name=name, before_rows=lambda largest: _bound(limits, largest)):
@@ -321,7 +321,7 @@ def _main(arguments: str, file: BinaryIO, out: BinaryIO) -> None:
 
 
 def _bound(limits: RowLimits, largest_group: int) -> None:
-    """Room for some images twice over, and for a row group packed, unpacked, and as rows."""
+    """Limit this process's memory: room for some images twice, and for a row group packed, unpacked, and as rows."""
     bound_process(ROOM_BYTES + 2 * IMAGE_ROWS * limits.max_image_bytes + 3 * largest_group, CPU_S)
 
 

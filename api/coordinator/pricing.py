@@ -1,20 +1,20 @@
-"""Prices of jobs, and their settlement: what a job costs, what is charged when and to whom, and how a job ends.
+"""Prices of jobs, and their settlement: the cost of a job, its charges by time and account, and its end.
 
-Looking at a price charges nothing and touches no private data.
+A price request charges nothing and touches no private data.
 
 A job is charged per round at two levels: for one record (instance) and for one agent's whole data (agent). Every
-participant and the federation have an account at each. A level without a finite price may only be used where its
-account is not limited at all; it is recorded there as `UNBOUNDED_NANO`, so that nobody can claim a bound later.
+participant and the federation have an account at each level. A level without a finite price may only be used if its
+account has no cap. It is recorded there as `UNBOUNDED_NANO`, so that nobody can claim a bound later.
 
     submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task
     settled          in one transaction it is given back, and JOB/0, JOB/1, ... reserve one round each, for the
-                     federation and the agents that are asked; who declined is charged nothing
-    round asked      from here on nobody can say that nothing left
+                     federation and the agents that are asked; an agent that declined is charged nothing
+    round asked      from here on nobody can prove that no answer left
     agreed on        JOB/N is posted
-    job ends         rounds of which nothing left are given back, every other one is posted; queries of rounds that
-                     nobody was asked about go back to their task, in the same transaction. Those of a round that
-                     was asked stay used up, even where everybody refused and its charge went back: the questions
-                     were told, and who refuses now may have paid and answered before
+    job ends         rounds from which nothing left are given back, every other one is posted; queries of rounds
+                     without an asked agent return to their task, in the same transaction. Those of an asked round
+                     stay used, even if every agent refused and the charge was given back: the questions were
+                     revealed, and an agent that refuses now may have paid and answered before
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from labeler.task import Level, Task
 
 
 def certified_price(task: Task, queries: int) -> Price:
-    """`labeler.planning.price`, remembered per kind of task and number of queries.
+    """Return `labeler.planning.price`, cached by kind of task and number of queries.
 
     Raises:
         InvalidSetting: the task has fewer queries.
@@ -52,7 +52,7 @@ def certified_price(task: Task, queries: int) -> Price:
 
 
 def price_view(task: Task, queries: int) -> PriceView:
-    """What so many queries of a task cost, as they would be asked and charged: round by round.
+    """Return the cost of a number of a task's queries, asked and charged round by round.
 
     Raises:
         InvalidSetting: the task has fewer queries.
@@ -61,35 +61,35 @@ def price_view(task: Task, queries: int) -> PriceView:
 
 
 def round_amounts(task: Task, size: int, *, finite: Collection[Level], answered: int = 0) -> dict[Level, int]:
-    """What one round is recorded as at each level; UNBOUNDED_NANO at a level that has no finite price.
+    """Return the recorded charge of one round at each level; UNBOUNDED_NANO at a level without a finite price.
 
     Args:
-        answered: queries of the rounds before.
+        answered: queries of earlier rounds.
     """
     charges = round_charges(task, size, answered=answered)
     return {level: charges[level] if level in finite else UNBOUNDED_NANO for level in LEVELS}
 
 
 def finite_levels(task: Task, queries: int) -> tuple[Level, ...]:
-    """The levels at which something is guaranteed."""
+    """Return the levels that have a guarantee."""
     view = price_view(task, queries)
     return tuple(level for level in LEVELS if _charge(view, level) is not None)
 
 
 def accounts_of(participants: Iterable[str]) -> list[str]:
-    """The federation's account and the participants', in the order in which they are charged."""
+    """Return the federation's account and the participants', in charging order."""
     return [FEDERATION, *(agent_account(agent) for agent in participants)]
 
 
 def charges_of(participants: Iterable[str], amounts: Mapping[Level, int]) -> list[Charge]:
-    """One charge per account and level."""
+    """Return one charge per account and level."""
     return [Charge(account, level, amounts[level]) for account in accounts_of(participants) for level in LEVELS]
 
 
 def first_shortage(
     task: Task, queries: int, participants: Iterable[str], balances: Mapping[tuple[str, Level], Balance]
 ) -> BudgetExceeded | None:
-    """The refusal of the first account that does not cover a job; None where all do. Last spenders are not filled in.
+    """Return the refusal of the first account that does not cover a job, without last spenders; None if all do.
 
     Raises:
         NotReady: an account was never opened.
@@ -120,15 +120,15 @@ def estimate(
     delta: float,
     records: int | None = None,
 ) -> EstimateView:
-    """The price of a job of so many queries, and every account as it would stand.
+    """Return the price of a job, and every account as it would stand afterwards.
 
     Args:
         task: stored or only described.
         participants: agents that would be charged.
         queries: 1 to the task's max_queries.
-        balances: of the ledger, now, by account and level.
-        delta: the coordinator's, for words.
-        records: private images that the asker assumes there are.
+        balances: the ledger's present ones, by account and level.
+        delta: the coordinator's, for the stated epsilons.
+        records: the reader's guess of the number of private images.
 
     Raises:
         InvalidSetting: the task has fewer queries.
@@ -191,9 +191,9 @@ def _price(one: OfKind, queries: int) -> Price:
 @lru_cache(maxsize=4096)
 def _price_view(one: OfKind, queries: int) -> PriceView:
     task, cost = one.task, _price(one, queries)
-    # In the smallest rounds that it may be asked in: each is rounded up, so a job costs what is said here or less.
+    # In its smallest possible rounds: each is rounded up, so a job costs this much or less.
     charges = total_charges(task, round_sizes(task, queries))
-    # Where no epsilon can be proved there is no charge either: a number would look like a guarantee.
+    # Without a provable epsilon there is no charge either: a number would look like a guarantee.
     finite = {level for level in LEVELS if math.isfinite(cost.statement(level).epsilon) and level in charges}
     each = question_charges(task, queries)
     reasons = [f"{level} level: {cost.statement(level).reason}" for level in LEVELS if level not in finite]
@@ -223,17 +223,17 @@ Amounts = Mapping[Level, int]
 
 
 def reservation_id(job_id: str, number: int) -> str:
-    """The ledger's name for the charge of one round."""
+    """Return the ledger's name for the charge of one round."""
     return f"{job_id}/{number}"
 
 
 def proposed_id(job_id: str) -> str:
-    """The ledger's name for the worst case of a whole job, until it is known whom it asks."""
+    """Return the ledger's name for a job's worst case, until the asked agents are known."""
     return f"{job_id}/proposed"
 
 
 def worst_case(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[Charge]:
-    """What a job reserves while it is proposed: all its rounds, in the accounts of everybody who may take part.
+    """Return the reservations of a proposed job: all its rounds, in the accounts of every possible participant.
 
     Args:
         task: with its agents.
@@ -248,7 +248,7 @@ def worst_case(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list
 
 
 def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> list[dict[Level, int]]:
-    """What each round of a job is recorded as, by level: of rounds of such sizes."""
+    """Return the recorded charge of each round of a job, by level."""
     finite = finite_levels(task.task, num_queries)
     by_size = {
         (size, is_first): round_amounts(task.task, size, finite=finite, answered=0 if is_first else 1)
@@ -260,7 +260,7 @@ def round_prices(task: TaskRecord, sizes: Sequence[int], num_queries: int) -> li
 
 @dataclass(frozen=True)
 class JournalSettlement:
-    """How jobs are settled in this journal (labeler.driver.storing.Settlement)."""
+    """Settlement of jobs in this journal (labeler.driver.storing.Settlement)."""
 
     database: Database
     ledger: Ledger
@@ -281,12 +281,12 @@ class JournalSettlement:
         amounts: Sequence[Amounts],
         connection: Connection,
     ) -> None:
-        """Put one reservation per round, for those who are asked, in the place of the job's.
+        """Replace the job's reservation by one per round, for the asked agents.
 
-        Nothing was asked under the job's reservation, and what takes its place is part of it, so it always fits.
+        Nothing was asked under the job's reservation, and its replacements are part of it, so they always fit.
 
         Args:
-            amounts: what each round costs (`prices`), worked out before the transaction: a price may take seconds.
+            amounts: each round's cost (`prices`), computed before the transaction: a price may take seconds.
 
         Raises:
             NotReady: the job has ended meanwhile.
@@ -307,25 +307,25 @@ class JournalSettlement:
     def end(
         self, job: JobRecord, state: JobState, error: LabelerError | None, *, connection: Connection | None = None
     ) -> JobRecord:
-        """End a job in one transaction: void the charge of rounds of which nothing left, post all others.
+        """End a job in one transaction: void the charges of rounds from which nothing left, post all others.
 
-        Nothing left of a round where nobody was asked, or where everybody who was asked refused and no share was ever
-        passed on to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked
-        again under another policy. In every other case shares may be on their way, so the charge stands.
+        Nothing left from a round if no agent was asked, or if every asked agent refused and no share was ever passed on
+        to a tallier. A refusal alone proves nothing: an agent may have answered, and refuse when it is asked again
+        under another policy. In every other case shares may be in transit, so the charge stands.
 
         Args:
             job: unfinished.
             state: cancelled, failed, refused or expired.
-            error: why, shown to the requester.
+            error: the reason, shown to the requester.
             connection: write transaction to join.
 
         Returns:
-            The job as it is now.
+            The job in its new state.
         """
         with self.database.writing(connection) as connection:
             now = self.jobs.get(job.job_id, connection=connection)
             if now.is_finished:
-                # Somebody else ended it, and gave back what there was.
+                # Another caller ended it, and settled its charges.
                 return now
             asked = self.jobs.willingness.asked(job.job_id, connection=connection)
             participants = set(asked or self.tasks.get(job.task_digest, connection=connection).participants)
@@ -335,14 +335,14 @@ class JournalSettlement:
                 if all(one.state == "waiting" for one in rounds):
                     self.ledger.void(whole, NothingLeft(whole, "never-asked"), connection=connection)
                 else:
-                    # No program of ours asks before it has divided; whichever did, what it asked is paid for.
+                    # This program never asks before `divide`; if another did, its questions are paid for.
                     self.ledger.post(
                         whole, detail={"job": job.job_id, "because": "asked before divided"}, connection=connection
                     )
             for one in rounds:
                 name = reservation_id(job.job_id, one.number)
                 if self.ledger.state(name, connection=connection) is None:
-                    continue  # it was reserved with the whole job, and nobody was asked
+                    continue  # reserved with the whole job, and no agent was asked
                 if one.state == "waiting":
                     self.ledger.void(name, NothingLeft(name, "never-asked"), connection=connection)
                 elif one.state == "asked" and participants <= one.final_refusals and not one.has_shares:
@@ -356,7 +356,7 @@ class JournalSettlement:
                     self.ledger.post(name, detail=detail, connection=connection)
             problem = None if error is None else problem_of(error)
             ended = self.jobs.change(job.job_id, state, expected=UNFINISHED, problem=problem, connection=connection)
-            # After the end: until then a round that waits could still be asked.
+            # After the end: until then a waiting round could still be asked.
             for first_query, num_queries in self.jobs.unasked(job.job_id, connection=connection):
                 self.tasks.give_back(job.task_digest, first_query, num_queries, connection=connection)
             return ended

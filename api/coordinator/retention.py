@@ -1,19 +1,19 @@
-"""What a job leaves when it has ended, and for how long; see the table in docs/coordinator.md.
+"""Retention of an ended job's data, and the labels made from it; see the table in docs/coordinator.md.
 
-    ended without labels        its folder goes at once, and whoever works for it stops
+    ended without labels        its folder is removed at once, and work for it stops
     completed                   its answers are put into one file and the labels of all its images are made; upload,
-                                features and questions go after `questions_s`
-    older than `labels_s`,      the folder goes, and what the journal keeps of its rounds that nobody needs
-    or forgotten on request     (labeler.ledger.jobs); charges, digests and releases stay for ever
+                                features and questions are removed after `questions_s`
+    older than `labels_s`,      the folder is removed, with journal rows of its rounds that are no longer needed
+    or forgotten on request     (labeler.ledger.jobs); charges, digests and releases stay permanently
 
-It is level-triggered: every sweep looks at what is there, so a crash between two steps costs nothing. Folders of no
-job, which a crash in the middle of taking one leaves, go after an hour.
+Each sweep starts from the present files, not from events, so a crash between two steps costs nothing. A folder without
+a job, left by a crash during submission, is removed after an hour.
 
-The labels of every image are made when somebody asks for them, before any other, or when the features are about to go.
-A process learns from released answers and public features (feature_store.results.job_process), is bounded in
-memory and time by the system, and writes files into the job's folder; this process holds nothing of them. Small jobs
-share a process, one after the other, and wait for no large one. A job during which a process ends is tried once more in
-a new one; where that ends too, a failure is written.
+Labels of every image are made on request, with priority, or just before the features are removed. A separate process
+learns from released answers and public features (feature_store.results.job_process). The system bounds its memory and
+time, and it writes files into the job's folder; this process holds none of that data. Small jobs share one process, one
+after the other, and do not wait for large ones. If a process ends during a job, the job is tried once more in a new
+one; if that ends too, a failure is written.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ log = logging.getLogger("labeler.coordinator")
 
 SWEEP_S = 5.0
 ORPHAN_S = 3600.0
-"""How old a folder without a job must be: an upload is moved into its folder before its job is written."""
+"""Least age of a removed folder without a job: an upload is moved into its folder before its job is written."""
 
 KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT, EVALUATION})
-"""What stays of a completed job when its upload, features and questions go."""
+"""Files that stay when a completed job's upload, features and questions are removed."""
 
 LARGE_ROWS = 4096
-"""With more rows than this a table of labels takes longer than a sync: it is kept for whoever wants it next."""
+"""Above this many rows, making a table of labels takes longer than a disk sync, so it is stored for reuse."""
 
 _AT_ONCE = 200
 _Made = TypeVar("_Made")
@@ -79,7 +79,7 @@ class Keeper:
     """See the module. One per service; `run` is its thread.
 
     Args:
-        table_of: the table of questions and answers of a completed job, from its questions and releases.
+        table_of: makes the table of questions and answers of a completed job, from its questions and releases.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Keeper:
         self._labeller = labeller
         self._clock = clock
         self._bell = threading.Event()
-        # One at a time: a label file must not appear in a folder that is being removed.
+        # Held by writers and removers: a label file must not appear in a folder that is being removed.
         self._pen = threading.Lock()
         self._settled: set[str] = set()
         self._unreadable: set[str] = set()
         self._rests: dict[str, datetime] = {}
-        """Jobs of which nothing is to be done before a moment, so that a sweep looks at those alone that have news."""
+        """Job id -> the time before which it needs no work, so that a sweep skips it."""
 
     def run(self, stop: threading.Event) -> None:
-        """Sweep every few seconds, and when woken, until told to stop."""
+        """Sweep every few seconds, and when woken, until `stop` is set."""
         said = ""
         while not stop.is_set():
             try:
@@ -130,7 +130,7 @@ class Keeper:
         self._bell.set()
 
     def forget(self, job_id: str) -> None:
-        """Forget an ended job now; again: no change.
+        """Forget an ended job now; a repeated call changes nothing.
 
         Raises:
             NotFound: there is no such job.
@@ -141,7 +141,7 @@ class Keeper:
             self._remove(job_id)
 
     def check(self, job_id: str) -> None:
-        """Refuse to show what is gone.
+        """Refuse a job that was forgotten.
 
         Raises:
             Gone: the job was forgotten.
@@ -154,7 +154,7 @@ class Keeper:
             )
 
     def labels(self, job_id: str) -> pa.Table:
-        """Questions and answers of a completed job: from their file, once there is one.
+        """Return questions and answers of a completed job, from their file if there is one.
 
         Raises:
             Gone: the job was forgotten.
@@ -166,13 +166,13 @@ class Keeper:
         try:
             return self._table_of(job_id)
         except LabelerError:
-            # The file may have appeared, and the questions gone, while we looked.
+            # Meanwhile the file may have appeared and the questions may have been removed.
             with suppress(FileNotFoundError):
                 return read_parquet(self._folder / job_id / LABELS)
             raise
 
     def labels_file(self, job_id: str) -> BinaryIO | None:
-        """`labels` as the file that is kept, open; that of a large job is made now. None where there is none.
+        """Open the stored file of `labels`; a large job's file is made now if missing. None if there is none.
 
         Raises:
             Gone: the job was forgotten.
@@ -190,22 +190,22 @@ class Keeper:
         return None
 
     def image_labels(self, job_id: str) -> pa.Table:
-        """The label of every image of a completed job; made now where they were not.
+        """Return the label of every image of a completed job; make them now if missing.
 
         Raises:
-            Gone: the job was forgotten, or its features went before its images were labelled.
+            Gone: the job was forgotten, or its features were removed before its images were labeled.
             NotReady: it is not completed.
             Unavailable: it takes longer than a request waits.
-            LabelerError: there are none; nothing was answered, for example.
+            LabelerError: there are no labels, for example because nothing was answered.
         """
         return self._read_made(job_id, IMAGE_LABELS, pq.read_table)
 
     def student(self, job_id: str) -> bytes:
-        """The student that labelled the images of a completed job; see `image_labels` for what it raises."""
+        """Return the student that labeled the images of a completed job; raises as `image_labels`."""
         return self._read_made(job_id, STUDENT, Path.read_bytes)
 
     def evaluation(self, job_id: str) -> bytes:
-        """What a completed job that evaluates a model found, as JSON; see `image_labels` for what it raises."""
+        """Return the evaluation from a completed job, as JSON; raises as `image_labels`."""
         return self._read_made(job_id, EVALUATION, Path.read_bytes)
 
     def _read_made(self, job_id: str, name: str, read: Callable[[Path], _Made]) -> _Made:
@@ -214,7 +214,7 @@ class Keeper:
         with suppress(FileNotFoundError):
             if is_made(folder):
                 return _read_of(folder, name, read)
-        self.labels(job_id)  # whether it is completed, and readable
+        self.labels(job_id)  # raises unless the job is completed and readable
         job = self._jobs.get(job_id)
         if not is_labelled(folder):
             if not (folder / QUESTIONS).exists():
@@ -227,7 +227,7 @@ class Keeper:
         return _read_of(folder, name, read)
 
     def sweep(self) -> None:
-        """Look once at everything that is kept."""
+        """Check every stored job once."""
         self._stop_work()
         for names in _chunks(self._unsettled()):
             records = self._jobs.many(names)
@@ -270,7 +270,7 @@ class Keeper:
         self._compact(job)
 
     def _compact(self, job: JobRecord) -> None:
-        """Put the labels of a completed job into one file, and later remove what they were made of."""
+        """Put the labels of a completed job into one file, and later remove their sources."""
         folder = self._folder / job.job_id
         try:
             if not self._write_labels(job):
@@ -278,7 +278,7 @@ class Keeper:
         except StorageFull:
             raise
         except LabelerError as error:
-            # One job that cannot be read must not keep the others; its folder stays for whoever looks into it.
+            # One unreadable job must not hold up the others; its folder stays for inspection.
             if job.job_id not in self._unreadable:
                 log.warning("labels cannot be kept", extra={"job_id": job.job_id, "problem": error.problem_type})
             self._unreadable.add(job.job_id)
@@ -298,7 +298,7 @@ class Keeper:
         self._settled.add(job.job_id)
 
     def _write_labels(self, job: JobRecord) -> bool:
-        """Put questions and answers into their file, unless it is there; False where the job was forgotten meanwhile.
+        """Write questions and answers to their file unless it exists; False if the job was forgotten meanwhile.
 
         Raises:
             LabelerError: as `table_of`; StorageFull.
@@ -326,7 +326,7 @@ class Keeper:
 
 
 def _delete(path: Path) -> None:
-    """Remove a file or a folder; what is left over, because somebody wrote into it, goes at the next sweep."""
+    """Remove a file or a folder; leftovers of a concurrent write are removed at the next sweep."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -340,10 +340,10 @@ def _chunks(names: Iterator[str]) -> Iterator[list[str]]:
 
 
 SMALL_BYTES = 8 * 2**20
-"""Features up to this many bytes make a job a small one."""
+"""A job is small if its features have at most this many bytes."""
 
 WAIT_S = 10.0
-"""How long a request waits; then it is told to come again."""
+"""How long a request waits until it is told to retry."""
 
 _MODULE = "feature_store.results.job_process"
 _LOOK_S = 0.25
@@ -354,20 +354,20 @@ _TOO_MUCH = (
 
 
 def is_made(folder: Path) -> bool:
-    """Whether everything was made of a job's answers: what is written last is there."""
+    """Return whether all results of a job were made: the file written last exists."""
     return (folder / IMAGE_LABELS).exists() or (folder / EVALUATION).exists()
 
 
 def is_labelled(folder: Path) -> bool:
-    """Whether a job has labels of its images, or its evaluation, or never will."""
+    """Return whether a job's image labels or evaluation exist, or have failed for good."""
     return is_made(folder) or (folder / IMAGE_FAILURE).exists()
 
 
 def _read_of(folder: Path, name: str, read: Callable[[Path], _Made]) -> _Made:
-    """A file that was made of a job.
+    """Read a result file of a job.
 
     Raises:
-        NotFound: the job is of the other kind, an evaluation or one that labels images.
+        NotFound: the job is of the other kind: it evaluates a model, or it labels images.
     """
     evaluates = (folder / EVALUATION).exists()
     if name == (IMAGE_LABELS if evaluates else EVALUATION):
@@ -380,12 +380,12 @@ def _read_of(folder: Path, name: str, read: Callable[[Path], _Made]) -> _Made:
 
 
 class ImageLabeler:
-    """Has the images of completed jobs labeled, by one process for small jobs and one for large ones.
+    """Labels the images of completed jobs, in one process for small jobs and one for large ones.
 
-    Requesters take turns (api.fair_pool); its threads and processes begin with the first job.
+    Requesters take turns (api.fair_pool); threads and processes start with the first job.
 
     Args:
-        order_of: what is to be made of a job.
+        order_of: returns a job's labeling instructions.
     """
 
     def __init__(self, home: Path, *, order_of: Callable[[JobRecord], LabelingOrder]) -> None:
@@ -395,17 +395,17 @@ class ImageLabeler:
         self._workers = {is_small: (FairPool("labeling", threads=1), _Process()) for is_small in (True, False)}
 
     def want(self, job: JobRecord, *, first: bool = False) -> Future[None] | None:
-        """See that a completed job is labeled, whose questions and answers are in its folder.
+        """Start the labeling of a completed job unless it is done; its questions and answers are in its folder.
 
         Args:
-            job: of which it is not known whether it is.
-            first: before those that nobody waits for.
+            job: it may be labeled already.
+            first: put it before jobs that no request waits for.
 
         Returns:
-            Its labeling; None where there is nothing to do.
+            The running labeling; None if there is nothing to do.
 
         Raises:
-            BadData: what was sent with it cannot be read.
+            BadData: its upload cannot be read.
         """
         folder = self._home / "jobs" / job.job_id
         if is_labelled(folder):
@@ -415,11 +415,11 @@ class ImageLabeler:
         return pool.submit(job.created_by, partial(self._label, job, size, process), key=job.job_id, first=first)
 
     def wait(self, job: JobRecord) -> None:
-        """Wait until everything is made of a job's answers.
+        """Wait until all results of a job are made.
 
         Raises:
             Unavailable: it takes longer than a request waits.
-            LabelerError: there are none, and why.
+            LabelerError: the stored reason why they cannot be made.
         """
         folder = self._home / "jobs" / job.job_id
         labeling = self.want(job, first=True)
@@ -434,7 +434,7 @@ class ImageLabeler:
         raise Unavailable(f"the images of job {job.job_id} are being labelled; ask again in a moment")
 
     def stop(self) -> None:
-        """End every process that labels; what is missing is made when it is next asked for."""
+        """End every labeling process; missing results are made at the next request."""
         self._stopping.set()
         for pool, process in self._workers.values():
             pool.stop()
@@ -444,7 +444,7 @@ class ImageLabeler:
         try:
             self._have_labeled(job, size, process)
         except Exception:
-            # A defect that one job meets must not stop the others.
+            # A defect in one job must not stop the others.
             log.exception("the images of a job could not be labelled", extra={"job_id": job.job_id})
 
     def _have_labeled(self, job: JobRecord, size: int, process: _Process) -> None:
@@ -458,7 +458,7 @@ class ImageLabeler:
             return
         line = json.dumps({"order": order, "feature_bytes": size, "images": job.images}).encode()
         for _ in range(2):
-            # The process may have had its day: it ends when it has waited long, or has spent what it was given.
+            # The process may have ended by design, after long idling or at its time limit; so try once more.
             code = process.carry_out(line, is_over=self._stopping.is_set)
             if self._stopping.is_set() or is_labelled(folder) or not folder.exists():
                 return
@@ -471,13 +471,13 @@ class ImageLabeler:
 
 
 class _Process:
-    """A process that labels one job after the other; begun by an order, where none is there."""
+    """A process that labels one job after the other; an order starts it if it is not running."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     def carry_out(self, order: bytes, *, is_over: Callable[[], bool]) -> int | None:
-        """Send an order and wait for its exit code; None where the process has ended, or it is over."""
+        """Send an order and wait for its exit code; None if the process has ended or `is_over` says so."""
         if self._process is None:
             self._process = start_process(_MODULE, stdin=subprocess.PIPE, answers=True)
         orders, answers = self._process.stdin, self._process.stdout
@@ -496,7 +496,7 @@ class _Process:
             return None
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             with suppress(BrokenPipeError):

@@ -1,9 +1,9 @@
-"""Parties: who is enrolled, what each says of itself, and whether enough are there for the service to be ready.
+"""Parties: enrolment, the facts that each reports about itself, and the readiness of the service.
 
-Facts are read strictly when they come, and leniently where they were kept. They come from other organisations and end
-in tasks, lists and pages, so only what is known is taken: which backbone made an agent's features, how many entries
-one has, what it makes of a public probe, which classes its records have, with which others a tallier finds winners,
-and the version of its program. A poll with anything else is refused and its facts are not kept.
+Facts are checked strictly on arrival and read leniently from storage. They come from other organizations and end up in
+tasks, lists and pages, so only known facts are accepted: an agent's backbone, the dimension of its features, its result
+for the public probe, the classes of its records, the digest of a tallier's winner group, and the program's version.
+A poll with any other fact is refused, and its facts are not stored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Roster:
 
     Args:
         own: the coordinator's public keys.
-        mailroom: knows when a party was last heard of.
+        mailroom: knows when each party was last heard from.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Roster:
         return self._view(record)
 
     def rotate(self, party_id: str, request: KeysRequest) -> PartyView:
-        """Give a party new keys; what its old keys signed is refused from now on."""
+        """Give a party new keys; messages signed with the old ones are refused from now on."""
         keys = PublicKeys(request.verify_key, request.seal_key)
         return self._view(self._stores.parties.rotate(party_id, verify_key=keys.verify_key, seal_key=keys.seal_key))
 
     def revoke(self, party_id: str) -> PartyView:
-        """Take nothing more from a party."""
-        # First, so that no invitation from before brings the party back.
+        """Revoke a party."""
+        # First, so that no earlier invitation brings the party back.
         self._invitations.withdraw(party_id)
         record = self._stores.parties.revoke(party_id)
         self._mailroom.witnesses.forget(party_id)
         return self._view(record)
 
     def party_list(self, *, to_the_minute: bool = False) -> PartiesView:
-        """Everybody enrolled, and whether enough are there.
+        """Return all enrolled parties, and whether enough are live.
 
         Args:
-            to_the_minute: for requesters, whom the moment of a poll would tell when the turn before it had ended.
+            to_the_minute: round times for requesters: the exact time of a poll reveals when the turn before it ended.
         """
         views = tuple(self._view(one) for one in self._stores.parties.list())
         if to_the_minute:
@@ -109,7 +109,7 @@ class Roster:
         )
 
     def known(self, role: PartyRole) -> list[PartyRecord]:
-        """Parties with their last contact as this process knows it, which is fresher than what is written down."""
+        """Return parties with their last contact as this process knows it, which is fresher than the stored one."""
         return [self._mailroom.fresh(one) for one in self._stores.parties.list(role=role)]
 
     def _view(self, record: PartyRecord) -> PartyView:
@@ -148,14 +148,15 @@ _KNOWN = ("backbone_fingerprint", "classes", "dimension", "probe", "winner_group
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a party by its own words.
+    """Facts that a party reported about itself.
 
     Attributes:
-        backbone_fingerprint: of the backbone that made its features; None where it has not said.
-        classes: names of the classes of its records, in order; empty where it has not said.
-        dimension: entries of a feature that this backbone makes; None where it has not said.
-        probe: features of the published probe (feature_store.rows), where the site made its features itself.
-        winner_group: of a tallier: digest of the three talliers it finds winners with; None where it does not.
+        backbone_fingerprint: of the backbone that made its features; None if not reported.
+        classes: class names of its records, in order; empty if not reported.
+        dimension: entries of one of this backbone's features; None if not reported.
+        probe: features of the published probe (feature_store.rows), if the site made its features itself.
+        winner_group: for a tallier, the digest of the three talliers that find winners together; None for one that
+            does not find winners.
     """
 
     backbone_fingerprint: str | None = None
@@ -167,7 +168,7 @@ class Facts:
 
 
 def check_facts(facts: object) -> dict[str, Any]:
-    """The facts of a poll, or refused: only known names, each with bounded printable text.
+    """Check the facts of a poll: only known names, each with bounded printable text.
 
     Raises:
         ProtocolViolation: an unknown name, a value of another type, too long, or with characters that do not print.
@@ -193,7 +194,7 @@ def check_facts(facts: object) -> dict[str, Any]:
 
 
 def facts_of(kept: Mapping[str, Any]) -> Facts:
-    """The facts as they were kept, once `check_facts` had let them in, with the version of the party's program."""
+    """Read stored facts, which `check_facts` accepted on arrival with the version of the party's program."""
     return Facts(**dict(kept) | {"classes": tuple(kept.get("classes", ()))})
 
 
@@ -218,24 +219,24 @@ def _is_dimension(value: object) -> bool:
 
 
 Probe = Callable[[], str]
-"""Looks at one part; returns what it found, in words; raises LabelerError where the part is not ready."""
+"""Checks one part; returns its finding in words; raises LabelerError if the part is not ready."""
 
 
 def readiness(probes: Mapping[str, Probe]) -> ReadinessView:
-    """Ask every part once.
+    """Run every probe once.
 
     Args:
-        probes: by name, in the order in which they are shown: for example "journal", "redis", "talliers", "agents".
+        probes: by name, in display order: for example "journal", "redis", "talliers", "agents".
     """
     checks = tuple(_checked(name, probe) for name, probe in probes.items())
     return ReadinessView(ready=all(check.ok for check in checks), checks=checks, version=version("private-labeler"))
 
 
 def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: datetime, live_s: float) -> str:
-    """Every tallier is there: a secret share that nobody holds cannot be added up.
+    """Check that every tallier is live, because sums need the share of each.
 
     Args:
-        live_s: a party heard of within this counts as there.
+        live_s: a party heard from within this time counts as live.
 
     Raises:
         NotReady: one is not enrolled, or silent.
@@ -253,11 +254,11 @@ def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: dateti
 
 
 def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, live_s: float) -> str:
-    """Enough agents are there.
+    """Check that enough agents are live.
 
     Args:
-        quorum: how many are needed, at least; of all active ones where no task says otherwise.
-        live_s: heard of within this many seconds counts as there.
+        quorum: least number needed; of all active agents unless a task says otherwise.
+        live_s: an agent heard from within this time counts as live.
 
     Raises:
         NotReady: fewer than the quorum.
@@ -275,14 +276,14 @@ def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, 
 
 
 def embedder_there(is_there: bool, waiting: int) -> str:
-    """Somebody prepares the questions of jobs that wait for theirs.
+    """Check that an embedder is live if jobs wait for features.
 
     Args:
-        is_there: whether an embedder was heard of lately.
+        is_there: whether an embedder was heard from lately.
         waiting: jobs whose images have no features yet.
 
     Raises:
-        NotReady: jobs wait, and nobody is there.
+        NotReady: jobs wait, and no embedder is live.
     """
     if is_there:
         return "is there"
@@ -293,7 +294,7 @@ def embedder_there(is_there: bool, waiting: int) -> str:
 
 
 def is_live(party: PartyRecord, *, now: datetime, live_s: float) -> bool:
-    """Whether a party was heard of lately."""
+    """Return whether a party was heard from within `live_s`."""
     return party.last_contact is not None and now - party.last_contact <= timedelta(seconds=live_s)
 
 
@@ -306,11 +307,11 @@ def _checked(name: str, probe: Probe) -> Check:
 
 READY = "jobs can be taken"
 NOT_READY = "no job can be taken now; an administrator's token is told why"
-"""All that leaves to whoever shows no administrator's token."""
+"""The only reason shown without an administrator's token."""
 
 
 def for_strangers(view: ReadinessView) -> ReadinessView:
-    """Ready or not, and nothing of why: a reason counts jobs and charges, and says where the journal is."""
+    """Strip the reasons from a readiness: they count jobs and charges, and name the journal's place."""
     said = READY if view.ready else NOT_READY
     return ReadinessView(ready=view.ready, checks=(Check(name="service", ok=view.ready, detail=said),))
 
@@ -319,9 +320,9 @@ class Health:
     """See the module.
 
     Args:
-        witnesses: what parties have seen of the journal.
-        room: raises where the disk has none.
-        waiting_for_embedder: how many jobs cannot go on without one.
+        witnesses: compares the heads that parties have seen with the journal.
+        room: raises if the disk is full.
+        waiting_for_embedder: how many jobs cannot continue without one.
     """
 
     def __init__(
@@ -346,7 +347,7 @@ class Health:
         self._clock = clock
 
     def readiness(self) -> ReadinessView:
-        """Whether jobs can be taken, and what is missing: for an administrator."""
+        """Return whether jobs can be taken, and what is missing: for an administrator."""
         needed, live_s = self._config.talliers, self._config.timing.live_s
         probes: dict[str, Probe] = {
             "journal": self._journal_probe,
@@ -381,7 +382,7 @@ class Health:
         """Refuse jobs while a party has proven that charges are missing from the journal.
 
         Raises:
-            JournalBehind: they are, so nothing can be promised.
+            JournalBehind: charges are missing, so no bound can be promised.
         """
         behind = self._witnesses.sentence
         if behind:

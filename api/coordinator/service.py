@@ -1,11 +1,8 @@
-"""The coordinator: everything that one process keeps and does, behind the calls that routes make.
+"""The coordinator: all state and work of one process, behind the calls that routes make.
 
-Here the parts meet: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part says in its
-own module what it does; this one only hands them to each other, and knows no HTTP. Routes about parties, prices,
-messages and readiness ask `roster`, `estimates`, `mailroom` and `health`.
-
-Longer than 400 lines because every call that a route makes about a task, a job and a budget is named here, each in a
-few lines.
+This module connects the parts: the journal and its stores, the mailbox, the keys, the conductor's thread. Each part is
+documented in its own module. No HTTP appears here. Routes about parties, prices, messages and readiness call `roster`,
+`estimates`, `mailroom` and `health`.
 """
 
 from __future__ import annotations
@@ -72,22 +69,22 @@ from labeler.system.keys import PartyKeys
 log = logging.getLogger("labeler.coordinator")
 
 WATCH_S = 2.0
-"""Watchers of a job look into SQL at least this often, so that they need no Redis."""
+"""Watchers of a job query SQL at least this often, so they work without Redis."""
 
 LEAST_BETWEEN_S = 0.25
-"""Between two changes that a watcher is told of, but for the end: a job of few questions has eight in less."""
+"""Shortest pause between two reported changes, except for the end: a small job makes eight changes in less."""
 
 MOST_VIEWS = 1000
-"""Views of unfinished jobs that are remembered by job and version, as many requesters look every second."""
+"""Most cached views of unfinished jobs, by job and version, because many requesters poll every second."""
 
 
 class Coordinator:
     """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
 
-    What is asked about a job or a task raises NotFound where there is none, or it is not open to the reader.
+    Calls about a job or a task raise NotFound if it does not exist or the reader may not see it.
 
     Args:
-        stores: the journal, checked.
+        stores: the journal, already checked.
         mailbox: Redis; it need not answer yet.
     """
 
@@ -178,10 +175,10 @@ class Coordinator:
             JournalInUse: another coordinator runs on this home, or on its journal.
             JournalBroken, JournalBehind, UnsafeStorage: the journal cannot be trusted.
             UnsafeStorage: Redis may evict what it holds.
-            InvalidSetting: the keys are gone that parties know this coordinator by, or the folder for uploads is none.
+            InvalidSetting: the keys that parties pinned are missing, or the upload path is not a folder.
         """
         with ExitStack() as owned:
-            # Before anything else: whoever comes second must not touch what the first one has under way.
+            # Before anything else: a second coordinator must not touch the first one's work in progress.
             owned.enter_context(owning_home(config.home))
             clear_incoming(config.home)
             stores = Stores.open(config, clock=clock)
@@ -198,12 +195,12 @@ class Coordinator:
         return coordinator
 
     def start(self) -> None:
-        """Begin to move jobs."""
+        """Start processing jobs."""
         self._thread.start()
         self._sweeps.start()
 
     def stop(self) -> None:
-        """Finish the step at hand and close everything. What was begun goes on at the next start."""
+        """Finish the current step and close everything. Jobs continue at the next start."""
         self._stopping.set()
         if self._thread.ident is not None:
             self.conductor.ring()
@@ -219,12 +216,12 @@ class Coordinator:
         self._owned.close()
 
     async def aclose(self) -> None:
-        """Let go of connections that belong to the event loop; call it there, before `stop`."""
+        """Close connections that belong to the event loop; call it there, before `stop`."""
         await self._mailbox.aclose()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether `stop` was called."""
+        """Return whether `stop` was called."""
         return self._stopping.is_set()
 
     # Tasks and prices.
@@ -243,11 +240,11 @@ class Coordinator:
         return task_view(record)
 
     def task(self, task_id: str, *, reader: Reader) -> TaskView:
-        """One task."""
+        """Return one task."""
         return self._task_views([self._owners.task(reader, task_id)], reader)[0]
 
     def tasks(self, after: str | None, limit: int, *, reader: Reader) -> TaskPage:
-        """Tasks that are open to this reader, newest first."""
+        """Return a page of tasks that this reader may see, newest first."""
         found = self.stores.tasks.list(after=after, limit=limit, open_to=reader.only_own)
         following = found[-1].cursor if len(found) == limit else None
         return TaskPage(items=self._task_views(found, reader), next=following)
@@ -266,7 +263,7 @@ class Coordinator:
         return self._task_views([record], reader)[0]
 
     def unshare_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
-        """Let a token submit no more into a task; what it submitted stays its own.
+        """Stop a token from submitting more jobs into a task; its earlier jobs stay its own.
 
         Raises:
             NotAllowed: see `share_task`.
@@ -283,8 +280,8 @@ class Coordinator:
         """Reserve the price of a job and queue it; see api.coordinator.submission.
 
         Raises:
-            BudgetExceeded: an account does not cover it; the refusal is kept as a refused job.
-            JournalBehind: charges are missing from the journal, so nothing can be promised.
+            BudgetExceeded: an account does not cover it; the refusal is stored as a refused job.
+            JournalBehind: charges are missing from the journal, so no bound can be promised.
         """
         self.health.check_trusted()
         return submission.submit(
@@ -314,7 +311,7 @@ class Coordinator:
         self.conductor.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
-        """One job."""
+        """Return one job."""
         with self.stores.database.read() as connection:
             found = self._owners.job(reader, job_id, connection=connection)
             view = self._views.get((job_id, found.version))
@@ -329,18 +326,18 @@ class Coordinator:
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader
     ) -> JobPage:
-        """Jobs that this reader may see, newest first; as many statements for a full page as for an empty one."""
+        """Return a page of jobs that this reader may see, newest first, in a fixed number of statements."""
         found = self.stores.jobs.list(after=after, limit=limit, states=states, created_by=reader.only_own)
         following = found[-1].cursor if len(found) == limit else None
         items = tuple(shown_to(reader, view) for view in read_views(found, self.stores))
         return JobPage(items=items, next=following)
 
     def job_counts(self) -> Counter[str]:
-        """How many unfinished jobs are in each state."""
+        """Count unfinished jobs by state."""
         return Counter(job.state for job in self.stores.jobs.unfinished())
 
     def cancel(self, job_id: str, *, reader: Reader) -> JobView:
-        """Stop a job; what was asked stays charged, what was not goes back to its task."""
+        """Stop a job; asked queries stay charged, the others return to their task."""
         self._owners.job(reader, job_id)
         view = submission.cancel(job_id, stores=self.stores)
         self.conductor.wake(job_id)
@@ -349,7 +346,7 @@ class Coordinator:
         return view
 
     def forget(self, job_id: str, *, reader: Reader) -> JobView:
-        """Delete what an ended job sent and got; its charges and digests stay. See api.coordinator.retention.
+        """Delete an ended job's upload and results; its charges and digests stay. See api.coordinator.retention.
 
         Raises:
             NotReady: it has not ended.
@@ -359,7 +356,7 @@ class Coordinator:
         return self.job(job_id, reader=reader)
 
     def label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """Questions and answers of a completed job.
+        """Return questions and answers of a completed job.
 
         Raises:
             NotReady: it is not completed.
@@ -368,7 +365,7 @@ class Coordinator:
         return self._keeper.labels(job_id)
 
     def labels_file(self, job_id: str, *, reader: Reader) -> BinaryIO | None:
-        """`label_table` as the Parquet file that is kept, open; None where there is none yet.
+        """Open the stored Parquet file of `label_table`; None if there is none yet.
 
         Raises:
             NotFound: there is no such job, or it is another requester's.
@@ -377,17 +374,17 @@ class Coordinator:
         return self._keeper.labels_file(job_id)
 
     def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """The label of every image of a completed job, asked about or not; see api.coordinator.retention.
+        """Return the label of every image of a completed job, asked about or not; see api.coordinator.retention.
 
         Raises:
             NotReady: it is not completed.
-            Unavailable: its images are being labelled.
+            Unavailable: its images are being labeled.
         """
         self._owners.job(reader, job_id)
         return self._keeper.image_labels(job_id)
 
     def student(self, job_id: str, *, reader: Reader) -> bytes:
-        """The student that labelled a job's images, as a safetensors file with its privacy card.
+        """Return the student that labeled a job's images, as a safetensors file with its privacy card.
 
         Raises:
             NotReady, Unavailable: see `image_label_table`.
@@ -396,17 +393,17 @@ class Coordinator:
         return self._keeper.student(job_id)
 
     def evaluation(self, job_id: str, *, reader: Reader) -> bytes:
-        """What a completed job found that evaluates a model, as JSON.
+        """Return the result of a completed job that evaluates a model, as JSON.
 
         Raises:
-            NotFound: the job labels images; or it is another requester's.
+            NotFound: the job labels images, or it is another requester's.
             NotReady, Unavailable: see `image_label_table`.
         """
         self._owners.job(reader, job_id)
         return self._keeper.evaluation(job_id)
 
     def model(self, job_id: str, *, reader: Reader) -> bytes:
-        """The model that a completed job released, as a safetensors file with its privacy card.
+        """Return the model that a completed job released, as a safetensors file with its privacy card.
 
         Raises:
             NotFound: its task asks for labels, not for a model; or it is another requester's.
@@ -417,7 +414,7 @@ class Coordinator:
         return labels.job_model(job_id, stores=self.stores, config=self.config)
 
     def thumbnails(self, job_id: str, sources: Sequence[str], *, reader: Reader) -> ThumbnailsView:
-        """Small pictures of images that a job was sent; see api.coordinator.labels.
+        """Return small pictures of a job's images; see api.coordinator.labels.
 
         Raises:
             NotFound: there is no such job, it is another requester's, or it was sent as vectors.
@@ -429,16 +426,15 @@ class Coordinator:
         return thumbnails(self.config.home / "jobs" / job_id, job, sources, limits)
 
     def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
-        """The answers of a completed job, one by one; for small jobs."""
+        """Return the answers of a completed job, one by one; for small jobs."""
         return labels.label_rows(self.label_table(job_id, reader=reader))
 
     async def events(self, job_id: str, after: str, *, reader: Reader) -> AsyncIterator[tuple[str, JobView]]:
-        """A job at once, and again at every change, until it is finished or the reader's token is revoked.
+        """Yield a job at once, and again at every change, until it is finished or the reader's token is revoked.
 
         Args:
-            after: version last seen, as text; an equal one is not sent again.
-            reader: who watches. The token is looked up before anything is told, and at every tick: what was open when
-                it was revoked ends.
+            after: version last seen, as text; the same version is not sent again.
+            reader: its token is checked before every event and at every tick, so a revocation ends open streams.
         """
         seen = after
         position = ""
@@ -457,10 +453,10 @@ class Coordinator:
                 await asyncio.sleep(WATCH_S)
 
     async def _next_change(self, job_id: str, position: str) -> str:
-        """Wait for a job to change, and a while for more changes of it unless it has ended; where its events are then.
+        """Wait for a job to change, then briefly for more changes unless it has ended; return the event position.
 
         Raises:
-            TryAgain: nobody tells now.
+            TryAgain: no change is reported now.
         """
         until_s = time.monotonic() + LEAST_BETWEEN_S
         events = await self._mailbox.watch(job_id, position, WATCH_S)
@@ -473,9 +469,9 @@ class Coordinator:
         return position
 
     def _changed(self, job_id: str, seen: str, reader: Reader) -> tuple[bool, JobView | None]:
-        """Whether the reader may watch on, and the job where it is another than was seen or has ended.
+        """Return whether the reader may keep watching, and the job if it changed since `seen` or has ended.
 
-        Nothing new costs two rows, however many batches the job has.
+        If nothing changed, this reads two rows, whatever the number of batches.
         """
         if not self.tokens.is_active(reader.token_id):
             return False, None
@@ -485,10 +481,10 @@ class Coordinator:
         return True, shown_to(reader, read_views([job], self.stores)[0])
 
     def check_token(self, reader: Reader) -> None:
-        """Refuse a token that was revoked since its request came in.
+        """Refuse a token that was revoked after its request arrived.
 
         Raises:
-            NotAuthenticated: it was.
+            NotAuthenticated: it was revoked.
         """
         if not self.tokens.is_active(reader.token_id):
             raise NotAuthenticated("the token was revoked while its request was under way; ask with another one")
@@ -496,11 +492,11 @@ class Coordinator:
     # Budgets.
 
     def budget(self) -> BudgetView:
-        """Every account."""
+        """Return every account."""
         return budget_view(self.ledger, self.config.delta)
 
     def agent_budget(self, agent_id: str) -> BudgetView:
-        """The accounts of one agent.
+        """Return the accounts of one agent.
 
         Raises:
             NotFound: there is no such agent.
@@ -510,7 +506,7 @@ class Coordinator:
     def ledger_page(
         self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader
     ) -> LedgerPage:
-        """Entries of the ledger, oldest first; see api.coordinator.ownership for what requesters see of others."""
+        """Return ledger entries, oldest first; api.coordinator.ownership hides other requesters' names."""
         return ledger_for(
             reader,
             self.stores.jobs.creators,
@@ -521,7 +517,7 @@ class Coordinator:
         )
 
     def evidence(self, wanted: Wanted) -> SignedEvidence:
-        """What was asked and what it cost, from the verified journal, signed; see api.coordinator.budgets."""
+        """Return signed evidence of questions and charges from the verified journal; see api.coordinator.budgets."""
         return signed_evidence(
             wanted, database=self.stores.database, keys=self._keys, delta=self.config.delta, clock=self._clock
         )

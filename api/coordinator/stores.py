@@ -1,16 +1,16 @@
 """The coordinator's journal, opened with all its stores, and its home: the lock, the keys, and room on the disk.
 
-**The lock** of a home is taken before anything in the home is read or changed. A coordinator removes what an earlier
-one left half-written when it starts: uploads whose requests have ended. A second one would so remove the first one's
-uploads under way, and both would write the same files. The journal's own lock comes too late for that, and with
-PostgreSQL it guards a database and no folder.
+**The lock** of a home is taken before anything in the home is read or changed. On start, a coordinator removes an
+earlier one's half-written uploads. A second coordinator would remove the first one's uploads in progress, and both
+would write the same files. The journal's own lock comes too late for that, and with PostgreSQL it guards a database,
+not a folder.
 
-**The keys** by which every site knows this coordinator are made once, and never silently anew. Sites pin the public
-keys in their own policies. A coordinator that lost its keys and made others would sign what nobody believes. So where
-a party was ever enrolled, missing keys are a reason not to start.
+**The keys** by which every site knows this coordinator are made once and never silently replaced. Sites pin the public
+keys in their own policies. A coordinator that lost its keys and made new ones would sign messages that no site
+believes. So if a party was ever enrolled, missing keys prevent the start.
 
-**Room**: a service that can only read takes no job. What was found is told again for a few seconds, so that whoever
-asks for readiness often makes no work; and the file is large enough that the next journal entry fits where it fitted.
+**Room**: a service that cannot write takes no job. A result is reused for a few seconds, so frequent readiness checks
+cost little. The probe file is large enough that if it fits, the next journal entry fits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stores:
     """Everything in the coordinator's journal, over one database.
 
     Attributes:
-        hand_in: takes what is to be written, to be kept with others in one commit; without it, each is a commit.
+        hand_in: queues a write to share a commit with others; without it, each write is its own commit.
     """
 
     database: Database
@@ -66,7 +66,7 @@ class Stores:
 
     @classmethod
     def over(cls, database: Database, *, clock: Clock) -> Stores:
-        """Those of a journal that is open."""
+        """Build the stores over an open journal."""
         return cls(
             database=database,
             ledger=Ledger(database, clock=clock),
@@ -102,11 +102,11 @@ class Stores:
 
     @property
     def settlement(self) -> JournalSettlement:
-        """How jobs are charged and end here."""
+        """Return the settlement of jobs in this journal."""
         return JournalSettlement(self.database, self.ledger, self.jobs, self.tasks)
 
     def write(self, step: Callable[[Connection], Result]) -> Result:
-        """Run a step in a write transaction; it is durable when this returns, and undone whole where it raises."""
+        """Run a step in a write transaction; durable on return, rolled back if it raises."""
         if self.hand_in is not None:
             return run_errand(self.hand_in, step)
         with self.database.write() as connection:
@@ -121,8 +121,8 @@ def owning_home(home: Path) -> Iterator[None]:
     """Hold a coordinator's home; the system frees it if the process dies.
 
     Raises:
-        JournalInUse: another coordinator runs on it.
-        InvalidSetting: the folder is not there, or cannot be written.
+        JournalInUse: another coordinator uses it.
+        InvalidSetting: the folder is missing or not writable.
     """
     lock = home / LOCK_FILE
     try:
@@ -144,13 +144,13 @@ KEYS_FILE = "keys.json"
 
 
 def own_keys(home: Path, *, is_known: bool) -> PartyKeys:
-    """The keys in a coordinator's home; made at the first start.
+    """Return the keys in a coordinator's home; make them at the first start.
 
     Args:
-        is_known: whether a party was ever enrolled here, and so has pinned keys of this coordinator.
+        is_known: whether a party was ever enrolled here, and so has pinned this coordinator's keys.
 
     Raises:
-        InvalidSetting: there are none although parties know some, or they cannot be read.
+        InvalidSetting: they are missing although a party pinned them, or cannot be read.
         BadData: the file holds no keys.
     """
     path = home / KEYS_FILE
@@ -167,14 +167,14 @@ def own_keys(home: Path, *, is_known: bool) -> PartyKeys:
 
 
 INCOMING = "incoming"
-"""Its name in the coordinator's home."""
+"""Name of the folder for unfinished uploads, in the coordinator's home."""
 
 
 def clear_incoming(home: Path) -> None:
-    """Remove what a crash left half-received.
+    """Remove uploads that a crash left half-received.
 
     Raises:
-        InvalidSetting: it is no folder, or cannot be removed; every upload would fail later, in front of a requester.
+        InvalidSetting: not a folder, or not removable. Found now, because otherwise every later upload would fail.
     """
     path = home / INCOMING
     try:
@@ -202,7 +202,7 @@ class RoomProbe:
     """See the module.
 
     Args:
-        now: seconds, going up.
+        now: seconds that never run backwards.
     """
 
     def __init__(self, home: Path, journal: Database, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -213,11 +213,11 @@ class RoomProbe:
         self._found: tuple[float, LabelerError | None] | None = None
 
     def check(self) -> str:
-        """Write, or tell what was found a moment ago.
+        """Write the probe file, or repeat the last result if it is fresh.
 
         Raises:
             StorageFull: there is no room.
-            Unavailable: it cannot be written for another reason.
+            Unavailable: writing fails for another reason.
         """
         with self._lock:
             if self._found is None or self._now() - self._found[0] >= TOLD_AGAIN_S:
@@ -243,7 +243,7 @@ class RoomProbe:
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                # Random, so that no file system stores it as nothing.
+                # Random, so that no file system compresses it away.
                 data = memoryview(os.urandom(PROBE_BYTES))
                 while data:
                     data = data[os.write(handle, data) :]

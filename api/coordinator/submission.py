@@ -1,10 +1,8 @@
-"""Taking a job: everything is checked, claimed and reserved in one transaction, before anybody is asked.
+"""Submission of a job: everything is checked, claimed and reserved in one transaction, before any agent is asked.
 
-Either the job exists with its queries claimed and its worst case reserved in every account, or it is
-kept as "refused" with nothing claimed and nothing reserved. The idempotency key is kept in the same transaction, so a
-request that is sent twice, even at the same time, makes one job or gets one and the same refusal.
-
-A little over 400 lines: one transaction and all that may refuse it.
+Either the job exists with its queries claimed and its worst case reserved in every account, or it is stored as
+"refused" with nothing claimed or reserved. The idempotency key is stored in the same transaction. So a request that is
+sent twice, even concurrently, makes one job or gets the same refusal twice.
 """
 
 from __future__ import annotations
@@ -79,35 +77,34 @@ def submit(
     prices: Prices | None = None,
     on_taken: Callable[[str], None] | None = None,
 ) -> JobView:
-    """Take a job, or refuse it.
+    """Accept a job, or refuse it.
 
     Args:
-        upload: images or vectors that came beside it; None where the vectors stand in the request.
-        reader: who asks; the job will be that token's.
-        owners: tells which tasks are open to it.
+        upload: images or vectors sent with the request; None if the vectors are in the request itself.
+        reader: the requester; the job will belong to its token.
+        owners: looks up the tasks that it may use.
         idempotency_key: the same key with the same request gives the same job.
         config: home, limits, deadlines, backbones.
-        prices: where prices that take seconds are computed; without it, here.
-        on_taken: called with the id of a job that is new and durable; a request that is sent again makes no job, and
-            gives nobody anything to do.
+        prices: queue for prices that take seconds; without it they are computed here.
+        on_taken: called with the id of a new and durable job; not called for a repeated request.
 
     Returns:
-        The job; one that was made before under this key.
+        The job, which may be an earlier one made under this key.
 
     Raises:
-        NotFound: there is no such task, or it is not open to this reader.
+        NotFound: there is no such task, or this reader may not use it.
         InvalidSetting, InvalidTask, TooLarge, BadData: the request does not fit the task.
         IdempotencyMismatch: the key was used for another request.
-        BudgetExceeded: an account does not cover it. The job is kept as "refused", and `problem_of` tells its id.
-        PrivacyRefusal: too many jobs of this token ended before anybody was asked.
-        TooManyRequests, PricesWait: its price takes seconds, and others came before it.
+        BudgetExceeded: an account does not cover it. The job is stored as "refused", and `problem_of` gives its id.
+        PrivacyRefusal: too many jobs of this token ended before any agent was asked.
+        TooManyRequests, PricesWait: its price takes seconds, and others are before it.
     """
     try:
         upload = _only_upload(request, upload, config)
         record = owners.task(reader, request.task_id)
         by = reader.token_id
         order = _order(request, upload, record, by=by, key=idempotency_key, config=config, stores=stores)
-        # Looked up before the upload is moved, where the request names a key at all.
+        # A known key is looked up before the upload is moved.
         taken = _known(order, stores) or _take(order, upload, config, stores, prices)
         if isinstance(taken, Idempotency):
             return _again(taken, stores)
@@ -120,7 +117,7 @@ def submit(
 
 
 def cancel(job_id: str, *, stores: Stores) -> JobView:
-    """Stop a job. Rounds that nobody was asked about are given back; those that were asked stay charged.
+    """Stop a job. Rounds in which no agent was asked are given back; asked ones stay charged.
 
     Raises:
         NotFound: there is no such job.
@@ -135,7 +132,7 @@ def cancel(job_id: str, *, stores: Stores) -> JobView:
 
 
 def request_digest(request: JobRequest, upload: Upload) -> str:
-    """What makes two requests the same: every field, and the names and content of what was sent."""
+    """Return the digest that identifies a request: of every field, and of names and content of the upload."""
     fields = request.model_dump(mode="json", exclude={"features", "query_ids"})
     text = json.dumps({"request": fields, "upload": upload.digest}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(b"labeler-job-request/1\n" + text.encode()).hexdigest()
@@ -254,10 +251,10 @@ def _check_backbone(request: JobRequest, upload: Upload, record: TaskRecord, con
 
 
 def _check_model(upload: Upload, task: Task) -> None:
-    """Refuse what carries no model to evaluate. Whether the model fits, each agent sees before its charge.
+    """Refuse an upload without a model to evaluate. Each agent checks before its charge that the model fits.
 
     Raises:
-        BadData: the vectors carry none.
+        BadData: the vectors carry no model.
         InvalidSetting: images were sent, or the histogram does not fit.
     """
     if upload.source != "features":
@@ -270,13 +267,13 @@ def _check_model(upload: Upload, task: Task) -> None:
 
 
 def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) -> None:
-    """Refuse vectors that none of the task's agents could compare with its own, as far as agents have told.
+    """Refuse vectors whose dimension differs from that of every agent that reported one.
 
-    One that is wrong about itself does not refuse others' jobs. Where nobody has told, agents refuse when they are
+    So one agent with a wrong report cannot block others' jobs. If no agent has reported, agents refuse when they are
     asked, and the charge is given back.
 
     Raises:
-        InvalidSetting: every agent that told has features of another dimension.
+        InvalidSetting: every agent that reported has features of another dimension.
     """
     if upload.dimension is None:
         return
@@ -292,10 +289,10 @@ def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) ->
 
 
 def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, parties: PartyStore) -> None:
-    """Compare what the requester and each agent of the task made of the published probe, where one of them sent any.
+    """Compare the probe features of the requester and of each agent, if any of them sent some.
 
     Raises:
-        InvalidSetting: one sent none, or made its features with another backbone of the same name.
+        InvalidSetting: one sent none, or used a different backbone of the same name.
     """
     wanted = record.task.backbone_fingerprint
     told = {one.party_id: facts_of(one.facts) for one in parties.all() if one.party_id in record.participants}
@@ -304,7 +301,7 @@ def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, partie
         return
     ours, whose, dimension = request.probe or "", "the request", upload.dimension
     if record.task.traits.evaluates and request.probe is None:
-        # A model that a job released: its requester was compared then, and no feature is sent now.
+        # A model that a job released: its requester was checked then, and sends no features now.
         first = next(name for name, facts in told.items() if facts.probe is not None)
         ours, whose, dimension = told[first].probe or "", f"agent {first!r}", told[first].dimension
     for name, facts in told.items():
@@ -321,10 +318,10 @@ def _check_probe(request: JobRequest, upload: Upload, record: TaskRecord, partie
 
 
 def _known(order: _Order, stores: Stores, *, connection: Connection | None = None) -> Idempotency | None:
-    """What the key was used for before.
+    """Return the stored outcome of an earlier request with this key, if any.
 
     Raises:
-        IdempotencyMismatch: another request.
+        IdempotencyMismatch: the key belongs to another request.
     """
     asked = order.idempotency
     if asked is None:
@@ -339,10 +336,10 @@ def _known(order: _Order, stores: Stores, *, connection: Connection | None = Non
 
 
 def _again(known: Idempotency, stores: Stores) -> JobView:
-    """The answer to a request that was answered before: its job, or its refusal."""
+    """Repeat the answer to an earlier request: its job, or its refusal."""
     job = stores.jobs.get(known.job_id)
     if job.state == "refused" and job.problem is not None and not stores.jobs.rounds(job.job_id):
-        # Refused at the door. A job that was taken and refused later is shown: the first answer was the job.
+        # Refused at submission. A job refused later is returned instead, because the first answer was the job.
         raise KeptRefusal(job.problem)
     return read_view(known.job_id, stores)
 
@@ -350,14 +347,14 @@ def _again(known: Idempotency, stores: Stores) -> JobView:
 def _take(
     order: _Order, upload: Upload, config: CoordinatorConfig, stores: Stores, prices: Prices | None
 ) -> JobView | Idempotency:
-    """Give the upload its place and write the job.
+    """Move the upload to its place and write the job.
 
     Returns:
-        The job, or what the key was used for where another request was faster.
+        The job, or the key's stored outcome if another request was faster.
     """
     target = config.home / "jobs" / order.job.job_id / "upload.parquet"
     accepted = False
-    # Moved first: a job that exists has its upload.
+    # Moved first, so that an existing job always has its upload.
     upload.move_to(target)
     try:
         taken = _accept(order, stores, most=config.limits.max_unasked_jobs_per_day, prices=prices)
@@ -376,22 +373,21 @@ def _take(
 
 
 def _is_kept(order: _Order, stores: Stores) -> bool:
-    """Whether the job is in the journal, although its submission was not told so: a step after the commit failed.
+    """Return whether the job is in the journal although its submission failed, in a step after the commit.
 
-    Where the journal cannot be read it counts as kept: an upload without a job is swept later, a job without its upload
-    is lost.
+    An unreadable journal counts as yes: an upload without a job is swept later, but a job without its upload is lost.
     """
     try:
         return stores.jobs.get(order.job.job_id).state not in FINISHED
     except NotFound:
         return False
-    except Exception:  # whatever the journal says, the upload stays
+    except Exception:  # whatever the error is, the upload stays
         log.warning("whether a job was kept could not be read", extra={"job": order.job.job_id})
     return True
 
 
 def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None = None) -> JobView | Idempotency:
-    """Claim the queries, reserve the worst case in every account, and keep the job: all of it, or nothing."""
+    """Claim the queries, reserve the worst case in every account, and store the job: all or nothing."""
     job, record = order.job, order.task
     worst = _worst_case(order, prices) if order.sizes else []  # without queries it is refused
 
@@ -415,7 +411,7 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
         )
         kept = replace(job, first_query=first_query)
         stores.jobs.add(kept, rounds, idempotency=order.idempotency, connection=connection)
-        # As it was written just now; reading it back would show the same.
+        # Built from the values just written, which saves reading them back.
         charge = RoundCharge("reserved", seq)
         return job_view(kept, [replace(one, charge=charge) for one in rounds], record)
 
@@ -423,7 +419,7 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
 
 
 def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
-    """What is reserved, before the transaction: a price may take seconds, and then waits for its turn.
+    """Return the charges to reserve, before the transaction: a price may take seconds and wait for its turn.
 
     Raises:
         TooManyRequests, PricesWait: see Prices.
@@ -438,12 +434,12 @@ def _worst_case(order: _Order, prices: Prices | None) -> list[Charge]:
 
 
 def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connection) -> None:
-    """Refuse another job where many of a requester led nowhere: each leaves entries in the ledgers of all sites.
+    """Refuse another job if many of the requester's ended unasked: each leaves entries in the ledgers of all sites.
 
-    Jobs that were cancelled count against their own token alone.
+    Cancelled jobs count against their own token only.
 
     Raises:
-        PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before anybody was asked.
+        PrivacyRefusal: too many of the token's jobs of the last 24 hours ended before any agent was asked.
     """
     found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, connection=connection)
     if found >= most:
@@ -466,7 +462,7 @@ def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> No
     if short is None:
         return
     level: Level = "agent" if short.level == "agent" else "instance"
-    # The ledger refuses this, and knows who spent last; the transaction ends here either way.
+    # The ledger refuses this charge and adds the last spenders; the transaction ends here either way.
     beyond = Charge(short.account, level, max(short.asked, short.left + 1))
     try:
         stores.ledger.reserve(f"{order.job.job_id}/refused", [beyond], connection=connection)
@@ -476,10 +472,10 @@ def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> No
 
 
 def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, stores: Stores) -> Idempotency:
-    """Keep the refused job with its reason and its key, and tell the reason.
+    """Store the refused job with its reason and its key, and raise the reason.
 
     Returns:
-        What the key was used for where another request was faster.
+        The key's stored outcome if another request was faster.
 
     Raises:
         BudgetExceeded: the refusal.

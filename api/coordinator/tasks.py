@@ -1,7 +1,7 @@
-"""Making a task: everything the price depends on, fixed before anybody is asked.
+"""Creation of tasks: everything that the price depends on is fixed before any agent is asked.
 
-A request leaves out what the federation knows: who takes part, the classes, the backbone, the noise for a price. Each
-is filled in from the enrolled agents or the configuration, or refused with the name of the agent that differs.
+A request may leave out what the federation knows: the participants, the classes, the backbone, the noise for a price.
+Each is filled in from the enrolled agents or the configuration, or refused with the name of the agent that differs.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def create_task(
     clock: Clock,
     nonce: Callable[[], str],
 ) -> TaskRecord:
-    """Make a task and keep it. Two equal requests make two tasks, each with its own noise and its own price.
+    """Make and store a task. Two equal requests make two tasks, each with its own noise and price.
 
     Args:
         config: default classes, number of talliers.
         nonce: a new random text each time, such as secrets.token_hex(16).
 
     Raises:
-        InvalidTask, InvalidSetting, UnsafeGrid: a field is out of bounds, no noise reaches the price, or the talliers
-            cannot find winners, or an agent that was named is unknown or revoked.
+        InvalidTask, InvalidSetting, UnsafeGrid: a field is out of bounds, no noise reaches the price, the talliers
+            cannot find winners, or a named agent is unknown or revoked.
     """
     task, participants = describe_task(request, config=config, parties=parties, nonce=nonce())
-    # Before it is kept for ever: a task whose price cannot be told would break every list that it stands in.
+    # Before it is stored for good: a task without a computable price would break every list that contains it.
     price_view(task, task.max_queries)
     return tasks.add(TaskRecord(task, participants, clock(), by))
 
@@ -58,7 +58,7 @@ def create_task(
 def describe_task(
     request: TaskRequest, *, config: CoordinatorConfig, parties: PartyStore, nonce: str = ""
 ) -> tuple[Task, tuple[str, ...]]:
-    """The task that a request describes, and its participants by id; nothing is kept.
+    """Return the task that a request describes, and its participants' ids; nothing is stored.
 
     Raises:
         As `create_task`.
@@ -84,11 +84,11 @@ def describe_task(
 
 
 def task_view(record: TaskRecord, *, returned: int = 0, shared_with: Sequence[str] = ()) -> TaskView:
-    """A task as requesters see it, with the price of all its queries.
+    """Return a task as requesters see it, with the price of all its queries.
 
     Args:
-        returned: how many of its queries were given out, came back unasked, and can be asked again.
-        shared_with: token ids, for those who may know them.
+        returned: how many of its queries were claimed, came back unasked, and can be asked again.
+        shared_with: token ids; empty for readers who may not know them.
     """
     return TaskView(
         task_id=record.digest,
@@ -103,11 +103,11 @@ def task_view(record: TaskRecord, *, returned: int = 0, shared_with: Sequence[st
 
 
 def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict[str, Any]:
-    """What an image may spend: no more than was set aside in every account that such a task is charged to.
+    """Return an image's budget: no more than was set aside in every account that the task charges.
 
     Raises:
-        InvalidTask: nothing was, or less.
-        InvalidSetting: the epsilon buys less than votes for life need, or more than they are proved for.
+        InvalidTask: nothing was set aside, or less than requested.
+        InvalidSetting: the epsilon buys less than votes for life need, or more than their proof covers.
     """
     aside = [caps.life_nano(config.delta) for caps in (config.federation, config.agents)]
     most = min((0 if nano is None else nano for nano in aside), default=0)
@@ -118,10 +118,10 @@ def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict
         )
     budget = most if request.budget_nano is None else request.budget_nano
     if request.epsilon is not None:
-        # Loaded where it is wanted: few federations cast votes for life.
+        # Imported here: few federations cast votes for life.
         from labeler.accounting.lifetime import set_aside_nano
 
-        # As what is set aside is found from an epsilon, so that equal ones are equal.
+        # Computed like the amount set aside, so that equal epsilons give equal budgets.
         budget = set_aside_nano(budget_for(request.epsilon, delta))
     if budget > most:
         if request.epsilon is not None:
@@ -203,10 +203,10 @@ def _check_delta_of_winners(config: CoordinatorConfig) -> None:
 
 
 def _check_winner_group(parties: PartyStore) -> None:
-    """Only talliers that have pinned each other can find winners; before anybody is asked, all three must have said so.
+    """Check that all three talliers report the same group: only talliers that pinned each other can find winners.
 
     Raises:
-        InvalidTask: one has not, or they have pinned different certificates.
+        InvalidTask: one reports no group, or they pinned different certificates.
     """
     talliers = sorted(
         (one for one in parties.list(role="tallier") if one.state == "active"), key=lambda one: one.tallier or 0

@@ -1,12 +1,11 @@
-"""Spans of jobs and rounds for OpenTelemetry, where an operator asked for them: public ids and counts, nothing else.
+"""Optional spans of jobs and rounds for OpenTelemetry: public ids and counts, nothing else.
 
-A span is made when a job or a round has ended, from what the machine said of it, so nothing is open across a crash and
-no message, error or sentence of a party gets near one. Its attributes are those of `PUBLIC`, which any token of the
-service may read already; a span processor or exporter that fails costs spans and never a turn. What takes how long is
-told to whoever gets the spans: as every viewer of the service does, they see when rounds ended.
+A span is made when a job or a round has ended, from the state machine's record. So none is open across a crash, and no
+message, error or text of a party enters one. Its attributes are those of `PUBLIC`, which any token of the service may
+read already. A failing span processor or exporter loses spans but never a turn. Spans reveal durations: their receiver
+sees when rounds ended, as every viewer of the service does.
 
-The extra `telemetry` brings the SDK; where spans go say the variables of OpenTelemetry
-(OTEL_EXPORTER_OTLP_ENDPOINT).
+The extra `telemetry` installs the SDK; OpenTelemetry's variables (OTEL_EXPORTER_OTLP_ENDPOINT) set the destination.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class JobSpans:
         self._begun: dict[tuple[str, int | None], datetime] = {}
 
     def __call__(self, before: JobRun, after: JobRun) -> None:
-        """A step of a job is durable."""
+        """Record a durable step of a job."""
         try:
             self._job(before, after)
         except Exception:
@@ -87,13 +86,13 @@ class JobSpans:
             attributes |= {"labeler.state": job.state, "labeler.rounds": len(job.rounds)}
         else:
             attributes |= {"labeler.round": one.number, "labeler.contributors": len(one.contributors)}
-        # No span of somebody else is its parent, and no context leaves: a round and its job share the id alone.
+        # It has no parent and no context leaves: a round and its job are linked only by the job's id.
         span = self._tracer.start_span(name, attributes=attributes, start_time=_nanoseconds(begun))
         span.end(end_time=_nanoseconds(now))
 
 
 def spans_of_environment(*, clock: Clock) -> JobSpans:
-    """Spans that go where the environment says.
+    """Return spans that are exported as the environment variables say.
 
     Raises:
         InvalidSetting: the extra `telemetry` is not installed.
@@ -107,7 +106,7 @@ def spans_of_environment(*, clock: Clock) -> JobSpans:
         raise InvalidSetting(
             f"telemetry otlp needs the package {missing.name}; add the extra: private-labeler[telemetry]"
         ) from None
-    # Not Resource.create: that adds whatever the machine and its environment say of themselves.
+    # Not Resource.create, which adds facts about the machine and its environment.
     provider = TracerProvider(resource=Resource({"service.name": "private-labeler"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return JobSpans(provider.get_tracer("private-labeler", version("private-labeler")), clock=clock)

@@ -1,17 +1,17 @@
-"""What a requester sends with a job, written to one Parquet file in bounded memory and checked before anything is paid.
+"""Uploads: a requester's images or vectors, checked and written to a Parquet file in bounded memory before any charge.
 
     images     {name: text, image: bytes}                     files of a form, a zip, or Parquet
-    features   {name: text, feature: fixed list of int16}     vectors of the task's backbone, quantised
+    features   {name: text, feature: fixed list of int16}     vectors of the task's backbone, quantized
 
-Every image's header is read: a known format, not too many pixels. Names are only names and never become paths. Where
-something is refused, nothing stays behind. The digest is of the content, so that the same upload sent again under the
-same idempotency key is known as the same.
+Every image's header is read: it must have a known format and not too many pixels. Names never become paths. A refused
+upload leaves nothing behind. The digest covers the content, so a repeated upload under the same idempotency key is
+recognized.
 
-Vectors are quantised here, or on the grid already and then left as they are: quantising twice would move entries by a
-unit, and ask another question than the one sent.
+Vectors are quantized here, unless they are on the grid already: quantizing twice would move entries by a unit, and ask
+a different question.
 
-A zip is refused whole where it is encrypted, declares more than is taken, or packs like a bomb. Its directory is read
-through a gauge, so that a file of nothing but directory entries cannot fill the memory.
+A zip is refused whole if it is encrypted, declares too much, or compresses like a bomb. Its directory is read through a
+size gauge, so that a file full of directory entries cannot exhaust memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from labeler.system.files import is_full, storage_full, sync_folder
 
 
 def quantised_rows(features: NDArray[np.float64]) -> NDArray[np.int16]:
-    """Rows that are on the grid already as they are, all others quantised; each row by itself."""
+    """Quantize each row that is not on the grid already."""
     ready = on_grid(features)
     result = np.empty(features.shape, dtype=np.int16)
     result[ready] = features[ready].astype(np.int16)
@@ -57,7 +57,7 @@ def quantised_rows(features: NDArray[np.float64]) -> NDArray[np.int16]:
 
 
 def matrix_of(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:
-    """Vectors as an array.
+    """Convert vectors to an array.
 
     Raises:
         BadData: integers that are not int16.
@@ -78,10 +78,10 @@ _NOWHERE = ("", ".", "..")
 
 
 def tidy_name(name: str) -> str:
-    """A name that is only a name: no way up, no backslash, nothing that does not print.
+    """Reduce a file name to a safe one: no parent folders, no backslashes, only printable characters.
 
     Raises:
-        InvalidSetting: nothing is left of it, or it is too long.
+        InvalidSetting: nothing remains, or it is too long.
     """
     written = unicodedata.normalize("NFC", name).replace("\\", "/")
     parts = [part for part in written.split("/") if part.strip() not in _NOWHERE]
@@ -94,10 +94,10 @@ def tidy_name(name: str) -> str:
 
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's names of the formats that are taken."""
+"""Accepted formats, by Pillow's names."""
 
 MAX_BAD = 10
-"""So many bad images are named in one refusal."""
+"""Bad images named in one refusal."""
 
 Source = Literal["images", "features"]
 
@@ -108,10 +108,10 @@ _LEFTOVER = ".upload-"
 
 @dataclass(frozen=True)
 class Upload:
-    """A complete upload on its way to its job.
+    """A complete upload that has no job yet.
 
     Attributes:
-        path: where it lies now; whoever has it moves or discards it.
+        path: its present file; the owner of this object moves or discards it.
         digest: SHA-256 of names and content, in hexadecimal.
         dimension: entries of a feature vector; None for images.
     """
@@ -123,25 +123,25 @@ class Upload:
     dimension: int | None = None
 
     def move_to(self, target: Path) -> None:
-        """Give it its final place, durably."""
-        # One after the other: of folders made on the way to a last one, the mode is anybody's.
+        """Move it durably to its final place."""
+        # One at a time: parents made implicitly would not get the private mode.
         for folder in (target.parent.parent, target.parent):
             folder.mkdir(exist_ok=True, mode=0o700)
         self.path.replace(target)
         sync_folder(target.parent)
 
     def discard(self) -> None:
-        """Remove it, wherever it was not moved away; may be called twice."""
+        """Remove it unless it was moved; may be called twice."""
         self.path.unlink(missing_ok=True)
 
 
 class UploadWriter:
-    """Takes the pieces of one upload, in order; `finish` gives the upload.
+    """Writes the pieces of one upload, in order; `finish` returns the upload.
 
-    Any refusal ends it and removes what was written, and so does leaving a `with` block without `finish`.
+    Any refusal ends it and removes the file, and so does leaving a `with` block without `finish`.
 
     Args:
-        folder: where the file is written; made where it is missing.
+        folder: where the file is written; made if missing.
     """
 
     def __init__(self, folder: Path, limits: LimitsTable) -> None:
@@ -171,29 +171,29 @@ class UploadWriter:
 
     @property
     def count(self) -> int:
-        """Images or vectors taken so far."""
+        """Return the number of images or vectors taken so far."""
         return len(self._names)
 
     def add_image(self, name: str, chunks: bytes | Iterable[bytes]) -> None:
         """Take one image file.
 
         Args:
-            name: the file's name; only a name.
+            name: the file's name; never used as a path.
             chunks: its bytes, whole or in pieces.
 
         Raises:
             TooLarge: the file, all files together, or their number.
-            InvalidSetting: the name is empty or was there before, or vectors came before.
+            InvalidSetting: the name is empty or repeated, or vectors came before.
             UnreadableImage: it is the tenth bad image; fewer are named together by `finish`.
         """
         with self._refusing():
             self._take_image(name, self._join(name, chunks))
 
     def add_zip(self, file: BinaryIO) -> None:
-        """Take every image file of a zip; hidden files are left out, and a zip inside is no image.
+        """Take every image file of a zip; hidden files are skipped, and a nested zip is not an image.
 
         Raises:
-            As `add_image`; BadData: no zip, damaged, encrypted, or packed like a bomb.
+            As `add_image`; BadData: not a zip, damaged, encrypted, or a decompression bomb.
         """
         with self._refusing():
             for name, data in zip_images(file, self._limits):
@@ -203,8 +203,8 @@ class UploadWriter:
         """Take every row of a Parquet file: a column image (bytes, or a struct with them), or a column feature.
 
         Raises:
-            As `add_image` and `add_features`; BadData: no Parquet, damaged, or without such a column.
-            Unavailable: another file is being read for too long.
+            As `add_image` and `add_features`; BadData: not Parquet, damaged, or without such a column.
+            Unavailable: the wait for another file was too long.
         """
         with self._refusing():
             for rows in parquet_rows(file, self._limits, name=name):
@@ -217,18 +217,18 @@ class UploadWriter:
     def add_features(
         self, features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]], ids: Sequence[str] | None = None
     ) -> None:
-        """Take feature vectors: floats, which are quantised here, or ones that were quantised before, as they are.
+        """Take feature vectors: quantized ones unchanged, others quantized here.
 
-        Those are int16, or numbers of JSON and other floats that `quantize` has made: whole, and about 2048 long.
-        Quantising them a second time would move entries by a unit, and ask another question than the one sent.
+        Quantized ones are int16, or floats (also from JSON) that `quantize` made: whole numbers, norm about 2048.
+        Quantizing them again would move entries by a unit, and ask a different question.
 
         Args:
             features: shape (n, dimension).
             ids: one name each; numbers when absent.
 
         Raises:
-            InvalidSetting: rows of different lengths, another number of ids, a repeated id, or images came before.
-            BadData: a vector is zero or not finite, or integers that `quantize` cannot have made.
+            InvalidSetting: rows of different lengths, a wrong number of ids, a repeated id, or images came before.
+            BadData: a vector is zero or not finite, or has integers that `quantize` cannot have made.
             TooLarge: too many, or too long.
         """
         with self._refusing():
@@ -243,7 +243,7 @@ class UploadWriter:
 
         Raises:
             UnreadableImage: some images were bad; up to ten are named.
-            InvalidSetting: nothing came.
+            InvalidSetting: the upload is empty.
         """
         with self._refusing():
             if self._bad:
@@ -262,11 +262,11 @@ class UploadWriter:
             return Upload(self._path, self.count, self._source, self._sha256.hexdigest(), self._dimension)
 
     def discard(self) -> None:
-        """Give the upload up and remove what was written."""
+        """Abandon the upload and remove its file."""
         self._ended = True
         self._pending.clear()
         if self._writer is not None:
-            with suppress(OSError):  # Closing writes, and the disk may be full.
+            with suppress(OSError):  # closing writes, and the disk may be full
                 self._writer.close()
             self._writer = None
         self._path.unlink(missing_ok=True)
@@ -340,7 +340,7 @@ class UploadWriter:
             )
 
     def _append(self, rows: list[tuple[str, bytes]]) -> None:
-        """Take tidy names and what they stand for: each into the digest, all into the file."""
+        """Add tidy names and their bytes to the digest and to the file."""
         self._count_in([name for name, _ in rows], sum(len(data) for _, data in rows))
         for name, data in rows:
             encoded = name.encode()
@@ -351,7 +351,7 @@ class UploadWriter:
             self._flush()
 
     def _count_in(self, names: list[str], size: int) -> None:
-        """Know names that are tidy, and bytes that belong to them."""
+        """Count tidy names and their bytes against the limits."""
         new = set(names)
         if len(new) != len(names) or not self._names.isdisjoint(new):
             repeated = [name for name, count in Counter(names).items() if count > 1 or name in self._names]
@@ -393,7 +393,7 @@ class UploadWriter:
 
 
 def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
-    """Why a file is not taken as an image, or None, and how many pixels it has."""
+    """Return why a file is refused as an image, or None; and its number of pixels."""
     Image.init()
     try:
         with Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
@@ -405,7 +405,7 @@ def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
         return "not an image of a known format" if data else "an empty file", 0
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return f"more than {max_pixels} pixels", 0
-    # Pillow's parsers raise almost anything on damaged headers; all of it means the same here.
+    # Pillow's parsers raise almost any exception on damaged headers; all mean the same here.
     except Exception as error:
         return f"damaged ({type(error).__name__})", 0
 
@@ -413,7 +413,7 @@ def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
 def upload_of_features(
     features: Sequence[Sequence[float]], ids: Sequence[str] | None, *, folder: Path, limits: LimitsTable
 ) -> Upload:
-    """The upload of feature vectors that stood in the request itself.
+    """Make an upload of feature vectors from the request itself.
 
     Raises:
         As `UploadWriter.add_features`.
@@ -428,18 +428,18 @@ _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError, IndexError, KeyError,
     OverflowError,
 )  # fmt: skip
-"""What the reader raises on damaged files, found by damaging many."""
+"""Exceptions that zipfile raises on damaged files, found by damaging many."""
 
 _HIDDEN = ("__MACOSX", "Thumbs.db", "desktop.ini")
 
 
 def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of every file in a zip, in the zip's order.
+    """Yield name and bytes of every file in a zip, in the zip's order.
 
     Raises:
-        BadData: no zip, damaged, encrypted, packed in a way that is not taken, or like a bomb.
-        TooLarge: its directory, a file in it, or all of it.
-        InvalidSetting: no file in it.
+        BadData: not a zip, damaged, encrypted, of an unsupported compression, or a decompression bomb.
+        TooLarge: its directory, a file in it, or the whole.
+        InvalidSetting: it holds no file.
     """
     gauge = _Gauge(file, 64 * 1024 + _DIRECTORY_BYTES_PER_IMAGE * limits.max_images)
     try:
@@ -460,7 +460,7 @@ def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes
 
 
 class _Gauge:
-    """A file of which only so much may be read at once while a limit is set."""
+    """A file that allows reads only up to a limit while one is set."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         self._file = file
@@ -469,7 +469,7 @@ class _Gauge:
     def read(self, size: int = -1) -> bytes:
         if self.limit is None:
             return self._file.read(size)
-        # What goes on to the end is read one byte beyond the limit at most.
+        # A read to the end returns at most one byte beyond the limit.
         data = self._file.read(size if 0 <= size <= self.limit else self.limit + 1)
         if len(data) > self.limit:
             raise TooLarge(f"the zip's directory has more than {self.limit} bytes; put fewer files into it")
@@ -485,7 +485,7 @@ class _Gauge:
         return True
 
     def close(self) -> None:
-        """The file belongs to the caller."""
+        """Do nothing: the file belongs to the caller."""
 
 
 def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:

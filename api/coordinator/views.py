@@ -1,7 +1,7 @@
-"""A job as requesters see it: how far each round has come, and in plain words what is being waited for.
+"""Views of jobs for requesters: the progress of each round, and in plain words what the job waits for.
 
-A view tells when a round ends, never when an agent answered: how long that takes follows from its records. While shares
-come in, a round shows whom it asked and who refused, whatever talliers report of it.
+A view shows when a round ends, never when an agent answered, because an agent's answering time depends on its records.
+While shares come in, a round shows only which agents it asked and which refused, whatever talliers report.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DONE = {"posted": "charged", "void": "given back", "reserved": "reserved"}
 def job_view(
     job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
 ) -> JobView:
-    """A job, its rounds and its price.
+    """Return the view of a job, its rounds and its price.
 
     Args:
-        rounds: its rounds in order; none for a job that was refused.
-        answers: what agents said of it before they were asked.
+        rounds: in order; none for a refused job.
+        answers: the agents' replies to the proposal.
     """
     views = tuple(_round_view(one, task, answers, job.state) for one in rounds)
     return JobView(
@@ -66,7 +66,7 @@ def job_view(
 
 
 def read_views(jobs: Sequence[JobRecord], stores: Stores, *, connection: Connection | None = None) -> list[JobView]:
-    """Jobs with their rounds, prices and answers; as many statements for a full page as for one job."""
+    """Read jobs with their rounds, prices and answers, in a fixed number of statements."""
     ids = [job.job_id for job in jobs]
     with stores.database.reading(connection) as connection:
         rounds = stores.jobs.rounds_of(ids, connection=connection)
@@ -78,7 +78,7 @@ def read_views(jobs: Sequence[JobRecord], stores: Stores, *, connection: Connect
 
 
 def read_view(job_id: str, stores: Stores) -> JobView:
-    """One job as it stands.
+    """Read the present view of one job.
 
     Raises:
         NotFound: there is no such job.
@@ -88,7 +88,7 @@ def read_view(job_id: str, stores: Stores) -> JobView:
 
 
 def cost_view(job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord) -> CostView:
-    """What the rounds of a job that are charged for good have cost, from what the journal records of each."""
+    """Return the cost of a job's posted rounds, from the journal's charges."""
     posted = [one.charge is not None and one.charge.state == "posted" for one in rounds]
     prices = round_prices(task, [one.num_queries for one in rounds], job.num_queries)
     nano = {level: sum(one[level] for one, is_paid in zip(prices, posted, strict=True) if is_paid) for level in LEVELS}
@@ -111,7 +111,7 @@ _epsilon = lru_cache(maxsize=4096)(epsilon_spent)
 
 
 def _selection(job: JobRecord) -> Selection:
-    """What was asked about; everything, where agents are asked for a model that labels every image."""
+    """Return the selected questions; all images if agents are asked for a model that labels every image."""
     if job.strategy == "weights":
         return Selection()
     return Selection.model_validate({"strategy": job.strategy, "count": job.count, "seed": job.seed})
@@ -120,7 +120,7 @@ def _selection(job: JobRecord) -> Selection:
 def waiting_for(
     job: JobRecord, views: Sequence[RoundView], task: TaskRecord, answers: Answers
 ) -> tuple[WaitingFor, ...]:
-    """The agents that an unfinished job waits for, and for what."""
+    """Return the agents that an unfinished job waits for, each with a reason."""
     if job.state == "queued":
         open_answers = {agent: answers.get(agent) for agent in task.participants}
         return tuple(
@@ -150,7 +150,7 @@ def _preparing(job: JobRecord) -> str:
 def stage(
     job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
 ) -> str:
-    """What a job is waiting for, in words: "waiting for 2 of 5 agents: north, south"."""
+    """Say in words what a job is waiting for: "waiting for 2 of 5 agents: north, south"."""
     done = sum(one.num_queries for one in rounds if one.state == "opened")
     match job.state:
         case "queued":
@@ -178,7 +178,7 @@ def stage(
 
 
 def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
-    """Who has not said yet whether it takes part: people who have to approve, agents that said later; who declined."""
+    """Describe agents without a final reply (waiting for approval, "later", silent), and those that declined."""
     later = {agent: _reason(said) for agent, said in sorted(answers.items()) if said.answer == "later"}
     approving = [agent for agent, reason in later.items() if reason == "approval"]
     others = [agent for agent in later if agent not in approving]
@@ -197,15 +197,15 @@ def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
 
 
 def answered_by(one: RoundRecord, task: TaskRecord, state: JobState) -> tuple[str, ...]:
-    """The contributors, once they are fixed; of a round that ended at its deadline those who were in time.
+    """Return the contributors once they are fixed; if the round ended at its deadline, those in time.
 
-    Nobody before that, and nobody of a job that was stopped at a moment of the requester's choice.
+    Return none before that, and none if the requester chose the moment of the stop.
     """
     if one.contributors:
         return tuple(sorted(one.contributors))
     if state != "expired":
         return ()
-    # In time is of whom every tallier holds a share of one and the same split.
+    # An agent was in time if every tallier holds a share of the same split from it.
     reports = list(one.holdings.values())
     if len(reports) < task.task.talliers:
         return ()
@@ -259,18 +259,18 @@ def _ended(how: str, rounds: Sequence[RoundRecord]) -> str:
 
 
 def listed(names: Sequence[str], *, most: int = 5) -> str:
-    """Names in a sentence: the first few, and how many more there are."""
+    """Join names for a sentence: the first few, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def ledger_seq(rounds: Sequence[RoundRecord]) -> int | None:
-    """The last entry that posted the charge of a round; None where none was posted."""
+    """Return the last entry that posted the charge of a round; None if none was posted."""
     posted = [one.charge.seq for one in rounds if one.charge is not None and one.charge.state == "posted"]
     return max(posted, default=None)
 
 
 def ledger_in_words(rounds: Sequence[RoundRecord]) -> str:
-    """What the ledger says of a job: "charged by entry 47", or "2 of 3 batches charged, last by entry 47; ..."."""
+    """Say how a job was charged: "charged by entry 47", or "2 of 3 batches charged, last by entry 47; ..."."""
     charges = [one.charge for one in rounds if one.charge is not None]
     if not charges:
         return "no entry: nothing was reserved"
@@ -285,7 +285,7 @@ def ledger_in_words(rounds: Sequence[RoundRecord]) -> str:
 
 
 def refusals(rounds: Sequence[RoundView]) -> tuple[Refusal, ...]:
-    """Who refused and why, each reason of a party once, whatever number of batches it was given for."""
+    """Return the refusals: each reason of a party once, however many batches it was given for."""
     found: dict[tuple[str, str], list[int]] = {}
     for one in rounds:
         for party_id, reason in sorted(one.refused.items()):

@@ -1,6 +1,6 @@
-"""Routes of administrators: parties and their keys, invitations that sites use once, and access tokens.
+"""Routes of administrators: parties and their keys, one-use invitations for sites, and access tokens.
 
-A token is shown once and kept as a hash; a site that joins by an invitation enrols keys of its own.
+A token is shown once and stored as a hash; a site that joins by an invitation enrols its own keys.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def evidence_routes(coordinator: Coordinator) -> APIRouter:
         headers = {"Content-Disposition": f'attachment; filename="evidence.{format}"'}
         if format == "json":
             return Response(signed.to_bytes(), media_type="application/json", headers=headers)
-        from feature_store.results.evidence import render_page  # here: a coordinator starts without its templates
+        from feature_store.results.evidence import render_page  # imported here: starting needs no templates
 
         page = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
         return Response(page, media_type="text/html", headers=headers | {"Content-Security-Policy": _SANDBOX})
@@ -112,7 +112,7 @@ def _with_zone(at: datetime | None) -> datetime | None:
 
 
 def _documented() -> dict[int | str, dict[str, Any]]:
-    """The answers of the route; the document's own fields are described in docs/evidence.md."""
+    """Return the answers of the route; docs/evidence.md describes the document's fields."""
     documented = answers("The signed document", examples.EVIDENCE, problems=(404, 413, 422))
     documented[200]["content"]["text/html"] = {"schema": {"type": "string"}, "example": "<!doctype html>..."}
     return documented

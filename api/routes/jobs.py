@@ -53,14 +53,14 @@ RETRY_AFTER_S = "1"
 MODEL_MEDIA_TYPE = "application/octet-stream"
 MAX_STREAMS_OF_A_TOKEN = 20
 WRITERS = 16
-"""Submissions that wait for the disk at once. They have threads of their own, so that who only looks waits for none."""
+"""Submissions that wait for the disk at once. They have separate threads, so that reads wait for none of them."""
 MAX_STREAMS = 200
-"""Event streams that are open at once: each looks into the journal every two seconds."""
+"""Most open event streams: each reads the journal every two seconds."""
 MAX_LABELLING_OF_A_TOKEN = 4
 MAX_LABELLING = 16
-"""Requests at once that may wait until the images of a job are labelled: each holds a thread for some seconds."""
+"""Most requests that may wait until a job's images are labeled: each holds a thread for some seconds."""
 MAX_PICTURES = 2
-"""Requests for pictures at once: each is a process that decodes."""
+"""Most requests for pictures at once: each starts a decoding process."""
 _FORM: dict[str, Any] = {
     "schema": {
         "type": "object",
@@ -92,7 +92,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     labelling = Slots("requests for labels of images", each=MAX_LABELLING_OF_A_TOKEN, total=MAX_LABELLING)
     streams = Slots("event streams", each=MAX_STREAMS_OF_A_TOKEN, total=MAX_STREAMS)
 
-    # Made when the first request asks, because they belong to the event loop that serves.
+    # Made at the first request, because they belong to the serving event loop.
     @cache
     def writers() -> CapacityLimiter:
         return CapacityLimiter(WRITERS)
@@ -163,7 +163,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     ) -> JobPage:
         return coordinator.jobs(after, limit, frozenset(state) if state else None, reader=who)
 
-    # Before the routes of one job, whose id would take the action in: a refused method names those of the first match.
+    # Before the routes of one job, whose id pattern matches the action too: a 405 lists the first match's methods.
     @router.post(
         "/v1/jobs/{job_id}:thumbnails",
         summary="Look at a job's images",
@@ -239,7 +239,7 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         else:
             table = coordinator.label_table(job_id, reader=who)
         if table.num_rows <= ROWS_PER_CHUNK:
-            # In one piece, here: each piece of a stream is another hop between event loop and thread.
+            # Sent whole: each piece of a stream would hop between event loop and thread.
             return Response(b"".join(export.write(table)), media_type=export.media_type, headers=headers)
         return StreamingResponse(export.write(table), media_type=export.media_type, headers=headers)
 
@@ -360,7 +360,7 @@ def _label_answers() -> dict[int | str, dict[str, Any]]:
 
 
 MAX_WAITING = 200
-"""Requests that wait for their labels at once."""
+"""Most requests that wait for their labels at once."""
 
 
 def label_routes(coordinator: Coordinator) -> APIRouter:
@@ -397,7 +397,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
         view: JobView = await run_in_threadpool(
             coordinator.submit, job, None, reader=who, idempotency_key=idempotency_key
         )
-        # Where too many wait already, the answer is the place of the job.
+        # If too many wait already, answer with the job's address.
         with contextlib.suppress(TooManyRequests), waits.hold(who.token_id):
             view = await _finished(coordinator, http, view, request.wait_s, who)
         if view.state not in FINISHED:
@@ -409,7 +409,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
             return problems.render(view.problem.model_dump() | {"job_id": view.job_id, "instance": http.url.path})
         rows: tuple[LabelRow, ...] = ()
         if view.state == "completed":
-            # The token may have been revoked while its holder waited.
+            # The token may have been revoked during the wait.
             await run_in_threadpool(coordinator.check_token, who)
             rows = await run_in_threadpool(coordinator.label_rows, view.job_id, reader=who)
         return LabelsView(job_id=view.job_id, state=view.state, price=view.price, labels=tuple(rows))
@@ -418,7 +418,7 @@ def label_routes(coordinator: Coordinator) -> APIRouter:
 
 
 async def _finished(coordinator: Coordinator, request: Request, view: JobView, wait_s: float, who: Reader) -> JobView:
-    """The job once it is finished, or as it stands when the time is up or the server stops."""
+    """Return the job once it is finished, or its present view when the time is up or the server stops."""
     latest = view
 
     async def watch() -> None:

@@ -1,9 +1,9 @@
-"""The post of agents and talliers: signed messages in, waiting messages out.
+"""Mail of agents and talliers: signed messages in, waiting messages out.
 
-No token stands on these routes: a message is signed by its sender and, where it is for another party, sealed to it. A
-signature covers the header, and the header binds the body by its digest, so a stranger is refused after a few hundred
-bytes. What enrolled parties send at once is bounded: together, and for each by one message of the largest size, so that
-one party that sends slowly or often cannot keep the others from being heard.
+These routes take no token: a message is signed by its sender and, if it is for another party, sealed to it. A signature
+covers the header, and the header binds the body by its digest, so a stranger is refused after a few hundred bytes. The
+bytes in progress are bounded in all, and for each party by one message of the largest size. So a party that sends
+slowly or often cannot shut out the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OCTETS = "application/octet-stream"
 MAX_BYTES_IN_FLIGHT = 256 * 1024 * 1024
-"""Of all bodies that are being received or handled."""
+"""Most bytes of all bodies being received or handled."""
 _FRAMES = {OCTETS: {"schema": {"type": "string", "format": "binary"}, "example": "(frames of signed messages)"}}
 _BODY = {"requestBody": {"required": True, "content": _FRAMES}}
 
@@ -49,21 +49,21 @@ class MessageIntake:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes that are being received or handled now."""
+        """Return the bytes being received or handled now."""
         return self._in_flight.total()
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[bytes]:
-        """The frames of one request, whole; they count as under way until the block ends.
+        """Receive all frames of one request; they count as in flight until the block ends.
 
         Args:
             request: its body is frames (labeler.messages).
 
         Raises:
-            TooLarge: a header or the body is larger than is taken.
-            ProtocolViolation: the bytes are no messages, or end in the middle of one.
-            NotEnrolled, Forged: the first header is of a stranger; no body was read.
-            Unavailable: too much is under way, or it comes too slowly; send it again later.
+            TooLarge: a header or the body is above its limit.
+            ProtocolViolation: the bytes are not messages, or end in the middle of one.
+            NotEnrolled, Forged: the first header is a stranger's; no body was read.
+            Unavailable: too much is in flight, or the bytes come too slowly; send again later.
         """
         source = request.stream()
         data = bytearray()
@@ -85,9 +85,9 @@ class MessageIntake:
                 signed = bytes(data[start : start + header_bytes + SIGNATURE_BYTES])
                 start += len(signed)
                 if not sender:
-                    # What follows in the same request is read when it is handled, and counts as this sender's.
+                    # Later frames of the request are checked when it is handled, and count as this sender's.
                     header = Header.parse(signed[:header_bytes])
-                    # On the event loop: it takes a tenth of a millisecond, less than to hand it to a thread.
+                    # On the event loop: it takes a tenth of a millisecond, less than a hop to a thread.
                     self._check_sender(header, signed[header_bytes:])
                     sender = header.sender
                 self._hold(sender, body_bytes)
@@ -141,10 +141,10 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         with _counting_failures(request):
             async with intake.receive(request) as data:
                 taken = await coordinator.mailroom.take(data)
-            del data  # is no longer counted
+            del data  # no longer counted, so free it
         if taken.asking is None:
             return JSONResponse({"taken": taken.count}, 202)
-        # What was taken stays taken: whoever does not get its mail here asks for it, and is told why there.
+        # The messages are taken in any case. A party that gets no mail here polls for it, and learns the reason there.
         frames = await unless_stopping(request, coordinator.mailroom.mail_after(taken.asking))
         return Response(frames or b"", media_type=OCTETS)
 
@@ -161,7 +161,7 @@ def message_routes(coordinator: Coordinator) -> APIRouter:
         with _counting_failures(request):
             async with intake.receive(request) as received:
                 data = received
-            # A poll is small and may wait long: it is no longer counted.
+            # A poll is small and may wait long, so it is no longer counted.
             frames = await unless_stopping(request, coordinator.mailroom.poll(data))
         if frames is None:
             raise Unavailable("the coordinator is stopping; ask again in a moment")

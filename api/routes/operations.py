@@ -1,4 +1,4 @@
-"""For those who run the service: whether it lives, whether it is ready, what it measures, and the dashboard's files."""
+"""Routes for operators: liveness, readiness, metrics, API reference, and the dashboard's files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFERENCE = "The documentation is at /api\n"
 
 
 def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
-    """Routes outside /v1. Of the dashboard's files those are served that are there when the app is made."""
+    """Build the routes outside /v1. The dashboard's files are those present when the app is made."""
     router = APIRouter(tags=["operations"], route_class=Route)
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
@@ -159,7 +159,7 @@ async def _to_reference() -> Response:
 
 
 def _leads_to(place: str, said: str) -> dict[int | str, dict[str, Any]]:
-    """The documented answers of a route that leads elsewhere."""
+    """Return the documented answers of a route that redirects."""
     led = {
         "description": f"Leads to {place}",
         "headers": {"Location": {"description": place, "schema": {"type": "string"}}},

@@ -1,18 +1,16 @@
-"""The console of a site: a page in the browser of the machine its agent runs on, its checks, and its own server.
+"""The console of a site: a browser page on the machine its agent runs on, its checks, and its own server.
 
-It shows what is public of what was asked, and the site's own accounting; it decides through the same functions as the
-shell. Look and colours are the dashboard's.
+It shows the public part of what was asked, and the site's own accounting. Decisions go through the same functions as in
+the shell, by `Site`. Its look and colors are the dashboard's.
 
-Requests it takes are from this machine, by a name of this machine, with the token, from its own page.
+It takes only requests from this machine, under a name of this machine, with the token, from its own page:
 
-connection   from a loopback address; the server listens on none but one
-Host         a loopback address or localhost: a page of somebody whose name was pointed at 127.0.0.1 (DNS rebinding)
-             sends its own name and is refused before anything is looked at
-Origin       of what changes something: none (no browser), or this very address
-token        256 bits, made at each start, told in the fragment of the address, which no browser sends to any server;
+connection   from a loopback address; the server listens on one loopback address only
+Host         a loopback address or localhost. A stranger's page whose name was pointed at 127.0.0.1 (DNS rebinding)
+             sends its own name and is refused before anything else is read
+Origin       for a change: none (not a browser), or this exact address
+token        256 bits, made at each start, passed in the URL's fragment, which no browser sends to any server;
              compared in constant time
-
-Decisions are made by `Site`.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ STATIC: Final[Traversable] = files(__name__) / "static"
 """The folder of the page's own files."""
 
 SHARED: Final = ("dashboard.css", "theme.js", "dom.js", "icon.svg")
-"""Files of the dashboard that the page uses as they are."""
+"""Dashboard files that the page uses unchanged."""
 
 HEADERS: Final[dict[str, str]] = dashboard.HEADERS | {
     "Cache-Control": "no-store",
@@ -52,17 +50,17 @@ HEADERS: Final[dict[str, str]] = dashboard.HEADERS | {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",
 }
-"""What every answer carries: no script or style but our own files, no other host, no frame, nothing kept."""
+"""Headers of every answer: only our own scripts and styles, no other host, no frame, no caching."""
 
 
 MAX_BODY_BYTES = 16 * 1024
 
 
 class Guard:
-    """Checks every request before the application sees it, and puts the headers on every answer.
+    """Checks every request before the application sees it, and adds the headers to every answer.
 
     Args:
-        token: what a request under /v1 has to show.
+        token: the secret that a request under /v1 must carry.
     """
 
     def __init__(self, app: ASGIApp, *, token: str) -> None:
@@ -87,7 +85,7 @@ class Guard:
         await self._app(scope, receive, with_headers)
 
     def _objection(self, scope: Scope) -> tuple[int, str]:
-        """Why a request is not taken; (0, "") where it is."""
+        """Return status and sentence of a refusal; (0, "") for a request that passes."""
         client = scope.get("client")
         if client is None or not is_loopback(client[0]):
             return 403, "the desk answers this machine alone"
@@ -117,7 +115,7 @@ def _hostname(host: str) -> str:
 
 
 def _one(scope: Scope, name: bytes) -> str | None:
-    """The value of a header that came exactly once."""
+    """Return the value of a header that came exactly once; else None."""
     found = [value for key, value in scope["headers"] if key == name]
     return found[0].decode("latin-1") if len(found) == 1 else None
 
@@ -140,16 +138,16 @@ PAGE = "index.html"
 
 
 class Site(Protocol):
-    """What the people of a site may see and decide; each raises `LabelerError` in sentences for them."""
+    """Actions open to the people of a site; each raises `LabelerError` with a sentence for them."""
 
     def overview(self) -> dict[str, Any]:
-        """Who we are, whether we answer, what waits, what was decided, what is left, what was answered."""
+        """Return the site's identity, whether it answers, waiting and past decisions, budget left, and answers."""
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Every round that was ever answered."""
+        """Return every round that was ever answered."""
 
     def rounds_csv(self) -> str:
-        """The same as CSV."""
+        """Return `rounds` as CSV."""
 
     def approve(self, digest: str) -> None:
         """Let the agent answer a task."""
@@ -165,7 +163,7 @@ class Site(Protocol):
 
 
 class Why(BaseModel):
-    """The reason of a decision."""
+    """The reason for a decision."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -176,7 +174,7 @@ def create_desk(site: Site, *, token: str) -> FastAPI:
     """Build the application.
 
     Args:
-        token: what a request under /v1 has to show.
+        token: the secret that a request under /v1 must carry.
     """
     app = FastAPI(title="desk", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
@@ -241,23 +239,23 @@ def create_desk(site: Site, *, token: str) -> FastAPI:
 
 
 MOST_IDLE = 64
-"""Connections without a request under way; beyond them the longest idle ones are closed."""
+"""Most connections without a request under way; beyond it the longest idle ones are closed."""
 _WATCH_S = 0.2
 
 
 def serve_desk(
     site: Site, *, host: str, port: int, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Serve a site's desk to this machine.
+    """Serve a site's console to this machine.
 
     Args:
         host: a loopback address.
         port: 0 takes a free one.
-        on_ready: called with the whole address, token and all, once it listens.
+        on_ready: called with the full URL, token included, once it listens.
 
     Raises:
-        InvalidSetting: the address is reached from other machines.
-        Unavailable: it is taken.
+        InvalidSetting: other machines can reach the address.
+        Unavailable: the address is taken.
     """
     if not is_loopback(host):
         raise InvalidSetting(
