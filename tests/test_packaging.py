@@ -77,7 +77,7 @@ def test_what_is_installed_here_is_what_is_pinned() -> None:
 
 
 def test_pages_and_charts_name_the_version_and_every_extra() -> None:
-    said = {name: (ROOT / name).read_text() for name in ("mkdocs.yml", "deploy/helm/labeler/Chart.yaml", "CHANGELOG.md")}
+    said = {one: (ROOT / one).read_text() for one in ("mkdocs.yml", "deploy/helm/labeler/Chart.yaml", "CHANGELOG.md")}
     assert all(PROJECT["version"] in text for text in said.values())
     versions = (ROOT / "docs" / "upgrades.md").read_text()
     assert [extra for extra in EXTRAS if f"`{extra}`" not in versions] == []
