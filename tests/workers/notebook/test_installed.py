@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("labeler", "feature_store", "api", "workers")
 
 
@@ -21,6 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     [wheel] = folder.glob("*.whl")
+    assert wheel.stat().st_size < 5_000_000
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
@@ -39,6 +44,26 @@ def test_the_wheel_holds_every_package_with_its_pages_and_nothing_else(installed
     assert {name for name in found if not name.endswith(".dist-info")} == set(PACKAGES)
     for needed in ("feature_store/results/report/report.html.j2", "api/console/static/index.html", "labeler/py.typed"):
         assert (installed / needed).is_file(), needed
+
+
+@pytest.mark.long
+def test_the_command_of_the_wheel_runs_the_demo_in_a_clean_environment(installed: Path, tmp_path: Path) -> None:
+    """An environment of its own, where the packages that the wheel depends on are seen and this checkout is not."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "env"], cwd=tmp_path, check=True)
+    [wheel] = installed.parent.glob("*.whl")
+    uv = shutil.which("uv", path=Path(sys.executable).parent) or pytest.skip("`make install` installs uv")
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--offline", "--python", "env/bin/python", str(wheel)]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    [packages] = (tmp_path / "env" / "lib").glob("python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # a path alone: no .pth beyond is read
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for arguments, says in ((["--version"], f"{PROJECT['version']}"), (["demo", "--out", "demo"], "right")):
+        ran = subprocess.run(
+            ["env/bin/labeler", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert says in ran.stdout
+    assert (tmp_path / "demo" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("name", ["api", "workers"])
