@@ -157,7 +157,7 @@ class Gate:
         role = record.role
         if need in ("auditor", "scraper") and role == "requester":
             raise NotAllowed(
-                f"{request.method} {path} tells of every requester's jobs, so it is for an auditor's token (role "
+                f"{request.method} {path} shows every requester's jobs, so it needs an auditor's token (role "
                 "viewer) or an administrator's; this token is a requester's"
             )
         if not reaches(role, least):
@@ -210,7 +210,7 @@ class Route(APIRoute):
         async def guarded(request: Request) -> Response:
             await request.app.state.gate.admit(request, self.path)
             if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
-                raise HTTPException(422, "the NUL character is not taken in a path or query")
+                raise HTTPException(422, "a path or query must not hold a NUL character")
             if self.path.startswith(VERSIONED):
                 _refuse_unknown(request, known)
             if self.body_field is not None:
@@ -257,7 +257,7 @@ def _refuse_unknown(request: Request, known: Mapping[str, bool]) -> None:
         if name not in known:
             wrong.append((name, f"this route knows {', '.join(known) or 'no parameter'}"))
         elif count > 1 and not known[name]:
-            wrong.append((name, f"it was given {count} times, and means one thing"))
+            wrong.append((name, f"it was given {count} times; give it once"))
     if wrong:
         raise RequestValidationError([{"loc": ("query", name), "msg": message} for name, message in wrong])
 
@@ -298,7 +298,7 @@ def parse_json(data: bytes) -> Any:
         )
     try:
         if b"\\u0000" in data:
-            raise ValueError("the NUL character is not taken")
+            raise ValueError("a document must not hold a NUL character")
         return json.loads(
             data.decode("utf-8"),
             parse_constant=_refuse_constant,
@@ -313,13 +313,13 @@ def parse_json(data: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("an object has the same name twice")
     return content
 
 

@@ -508,7 +508,7 @@ class Client:
                 "Nothing was downloaded, and the service still has it"
             )
         if path.is_dir():
-            raise InvalidSetting(f"{str(path)!r} is a folder, and a file is to be written; name the file in it")
+            raise InvalidSetting(f"{str(path)!r} is a folder; name a file in it")
         part = path.with_name(path.name + ".part")
         for attempt in self._connection.again():
             try:

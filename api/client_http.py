@@ -98,11 +98,13 @@ class Connection:
     ) -> None:
         if not isinstance(url, str) or not isinstance(token, str):
             what = "the service's URL" if not isinstance(url, str) else "the access token"
-            raise InvalidSetting(f"{what} is a text; is the variable set that it was taken from?")
+            raise InvalidSetting(f"{what} must be a text; is the variable that holds it set?")
         token = token.strip()
         _check(url)
         if _TOKEN.fullmatch(token) is None:
-            raise InvalidSetting("the access token is empty, or has a letter that no token has; copy it again, whole")
+            raise InvalidSetting(
+                "the access token is empty, or has a character that no token has; copy all of it again"
+            )
         self.url = url.rstrip("/")
         self._patience_s = patience_s
         self._absent_patience_s = patience_s if absent_patience_s is None else min(absent_patience_s, patience_s)
@@ -398,7 +400,7 @@ def public_shard(path: Path) -> Shard:
 
     shard = Shard.open(path)
     if not shard.is_public:
-        raise InvalidSetting(f"{path.name!r} is a private shard, and nothing of it is ever sent; name a public one")
+        raise InvalidSetting(f"{path.name!r} is a private shard, which is never sent; name a public one")
     return shard
 
 

@@ -103,7 +103,7 @@ class JobIntake:
                     await _put(parts, form)
                 parser.finalize()
             except FormParserError:
-                raise HTTPException(422, "the body is no well-formed multipart/form-data") from None
+                raise HTTPException(422, "the body is not well-formed multipart/form-data") from None
             await _put(parts, form)
             if not parts.is_complete:
                 raise HTTPException(422, "the form ends before its closing boundary; the upload was cut off")

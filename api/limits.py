@@ -150,9 +150,9 @@ class Slots:
         """
         with self._lock:
             if self._held[name] >= self._each:
-                raise self._refused(f"one client may have {self._each} {self._what} under way; wait for one to end")
+                raise self._refused(f"one client may have {self._each} {self._what} in progress; wait for one to end")
             if self._held.total() >= self._total:
-                raise self._refused(f"{self._total} {self._what} are under way, which is as many as are served")
+                raise self._refused(f"{self._total} {self._what} are in progress, the most that are served")
             self._held[name] += 1
 
     def give_back(self, name: str) -> None:

@@ -114,7 +114,7 @@ class _Service(Collector):
 
     def _parties(self) -> Iterator[Metric]:
         parties = self._coordinator.roster.party_list()
-        live = GaugeMetricFamily("labeler_parties_live", "Parties heard of lately, by role.", labels=("role",))
+        live = GaugeMetricFamily("labeler_parties_live", "Parties heard from lately, by role.", labels=("role",))
         live.add_metric(("agent",), parties.live_agents)
         live.add_metric(("tallier",), parties.live_talliers)
         yield live

@@ -1,9 +1,9 @@
-"""What travels over REST: requests and answers of version 1, for the server, the client and the OpenAPI document alike.
+"""Requests and answers of the REST API, version 1, shared by the server, the client and the OpenAPI document.
 
 Requests refuse unknown fields, so that a misspelt setting never falls back to a default. Prices are epsilons for people
-and nano-units of mu^2 (see labeler.budget) for programs; `null` stands where no finite bound exists.
+and nano-units of mu^2 (see labeler.budget) for programs; `null` means that no finite bound exists.
 
-More than 600 lines: it is one document, what /openapi.json says.
+More than 600 lines: it is one document, the content of /openapi.json.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Role = Literal["admin", "requester", "viewer"]
 PartyRole = Literal["agent", "tallier"]
 LabelFormat = Literal["jsonl", "parquet", "label-studio", "label-studio-config", "image-folder-csv"]
 LabelsOf = Literal["images", "questions"]
-"""Every public image, asked about or not; or what was asked and what was released for it."""
+"""Every public image, asked about or not; or the questions and what was released for each."""
 
 PlainFloat = Annotated[float, Field(strict=True)]
-"""A number, and no text that reads like one (labeler.settings)."""
+"""A number; a text that looks like one is refused (labeler.settings)."""
 
 KEY = "[!-~]{1,200}"
-"""What an idempotency key is."""
+"""The pattern of an idempotency key."""
 
 MAX_SYNCHRONOUS_QUERIES = 64
 MAX_THUMBNAILS = 48
@@ -48,7 +48,7 @@ class View(BaseModel):
 
 
 class TaskRequest(WantedTask):
-    """What all parties shall agree on. Give `sigma_votes` or `epsilon` (the noise is then solved for that price)."""
+    """The terms all parties agree on. Give `sigma_votes` or `epsilon` (the noise is then computed for that price)."""
 
     classes: Annotated[tuple[ClassName, ...], Field(min_length=2, max_length=MOST_CLASSES)] | None = None
     epsilon: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -61,11 +61,11 @@ class TaskRequest(WantedTask):
 
 
 class LifeView(View):
-    """What a task of votes for life means; its epsilon is of all such jobs together, ever."""
+    """Terms of a task of votes for life; its epsilon covers all such jobs together, ever."""
 
     budget_nano: int
     vote_nano: int
-    """What one vote under the task's noise costs an image."""
+    """The cost of one vote under the task's noise to an image."""
     votes: int
     """How many such votes an image has in its life."""
     most_votes: int
@@ -75,7 +75,7 @@ class LifeView(View):
 
 
 class PriceView(View):
-    """What so many queries of a task cost."""
+    """The price of a number of a task's queries."""
 
     queries: int
     delta: float
@@ -84,7 +84,7 @@ class PriceView(View):
     instance_charge_nano: int | None
     agent_charge_nano: int | None
     instance_question_nano: int | None = None
-    """What one question takes of it, rounded up; null where the method has no such share: the job is priced once."""
+    """One question's share of it, rounded up; null where the method has no such share: the job is priced once."""
     agent_question_nano: int | None = None
     person_epsilon: float | None = None
     """For all records of one person at one agent; null where the task does not bound how many vote. Charged nowhere."""
@@ -126,11 +126,11 @@ class ShareRequest(Request):
     """Let another requester submit into a task."""
 
     token_id: Annotated[str, Field(min_length=1, max_length=100)]
-    """As `GET /v1/whoami` tells it to whoever holds that token."""
+    """Id of their token, which `GET /v1/whoami` shows to its holder."""
 
 
 class Selection(Request):
-    """Which of the images are asked about; choosing costs no privacy."""
+    """The choice of images to ask about; choosing costs no privacy."""
 
     strategy: AskedStrategy = "all"
     count: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -143,7 +143,7 @@ class Selection(Request):
 
 
 class EstimateRequest(Request):
-    """Price of a job, before anything is asked: name a task, or describe one."""
+    """A request for the price of a job, before anything is asked: name a task, or describe one."""
 
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     task: TaskRequest | None = None
@@ -171,7 +171,7 @@ class AccountAfter(View):
 
 
 class ExpectedAccuracy(View):
-    """Which share of a job's labels can be expected to be right, from public facts and the noise alone.
+    """The share of a job's labels that can be expected to be right, from public facts and the noise alone.
 
     Between `low`, where private images are of another kind than the public ones, and `high`, where they are alike; null
     where nothing can be said, with the reason. `records` is the number of private images that was assumed.
@@ -208,7 +208,7 @@ Probe = Annotated[str, Field(max_length=MOST_PROBE_CHARACTERS)]
 
 
 class JobRequest(Request):
-    """A labelling job. Images come beside it (files, zip, Parquet); feature vectors stand in it, or come in Parquet."""
+    """A labeling job. Images come in a form (files, zip, Parquet); feature vectors in the request, or in Parquet."""
 
     task_id: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     name: Annotated[Printable, Field(max_length=200)] = ""
@@ -251,7 +251,7 @@ class RoundView(View):
 
 
 class Refusal(View):
-    """A party that would not answer, and why: one for each reason, however many batches it was given for."""
+    """A party's refusal: one for each reason, however many batches it was given for."""
 
     party_id: str
     reason: str
@@ -287,10 +287,10 @@ class JobView(View):
     task_name: str = ""
     """Of the task; `name` is the job's own, and may be empty."""
     evaluates: bool = False
-    """Its question is a released model, and what it found is its evaluation; no image gets a label."""
+    """Its question is a released model, and its result an evaluation; no image gets a label."""
     state: JobState
     stage: str
-    """In words: what is being waited for."""
+    """In words, what the job waits for."""
     queries: int
     queries_done: int
     images: int
@@ -313,7 +313,7 @@ class JobView(View):
     ledger_seq: int | None = None
     """The last entry that posted its charge."""
     ledger: str = ""
-    """What became of its charge, in words."""
+    """The state of its charge, in words."""
     version: int
     forgotten_at: datetime | None = None
     """When its images, questions and labels were deleted for good."""
@@ -346,7 +346,7 @@ class LabelRow(View):
     status: Literal["answered", "abstained", "refused_budget", "failed_quorum"]
     noisy_votes: list[float] | None = None
     mu_squared: float | None = None
-    """What this question took of one private image's budget; null where the method has no such share (`price`)."""
+    """This question's share of one private image's budget; null where the method has no such share (`price`)."""
 
 
 class ThumbnailsRequest(Request):
@@ -393,10 +393,10 @@ class BalanceView(View):
     delta: float
     cap_epsilon: float | None
     spent_epsilon: float | None
-    """What everything reserved and posted amounts to together, at `delta`."""
+    """The joint epsilon of everything reserved and posted, at `delta`."""
     left_fraction: float | None
     life_nano: int = 0
-    """What of it was set aside for votes for life: all of them together, however many are asked."""
+    """The part of it set aside for all votes for life together, however many are asked."""
     life_epsilon: float | None = None
     """The same as an epsilon at `delta`; null where nothing was set aside."""
 
@@ -454,7 +454,7 @@ class InvitationRequest(Request):
     """It is enrolled, and gets new keys and the talliers as they are now."""
     valid_days: Annotated[int, Field(ge=1, le=30)] = 7
     ca_certificates: Annotated[str, Field(max_length=MAX_CERTIFICATES)] = ""
-    """PEM: what the coordinator's certificate is checked against; the system's authorities, when empty."""
+    """PEM: authorities that vouch for the coordinator's certificate; the system's when empty."""
 
 
 class InvitationView(View):
@@ -465,13 +465,13 @@ class InvitationView(View):
     role: PartyRole
     expires_at: datetime
     phrase: str
-    """To be compared by telephone."""
+    """Compare it by phone."""
     document: dict[str, Any]
     """The content of the file. Its `token` is a secret until it is used."""
 
 
 class WithdrawnView(View):
-    """What became of the invitations of a name that were not used yet."""
+    """The withdrawn invitations of a name, which were not used."""
 
     party_id: str
     withdrawn: int
@@ -518,11 +518,11 @@ class PartyView(View):
     classes: tuple[str, ...] = ()
     version: str = ""
     claim: str = ""
-    """What it says of the coordinator's journal and cannot prove; its polls are refused while it does."""
+    """Its unproven claim about the coordinator's journal; its polls are refused while it makes one."""
 
 
 class KeyChangeView(View):
-    """Keys that an invitation lets in, or has let in lately; neither its token nor its phrase."""
+    """Keys that an invitation may enrol, or has enrolled lately; neither its token nor its phrase."""
 
     party_id: str
     role: PartyRole
@@ -534,7 +534,7 @@ class KeyChangeView(View):
 
 
 class PartiesView(View):
-    """Everybody enrolled, and whether enough are there."""
+    """All enrolled parties, and whether enough are live."""
 
     coordinator_verify_key: str
     coordinator_seal_key: str
@@ -574,7 +574,7 @@ class Check(View):
 
 
 class ReadinessView(View):
-    """Whether jobs can be taken, and what is missing."""
+    """Readiness of the service: can jobs be taken, and what is missing."""
 
     ready: bool
     checks: tuple[Check, ...]

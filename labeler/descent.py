@@ -7,8 +7,8 @@ the number of steps follows from public numbers, every step is a contraction, an
 
     F_D(w) = (1/N) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        N = max(|D|, n),
 
-with n public, "the least number of records". A smaller set is still divided by n, so that nobody is refused, or seen to
-be refused, for the size of a private set. Public examples, the same for everybody, may be added to the records, in D
+with n public, "the least number of records". A smaller set is still divided by n, so that no agent is refused, or seen
+to be refused, for the size of a private set. Public examples, the same for everybody, may be added to the records, in D
 and in n. From w = 0, `iterations` times, on all records at once,
 
     w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),

@@ -4,15 +4,15 @@
     ├── InvalidSetting          a setting is outside its bounds             exit 2
     │   ├── InvalidTask         a task file or task message is malformed
     │   ├── UnsafeGrid          the noise grid is too coarse to prove anything
-    │   ├── TooLarge            a message, file or image is larger than is taken
+    │   ├── TooLarge            a message, file or image is larger than the limit
     │   └── IdempotencyMismatch an idempotency key was used for another request
     ├── BadData                 a file is not what it should be              exit 1
     │   ├── DamagedShard        a shard's bytes do not match its manifest
     │   ├── MixedShards         shards that must agree (classes, backbone) do not
     │   ├── UnreadableImage     a file that should hold an image does not
     │   ├── IdenticalImages     private images are there more than once
-    │   ├── JournalBroken       the journal was edited, or its chain does not hold
-    │   ├── JournalBehind       the journal is older than what was known of it
+    │   ├── JournalBroken       the journal was edited, or its chain is broken
+    │   ├── JournalBehind       the journal is older than an earlier copy of it
     │   └── UnsafeStorage       the storage does not keep what it says it keeps
     ├── PrivacyRefusal          doing it would void or exceed the guarantee  exit 1
     │   ├── BudgetExceeded      the price is higher than what is left
@@ -24,13 +24,13 @@
     │   ├── WrongVersion        it is written in another version of the wire format
     │   ├── DuplicateAgent      an agent sent two different contributions
     │   ├── LateShare           it came after the sum of its round was made
-    │   ├── Forged              its signature or seal does not hold
+    │   ├── Forged              its signature or seal is not valid
     │   ├── Replayed            its sequence number was seen before
     │   └── NotEnrolled         its sender is unknown, or its key was revoked
     ├── AccessRefused           the caller may not have it                   exit 1
-    │   ├── NotAuthenticated    no token, or one that is not known
-    │   └── NotAllowed          the token's role does not reach this far
-    ├── NotFound                there is nothing of that name                exit 1
+    │   ├── NotAuthenticated    no token, or an unknown one
+    │   └── NotAllowed          the token's role is not sufficient
+    ├── NotFound                no object has that name                      exit 1
     │   └── Gone                it was there, and was deleted for good
     ├── NotReady                it exists, and is not in the state for this  exit 1
     ├── JobNotCompleted         a job of a service ended without labels      exit 1
@@ -88,7 +88,7 @@ class UnsafeGrid(InvalidSetting):
 
 
 class TooLarge(InvalidSetting):
-    """A message, file or image is larger than is taken."""
+    """A message, file or image is larger than the limit."""
 
 
 class IdempotencyMismatch(InvalidSetting):
@@ -225,11 +225,11 @@ class NotAuthenticated(AccessRefused):
 
 
 class NotAllowed(AccessRefused):
-    """The role of the token does not reach this far."""
+    """The token's role is not sufficient."""
 
 
 class NotFound(LabelerError):
-    """There is nothing of that name."""
+    """No object has that name."""
 
 
 class Gone(NotFound):

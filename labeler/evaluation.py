@@ -2,8 +2,8 @@
 
 Everything here is computed from the release, so it costs nothing. Each number has two intervals of 95 %.
 
-* **noise**: its value for the very records that were scored, which only the added noise hides;
-* **sampling**: its value for further images like them, for which these records are a sample.
+* **noise**: its value for exactly the scored records, which only the added noise hides.
+* **sampling**: its value for further images like them, of which these records are a sample.
 
 **Shares** (accuracy, recall, share right in a band). Let A be the noised count of those that are right, N of all,
 from a and w cells (right, wrong) with noise of variance s^2 each. For the true share r, A - r N is normal with mean 0.

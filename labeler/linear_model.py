@@ -2,7 +2,7 @@
 
     released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels
 
-For the learner "means" the sum of each class is scaled to length one, so that its scores are cosines.
+With the learner "means" the sum of each class is scaled to length one, so that its scores are cosines.
 
 Everything here follows from the release and public features, at no further price.
 

@@ -65,16 +65,16 @@ MOST_STEPS: Final = 10_000
 
 
 class Sampled(PlainNumbers):
-    """How `federated` trains in steps, each over a secret sample (labeler.methods.federated): all of it public.
+    """Public terms of `federated`, which trains in steps over secret samples (labeler.methods.federated).
 
     Attributes:
-        rate: q, the chance with which a record, or an agent, takes part in a step; drawn anew, and secretly, in each.
-            Noise is divided by it, so that with hardly any the first step, which pays for all, would leave no model.
+        rate: q, the chance with which a record, or an agent, takes part in a step; drawn secretly in each step. Noise
+            is divided by it, so that at a tiny rate the first step, which pays for all, would leave no model.
         unit: "record": an agent sums the clipped gradients of the records it has drawn (DP-FedSGD). "agent": an agent
             that has drawn itself contributes its clipped update (DP-FedAvg).
-        learning_rate: of a gradient step: the coordinator's, or each of an agent's own where the unit is the agent.
-        momentum: which part of a step the next one begins with.
-        local_steps: gradient steps of an agent over all its records in one round, where the unit is the agent.
+        learning_rate: of a gradient step: the coordinator's, or each of an agent's own if the unit is the agent.
+        momentum: the part of a step with which the next one begins.
+        local_steps: gradient steps of an agent over all its records in one round, if the unit is the agent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -96,32 +96,31 @@ class Sampled(PlainNumbers):
 
 
 class Training(PlainNumbers):
-    """How an agent fits the model that it answers with, where the price depends on it: all of it public.
+    """Public terms by which an agent fits the model that it answers with, as far as the price depends on them.
 
     Attributes:
-        min_records: n, a public lower bound on the records of every agent. One record among n moves a model by at most
-            so much; an agent with fewer takes part all the same, as if the rest of its records said nothing.
-        max_records: n_max, a public bound on the records of every agent, which its site has declared when it embedded
-            them and keeps (`labeler embed --max-records`): agents whose shards do not keep it refuse the task. Then one
-            record moves a model by half as much, and half the noise gives the same price (labeler.descent); not where
-            the task caps the records of a person. None: nobody keeps a bound.
+        min_records: n, a public lower bound on the records of every agent, which bounds how far one record moves a
+            model. An agent with fewer still takes part, as if its missing records said nothing.
+        max_records: n_max, a public bound on the records of every agent. Its site declared the bound when it embedded
+            them (`labeler embed --max-records`); an agent whose shard does not keep it refuses the task. Then one
+            record moves a model by half as much, and half the noise gives the same price (labeler.descent). Not
+            possible if the task caps the records of a person. None: no bound is kept.
         regularisation: lambda of the mean loss + lambda/2 |weights|^2.
         clip_norm: c; features are cut to this L2 norm, whatever a record holds.
         learner: blind-average: "softmax", or "svm" with one class against the rest; or "means", which trains nothing:
-            sums of records by class along the axes (labeler.methods.blind_average). What says how to train means
-            nothing for it.
-        radius: blind-average: R, the most that the weights may be long; of "means" its sums, in records, and then
-            WIDE_RADIUS where it is not given.
+            sums of records by class along the axes (labeler.methods.blind_average). It ignores fields about training.
+        radius: blind-average: R, the largest norm of the weights; for "means" of its sums, in records, and then
+            WIDE_RADIUS by default.
         iterations: blind-average: gradient steps.
-        axes: blind-average: how many public axes, and a public centre, stand in front of the model
-            (labeler.linear_model); they are the rows that are asked about. None: features as they are.
-        dimension: aux-distill: on how many leading axes of the public negatives features are looked at: fewer than
-            there are negatives, and at most as many as a feature has numbers.
-        score_share: aux-distill: which part of mu^2 the certainty scores take; the head takes the rest.
-        sampled: federated: how it trains in steps. Then `iterations` are its steps, each a round; `clip_norm` is c, to
-            which the gradient of a record or the update of an agent is cut; `radius` the most that one agent's sum of
-            a step may be long, in clips; `min_records` the number of records per agent that a gradient is averaged
-            over, whatever there are; `regularisation` shrinks the public model from step to step.
+        axes: blind-average: the number of public axes that, with a public center, map features before the model
+            (labeler.linear_model); they are the rows that are asked about. None: features are not mapped.
+        dimension: aux-distill: the number of leading axes of the public negatives along which features are taken: fewer
+            than the negatives, and at most as many as a feature has numbers.
+        score_share: aux-distill: the part of mu^2 for the certainty scores; the head takes the rest.
+        sampled: federated: its terms. Then `iterations` are its steps, each a round. `clip_norm` is c, to which the
+            gradient of a record or the update of an agent is cut. `radius` bounds the norm of one agent's sum of a
+            step, in clips. `min_records` is the number of records per agent that a gradient is averaged over, whatever
+            the real number. `regularisation` shrinks the public model from step to step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

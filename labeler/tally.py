@@ -2,7 +2,6 @@
 
 A batch of public queries has a digest that ties every message of a round to it.
 
-More than 400 lines: the proof that a sum is of well-formed ballots stands beside the sum.
 
 **The row check** proves that an agent's ballots have the right sums, without showing them to anybody. Talliers cannot
 look into a share, so an agent could send a million votes where k are allowed. Ballots of knn and ensemble have rows of

@@ -36,7 +36,7 @@ def _run() -> None:
         if isinstance(stream, io.TextIOWrapper):  # otherwise nobody reads the stream
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter still gets the rest
     if not all(map(_is_unicode, sys.argv)):
-        _complain("an argument is not UTF-8; give what it names a name in UTF-8, since tables and manifests hold names")
+        _complain("an argument is not UTF-8; rename that file in UTF-8, because tables and manifests hold names")
         sys.exit(InvalidSetting.exit_code)
     try:
         app()

@@ -124,18 +124,18 @@ def run_coordinator(
 def refuse_open_doors(host: str, settings: CoordinatorConfig, *, edge: Edge | None, is_behind_proxy: bool) -> None:
     """Refuse to serve other machines without an edge or another proxy in front; raises InvalidSetting."""
     if edge is not None and is_behind_proxy:
-        raise InvalidSetting("--edge and --behind-proxy are two answers to one question; give one of them")
+        raise InvalidSetting("give --edge or --behind-proxy, not both")
     if edge is not None and not is_loopback(host):
-        raise InvalidSetting(f"with --edge the coordinator listens on this machine alone; leave --host {host} away")
+        raise InvalidSetting(f"with --edge the coordinator listens only on this machine; leave out --host {host}")
     if edge is None and not is_behind_proxy and not is_loopback(host):
         raise InvalidSetting(
-            f"--host {host} is reached from other machines, and this server speaks no HTTPS there and does not end "
-            "slow senders: give --edge DOMAIN, or --behind-proxy where a proxy of yours does both"
+            f"other machines reach --host {host}, but this server has no HTTPS there and does not end slow senders: "
+            "give --edge DOMAIN, or --behind-proxy if your own proxy does both"
         )
     if is_behind_proxy and not settings.trusted_proxies:
         raise InvalidSetting(
-            "--behind-proxy needs the proxy's address in trusted_proxies (coordinator.toml): else everybody behind it "
-            "counts as one client, and shares its limits"
+            "--behind-proxy needs the proxy's address in trusted_proxies (coordinator.toml): otherwise all its clients "
+            "count as one, and share its limits"
         )
 
 

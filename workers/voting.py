@@ -26,7 +26,7 @@ from labeler.tally import QueryBatch
 from labeler.task import Task
 
 NO_PERSONS = (
-    "the task bounds how many records of one person vote (records_per_person), and this shard was not told whose "
+    "the task bounds how many records of one person vote (records_per_person), and this shard does not know whose "
     "records it holds; embed it again with --person-level, --persons or --person-column"
 )
 """The reason why a shard without a person column cannot answer: a fact of its setup, the same whatever it holds."""
@@ -82,7 +82,7 @@ def check_bound(task: Task, shard: Shard) -> None:
     most = None if task.training is None else kept_bound(task)
     if most is None or (shard.max_records is not None and shard.max_records <= most):
         return
-    kept = "nothing was declared of this shard" if shard.max_records is None else f"this one keeps {shard.max_records}"
+    kept = "this shard declares no bound" if shard.max_records is None else f"this one keeps {shard.max_records}"
     raise PrivacyRefusal(
         f"the task counts on shards that keep a public bound of at most {most} records (training.max_records), and "
         f"{kept}; embed it again with --max-records, or ask for a task without that bound"

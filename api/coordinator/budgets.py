@@ -68,9 +68,9 @@ def check_delta(tasks: TaskStore, delta: float) -> None:
     for task in tasks.given_out():
         if delta < least_delta(task):
             raise InvalidSetting(
-                f"delta: task {task.name!r} was charged at a price that holds at delta {least_delta(task):g} and "
-                f"above, and the configuration says {delta:g}; at that delta nothing can be said of what accounts have "
-                f"spent. Name a delta of at least {least_delta(task):g}"
+                f"delta: the price charged for task {task.name!r} holds at delta {least_delta(task):g} and above, but "
+                f"the configuration says {delta:g}, where the spending of accounts has no bound. "
+                f"Name a delta of at least {least_delta(task):g}"
             )
 
 
@@ -157,7 +157,7 @@ def refusal(error: BudgetExceeded, *, what: str, delta: float) -> BudgetExceeded
     )
     return BudgetExceeded(
         f"account {error.account!r}, {error.level} level: {what} costs {costs} ({error.asked or 'unbounded'} "
-        f"nano-units of mu^2, delta {delta:g}); left are {error.left} of {error.cap} nano-units, worth "
+        f"nano-units of mu^2, delta {delta:g}); {error.left} of {error.cap} nano-units are left, worth "
         f"{epsilon_text(error.left, delta)} of {epsilon_text(error.cap, delta)}. Nobody was asked. "
         + (f"Last spenders: {spenders}. " if spenders else "")
         + f"{way_out}.",

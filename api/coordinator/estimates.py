@@ -112,9 +112,9 @@ class Prices:
                 yield
             except TimeoutError:
                 raise PricesWait(
-                    "this price takes long to compute, others came before it, and it was not done within "
-                    f"{self._wait_s:.0f} s; what was computed is kept. Ask again, or for fewer queries, or give "
-                    "sigma_votes instead of epsilon"
+                    f"this price was not ready within {self._wait_s:.0f} s: it takes long to compute, and others were "
+                    "before it. Finished parts are kept. Ask again, ask for fewer queries, or give sigma_votes instead "
+                    "of epsilon"
                 ) from None
 
     def stop(self) -> None:

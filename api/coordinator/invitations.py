@@ -285,7 +285,7 @@ class Invitations:
         if missing:
             have = ", ".join(f"{one.number} ({one.party_id})" for one in talliers) or "none"
             raise NotReady(
-                f"the talliers are not complete: of {self._config.talliers}, enrolled are {have}; missing are "
+                f"not all {self._config.talliers} talliers are enrolled; enrolled: {have}; missing: "
                 f"{', '.join(map(str, missing))}. A hospital pins all of them when it joins, so invite them first "
                 f"(labeler invite NAME --role tallier --number {missing[0]}), wait until they have joined, and then "
                 f"invite {party_id!r} again"
@@ -316,11 +316,11 @@ def _certificates(written: str) -> str:
         return ""
     if "PRIVATE KEY" in written:
         raise InvalidSetting(
-            "the file of certificates holds a private key, which nobody must have; name the authority's certificate "
-            "(ca.pem) alone"
+            "the file of certificates holds a private key, which must stay secret; name only the authority's "
+            "certificate (ca.pem)"
         )
     try:
         found = x509.load_pem_x509_certificates(written.encode())
     except ValueError:
-        raise InvalidSetting("the certificates of the authority cannot be read; they are PEM, as in ca.pem") from None
+        raise InvalidSetting("the authority's certificates cannot be read; give them in PEM, as in ca.pem") from None
     return "".join(one.public_bytes(Encoding.PEM).decode() for one in found)

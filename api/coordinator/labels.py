@@ -198,7 +198,7 @@ def read_names(folder: Path, job: JobRecord) -> tuple[StoredQuestions, QuestionN
         ) from None
     answers = job.images if job.strategy == "weights" else job.num_queries
     if len(names.sources) != answers:
-        raise BadData(f"job {job.job_id} has {answers} answers, and its folder tells of {len(names.sources)}")
+        raise BadData(f"job {job.job_id} has {answers} answers, but its folder names {len(names.sources)}")
     return questions, names
 
 
@@ -240,7 +240,7 @@ def thumbnails(folder: Path, job: JobRecord, sources: Sequence[str], limits: Pix
         names = read_parquet(folder / UPLOAD, columns=["name"])["name"].to_pylist()
     except (OSError, pa.ArrowException):
         raise Gone(
-            f"the images of job {job.job_id} are not kept any more: they are deleted soon after a job has ended; "
+            f"the images of job {job.job_id} were deleted, as they are soon after a job has ended; "
             "its labels stay, with the names of the images"
         ) from None
     place = {name: row for row, name in enumerate(names)}

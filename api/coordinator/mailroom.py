@@ -218,7 +218,7 @@ class Mailroom:
         end = next((place for place, one in enumerate(messages) if place and one.header.kind == "poll"), None)
         asking = None if end is None else self._asking(messages[end:])
         if asking is not None and asking.party.party_id != messages[0].header.sender:
-            raise ProtocolViolation("a poll behind messages is of the party that sends them")
+            raise ProtocolViolation("a poll after messages must come from their sender")
         messages = messages[:end]
         if len(messages) > MAX_MESSAGES:
             raise TooLarge(f"one transmission holds at most {MAX_MESSAGES} messages; send the rest in another")
@@ -275,9 +275,9 @@ class Mailroom:
 
     def _asking(self, messages: Sequence[Message]) -> Asking:
         if not messages or messages[0].header.kind != "poll" or messages[0].header.recipient != COORDINATOR:
-            raise ProtocolViolation("asking for mail takes one message of kind poll, for the coordinator")
+            raise ProtocolViolation("to ask for mail, send one message of kind poll to the coordinator")
         if len(messages) > MAX_POLL_MESSAGES:
-            raise TooLarge("behind a poll stands at most one message, an earlier answer of the coordinator")
+            raise TooLarge("at most one message may follow a poll: an earlier answer of the coordinator")
         message, proof = messages[0], messages[1] if len(messages) == MAX_POLL_MESSAGES else None
         party = self._sender(message)
         poll = Poll.decode(self._keys.open(message))
@@ -421,15 +421,15 @@ class Witnesses:
         if seen is not None and not self._holds(seen):
             self._note(self._proven, self._claimed, party_id, seen.seq)
             raise JournalBehind(
-                f"{_behind(party_id, seen.seq)}. Nothing is handed out until the newest journal is back, or the site "
+                f"{_behind(party_id, seen.seq)}. No mail is delivered until the newest journal is back, or the site "
                 "consents to this one (labeler journal trust-restored)"
             )
         self._note(self._claimed, self._proven, party_id, poll.coordinator_seq)
         raise JournalBehind(
             f"{party_id} says that it has seen entry {poll.coordinator_seq} of the coordinator's journal, which does "
-            "not hold it, and sent no answer with this coordinator's signature that proves it. Only this party is "
-            "refused: restore its coordinator.proof, or tell the operator; where the journal was restored, the site "
-            "consents to it (labeler journal trust-restored)"
+            "not hold it, and sent no answer with this coordinator's signature as proof. Only this party is refused: "
+            "restore its coordinator.proof, or tell the operator. If the journal was restored, the site has to consent "
+            "to it (labeler journal trust-restored)"
         )
 
     def is_held(self, party_id: str, poll: Poll) -> bool:

@@ -80,7 +80,7 @@ class Owners:
         record = self.task(reader, task_id)
         if not reader.is_admin and record.created_by != reader.token_id:
             raise NotAllowed(
-                f"task {task_id[:12]} was made with another token; only that one, or an administrator, shares it"
+                f"task {task_id[:12]} was made with another token; only that token or an administrator's can share it"
             )
         return record
 
@@ -103,7 +103,7 @@ def shown_to(reader: Reader, view: JobView) -> JobView:
     problem = view.problem
     if problem is not None:
         members = {"type": problem.type, "title": problem.title, "status": problem.status}
-        problem = type(problem)(**members, detail="the details are for whoever submitted the job")
+        problem = type(problem)(**members, detail="only the job's requester sees the details")
     return view.model_copy(update={"name": "", "problem": problem})
 
 

@@ -124,7 +124,7 @@ def read_rows(
     except (LabelerError, MemoryError):
         raise
     except _DAMAGE as error:
-        raise BadData(f"the Parquet file cannot be read: damaged, or no Parquet ({type(error).__name__})") from None
+        raise BadData(f"the Parquet file cannot be read: damaged, or not Parquet ({type(error).__name__})") from None
 
 
 def _check_sizes(metadata: Any, limits: RowLimits, *, size: int) -> int:

@@ -149,8 +149,9 @@ class Keeper:
         at = self._forgotten.at([job_id]).get(job_id)
         if at is not None:
             raise Gone(
-                f"what job {job_id} asked and got was deleted on {at:%Y-%m-%d %H:%M} UTC, on request or because its "
-                "time was over; its charge and the digests of its batches stay in the ledger. Ask again in a new job"
+                f"the questions and results of job {job_id} were deleted on {at:%Y-%m-%d %H:%M} UTC, on request or "
+                "after the retention time; its charge and the digests of its batches stay in the ledger. Ask again in "
+                "a new job"
             )
 
     def labels(self, job_id: str) -> pa.Table:

@@ -249,7 +249,7 @@ def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: dateti
         active[number].party_id for number in range(needed) if not is_live(active[number], now=now, live_s=live_s)
     ]
     if silent:
-        raise NotReady(f"talliers not heard of for {live_s:g} s: {', '.join(silent)}")
+        raise NotReady(f"talliers not heard from for {live_s:g} s: {', '.join(silent)}")
     return f"{needed} of {needed} are there"
 
 
@@ -289,8 +289,8 @@ def embedder_there(is_there: bool, waiting: int) -> str:
         return "is there"
     if waiting:
         jobs = "1 job waits" if waiting == 1 else f"{waiting} jobs wait"
-        raise NotReady(f"no embedder was heard of lately, and {jobs} for questions; start `labeler embedder`")
-    return "not heard of lately; the next job will wait until one is started (labeler embedder)"
+        raise NotReady(f"no embedder was heard from lately, and {jobs} for questions; start `labeler embedder`")
+    return "not heard from lately; the next job will wait until one is started (labeler embedder)"
 
 
 def is_live(party: PartyRecord, *, now: datetime, live_s: float) -> bool:
@@ -306,7 +306,7 @@ def _checked(name: str, probe: Probe) -> Check:
 
 
 READY = "jobs can be taken"
-NOT_READY = "no job can be taken now; an administrator's token is told why"
+NOT_READY = "no job can be taken now; an administrator's token gets the reason"
 """The only reason shown without an administrator's token."""
 
 
@@ -364,7 +364,7 @@ class Health:
         found = f"{self._ledger.head().seq} entries, chain checked at the start"
         doubters = self._witnesses.doubters
         if doubters:
-            found += f"; seen further, as they say without proof, by: {', '.join(doubters[:5])}"
+            found += f"; these parties claim without proof to have seen more: {', '.join(doubters[:5])}"
         return found
 
     def _redis_probe(self) -> str:

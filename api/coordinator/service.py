@@ -258,7 +258,7 @@ class Coordinator:
         """
         record = self._owners.own_task(reader, task_id)
         if not self.tokens.is_active(token_id):
-            raise NotFound(f"there is no token {token_id[:100]!r} in force; its holder reads its id at /v1/whoami")
+            raise NotFound(f"there is no active token {token_id[:100]!r}; its holder finds its id at /v1/whoami")
         self.stores.shares.add(record.digest, token_id)
         return self._task_views([record], reader)[0]
 

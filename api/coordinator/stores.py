@@ -134,8 +134,8 @@ def owning_home(home: Path) -> Iterator[None]:
             held.enter_context(exclusive(lock, f"the home {home.name!r}"))
         except OutputInUse:
             raise JournalInUse(
-                f"another coordinator runs on the home {home.name!r}; one at a time may. Stop it "
-                "first, or start this one on a home of its own"
+                f"another coordinator runs on the home {home.name!r}; only one may at a time. Stop it "
+                "first, or start this one on another home"
             ) from None
         yield
 
@@ -181,7 +181,7 @@ def clear_incoming(home: Path) -> None:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise InvalidSetting(
                 f"{INCOMING!r} in the coordinator's home {home.name!r} is not a folder, so no upload could be kept; "
-                "look what it is and move it away; the coordinator makes the folder itself"
+                "check what it is and move it away; the coordinator makes the folder itself"
             )
         shutil.rmtree(path)
     except FileNotFoundError:

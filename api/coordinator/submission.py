@@ -146,7 +146,7 @@ def _only_upload(request: JobRequest, upload: Upload | None, config: Coordinator
             raise InvalidSetting("query_ids go with feature vectors in the request; files have their own names")
         return upload
     if upload is not None:
-        raise InvalidSetting("feature vectors stand in the request and files came beside it; send one of the two")
+        raise InvalidSetting("the request holds feature vectors and also came with files; send one of the two")
     return upload_of_features(request.features, request.query_ids, folder=config.home / INCOMING, limits=config.limits)
 
 
@@ -245,7 +245,7 @@ def _check_backbone(request: JobRequest, upload: Upload, record: TaskRecord, con
         )
     if upload.source == "images" and wanted not in config.backbones:
         raise InvalidSetting(
-            f"the service has no backbone of fingerprint {wanted} to embed images with; send feature vectors, or "
+            f"the service has no backbone with fingerprint {wanted} to embed images with; send feature vectors, or "
             "ask the operator to add it to [backbones]"
         )
 
@@ -259,7 +259,7 @@ def _check_model(upload: Upload, task: Task) -> None:
     """
     if upload.source != "features":
         raise InvalidSetting(
-            "the question of an evaluation is a released model, and images were sent; `labeler evaluate` sends a model"
+            "an evaluation asks about a released model, but images were sent; `labeler evaluate` sends a model"
         )
     asked = Scored.of_rows(given_features(upload.path))
     if math.prod(asked.shape(task.num_classes)) > task.max_queries * task.num_classes:
@@ -282,9 +282,9 @@ def _check_dimension(upload: Upload, record: TaskRecord, parties: PartyStore) ->
     told = {one.dimension for one in facts if one.dimension and one.backbone_fingerprint == wanted}
     if told and upload.dimension not in told:
         raise InvalidSetting(
-            f"features: the vectors have {upload.dimension} entries, and those that backbone {wanted[:20]} made for "
-            f"the task's agents have {' or '.join(map(str, sorted(told)))}. Embed with the task's backbone, and send "
-            "its vectors whole"
+            f"features: the vectors have {upload.dimension} entries, but those of the task's agents (backbone "
+            f"{wanted[:20]}) have {' or '.join(map(str, sorted(told)))}. Embed with the task's backbone, and send "
+            "complete vectors"
         )
 
 
@@ -444,7 +444,7 @@ def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connec
     found = stores.jobs.willingness.unasked_lately(job.created_by, job.created_at, connection=connection)
     if found >= most:
         raise PrivacyRefusal(
-            f"{found} jobs of this token ended in the last 24 hours after agents had said whether they will and before "
+            f"{found} jobs of this token ended in the last 24 hours after agents replied to the proposal and before "
             f"anybody was asked; at most {most} may, since each leaves entries in the ledgers of all sites. Submit "
             "again tomorrow, or ask the operator to raise limits.max_unasked_jobs_per_day"
         )

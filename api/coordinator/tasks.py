@@ -113,7 +113,7 @@ def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict
     most = min((0 if nano is None else nano for nano in aside), default=0)
     if most == 0:
         raise InvalidTask(
-            "life: this federation has set nothing aside for votes for life; its operator does with life_epsilon in "
+            "life: this federation has set nothing aside for votes for life; its operator does so with life_epsilon in "
             "[federation] and [agents] of coordinator.toml, and each site with life_epsilon in its policy"
         )
     budget = most if request.budget_nano is None else request.budget_nano
@@ -126,11 +126,11 @@ def _life(request: LifeRequest, config: CoordinatorConfig, delta: float) -> dict
     if budget > most:
         if request.epsilon is not None:
             raise InvalidTask(
-                f"life.epsilon: {request.epsilon:g} for the life of an image, and the federation has set aside epsilon "
+                f"life.epsilon: {request.epsilon:g} for the life of an image, but the federation has set aside epsilon "
                 f"{say_epsilon(epsilon_spent(most, delta))} (at delta {delta:g}; {most} nano-units of mu^2); ask for "
                 "less, or leave it out for all of it"
             )
-        raise InvalidTask(f"life.budget_nano: {budget} nano-units a record, and the federation has set {most} aside")
+        raise InvalidTask(f"life.budget_nano: {budget} nano-units a record, but the federation has set aside {most}")
     return request.model_dump(exclude={"epsilon"}) | {"budget_nano": budget}
 
 
@@ -222,6 +222,6 @@ def _check_winner_group(parties: PartyStore) -> None:
     if len(set(told.values())) != 1:
         raise InvalidTask(
             f"release: talliers {listed(list(told))} have pinned certificates that do not match each other's, or run "
-            "versions that find winners in different ways, so they could not find one together; their sites bring them "
-            "to one version and, if that is not it, exchange certificates again (`labeler tallier peers`)"
+            "versions that find winners in different ways, so they cannot find one together. Run the same version at "
+            "their sites; if that does not help, exchange certificates again (`labeler tallier peers`)"
         )

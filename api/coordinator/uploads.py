@@ -356,7 +356,7 @@ class UploadWriter:
         if len(new) != len(names) or not self._names.isdisjoint(new):
             repeated = [name for name, count in Counter(names).items() if count > 1 or name in self._names]
             raise InvalidSetting(
-                f"two images or vectors are called {repeated[0][:100]!r}; labels are found again by name"
+                f"two images or vectors are called {repeated[0][:100]!r}; labels are matched by name, so rename one"
             )
         if len(self._names) + len(new) > self._limits.max_images:
             raise TooLarge(
@@ -456,7 +456,7 @@ def zip_images(file: BinaryIO, limits: LimitsTable) -> Iterator[tuple[str, bytes
     except LabelerError:
         raise
     except _DAMAGE as error:
-        raise BadData(f"the zip cannot be read: it is damaged, or no zip ({type(error).__name__})") from None
+        raise BadData(f"the zip cannot be read: it is damaged, or not a zip ({type(error).__name__})") from None
 
 
 class _Gauge:
@@ -500,13 +500,13 @@ def _check_members(members: list[zipfile.ZipInfo], limits: LimitsTable) -> None:
         if info.flag_bits & 1:
             raise BadData(f"{shown!r} in the zip is encrypted; send it without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise BadData(f"{shown!r} in the zip is packed in an unusual way; use the ordinary one (deflate)")
+            raise BadData(f"{shown!r} in the zip is compressed by an unsupported method; use deflate")
         if info.file_size > limits.max_image_bytes:
             raise _too_large(info.filename, limits)
         if info.file_size > max(SMALL_BYTES, MAX_RATIO * info.compress_size):
             raise BadData(
                 f"{shown!r} unpacks from {info.compress_size} to {info.file_size} bytes, over {MAX_RATIO} times as "
-                "much, as decompression bombs do; send it as an image file by itself if it is none"
+                "much, as decompression bombs do; if it is a real image, send it outside the zip"
             )
 
 

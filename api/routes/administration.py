@@ -124,7 +124,7 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
             is_open=True,
             problems=(401, 409, 413, 415, 422, 429, 503),
             status_403=problem(
-                403, slug="forged", title="Signature or seal does not hold", detail="the signature does not hold"
+                403, slug="forged", title="The signature or seal is not valid", detail="the signature does not hold"
             ),
         ),
     )

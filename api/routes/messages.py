@@ -104,7 +104,7 @@ class MessageIntake:
         is_greedy = self._in_flight[sender] + size > MAX_MESSAGE_BYTES
         if is_greedy or self._in_flight.total() + size > self._most:
             whose = f"of {sender!r}" if is_greedy else "of all parties"
-            raise Crowded(f"as many bytes of messages {whose} are under way as are taken at once; send again soon")
+            raise Crowded(f"as many bytes of messages {whose} are in progress as are accepted at once; send again soon")
         self._in_flight[sender] += size
 
 
@@ -181,7 +181,9 @@ def _counting_failures(request: Request) -> Iterator[None]:
 
 def _answers(status: int, answer: dict[str, object]) -> Answers:
     replayed = problem(409, slug="replayed", title="The message was taken before", detail="sequence 7 was seen before")
-    forged = problem(403, slug="forged", title="Signature or seal does not hold", detail="the signature does not hold")
+    forged = problem(
+        403, slug="forged", title="The signature or seal is not valid", detail="the signature does not hold"
+    )
     return {
         status: answer,
         403: forged,

@@ -151,7 +151,7 @@ class CoordinatorDriver:
         self._inbox.ring()
 
     def close(self) -> None:
-        """Accept nothing more; waiting callers are told to send again."""
+        """Accept nothing more; waiting callers get an error that asks them to send again."""
         self._inbox.close()
 
     def wait(self) -> None:

@@ -293,7 +293,7 @@ class Inbox:
         return deliveries, errands, told, woken
 
     def close(self) -> None:
-        """Accept nothing more; waiting callers are told to send again."""
+        """Accept nothing more; waiting callers get an error that asks them to send again."""
         with self._bell:
             self._closed = True
         deliveries, errands, _, _ = self.take()

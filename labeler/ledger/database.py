@@ -9,7 +9,7 @@ nothing was written.
 Asking for a setting does not ensure it: SQLite falls back silently (no WAL on some file systems), and PostgreSQL may
 be configured for speed. So each new connection is asked what it really does.
 
-More than 600 lines: both dialects are told apart here and nowhere else.
+More than 600 lines: all differences between the two dialects are here.
 
 A database's own errors are translated into the tree of `labeler.errors` if they are about its storage: full,
 unreadable, locked, out of reach, damaged. A broken constraint is a mistake of the caller and passes through, without

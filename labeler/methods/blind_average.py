@@ -230,10 +230,10 @@ class LinearTerms:
 
         w <- project(w - a grad F_D(w)),        a = 2 / (b + 2 lambda),
 
-    (with `max_records`, F_D always divided by n, and a = 2 / (b max_records/n + 2 lambda)) on all records at once,
-    where project cuts the whole model (softmax) or the model of each class (svm) to norm R.
-    This is the projected SGD of Kirschte et al. with the whole local set as its batch. No record has a place in an
-    order, so only D and these terms decide the weights, and the number of steps does not depend on D.
+    on all records at once. project cuts the whole model (softmax) or the model of each class (svm) to norm R. With
+    `max_records`, F_D is always divided by n, and a = 2 / (b max_records/n + 2 lambda). This is the projected SGD of
+    Kirschte et al. with the whole local set as its batch. No record has a place in an order, so only D and these terms
+    decide the weights, and the number of steps does not depend on D.
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
     unchanged here.)
 

@@ -120,7 +120,7 @@ def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> ND
 def attribute_ballots(neighbors: NDArray[np.integer], *, most: int) -> NDArray[np.int64]:
     """Count the attributes of each query's nearest records, of each record the first `most` that it has.
 
-    A record's vote is a function of its own attributes and of their public order: those it has, cut at `most`
+    A record's vote depends only on its attributes and their public order: those it has, cut at `most`
     (tau-clipping: Zhu et al. 2020, "Private-kNN"; of records, not of models, so that it holds for each). Which
     records are the first k does not depend on it. `labeler.methods.knn` proves the sensitivity.
 

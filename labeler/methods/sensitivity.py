@@ -8,9 +8,9 @@ votes are counted, never divided by k. If agents answer with real numbers, the p
 
 Neighbors (PRIVACY section 1):
 
-* instance level: one agent gains or loses one record, all other agents' records stay;
-* person level: one agent gains or loses **all** records of one person, all other records stay; only if the
-  task has `records_per_person`;
+* instance level: one agent gains or loses one record, all other agents' records stay.
+* person level: one agent gains or loses **all** records of one person, all other records stay. Only if the
+  task has `records_per_person`.
 * agent level, zero-out: the ballots of one agent become zero while its noise share stays.
 
 The squared norm of the change of all sums, and (in brackets) of the change of one coordinate:
@@ -58,8 +58,8 @@ both: the norms of the two changes add up, and so do their mus. The same holds i
 `as_winners` decides which winners have a separate price (`labeler.accounting.winner`).
 
 `Method` describes a method: its properties, its proofs, and how an agent answers. Every system of the papers is one sum
-of bounded contributions. They differ in what a row of the sum is about, in the parties that add the noise, and in
-whether a job can be cut into rounds; outside their modules no code has to know more.
+of bounded contributions. They differ in the meaning of a row of the sum, in the parties that add the noise, and in
+whether a job can be cut into rounds. Outside their modules no code has to know more.
 """
 
 from __future__ import annotations

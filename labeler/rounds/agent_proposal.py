@@ -21,7 +21,7 @@ from labeler.rounds.agent import Refused
 
 PROMISE_ENDED: Final = "what was promised to this job has ended; submit it again"
 NOT_COVERED: Final = (
-    "the site's budget does not cover this round; how much is left the site alone sees (labeler agent budget)"
+    "the site's budget does not cover this round; only the site can see how much is left (labeler agent budget)"
 )
 """All that leaves the site if its budget is too small."""
 

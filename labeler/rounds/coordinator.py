@@ -471,8 +471,8 @@ class _Turn:
         """Return agents that cannot answer in this round, because their keys differ from those the round knows.
 
         They are given up once every tallier has reported and a pause has passed, in which shares signed with the old
-        key may still arrive. People are told, but it is never recorded as the agent's refusal: nobody knows what it
-        sent.
+        key may still arrive. People see the reason, but it is never recorded as the agent's refusal: nobody knows what
+        it sent.
         """
         if len(current.holdings) < self.job.task.talliers:
             return frozenset()
@@ -498,7 +498,7 @@ class _Turn:
         """Open the round at every tallier that has not reported, then ask every agent that is missing.
 
         Talliers have nothing to do before the first share, so a round is announced together with it: they run once
-        instead of twice. If no share comes, they are told after a pause, so that a fault of a tallier becomes known.
+        instead of twice. If no share comes, they hear of it after a pause, so that a tallier's fault becomes known.
         """
         digest = current.round_digest
         unaware = [one for one in talliers if one not in current.holdings]
@@ -715,7 +715,7 @@ def _talliers_of(parties: Mapping[str, Party]) -> dict[int, str]:
 
 
 def _lost_before(job: JobRun, standing: Standing) -> QuorumNotReached | RefusedByPerson:
-    """Return why a job that asked nobody is lost; a person's refusal is named if it is the only reason."""
+    """Return why a job without an asked agent is lost; a person's refusal is named if it is the only reason."""
     reasons = {one: job.answers[one] for one in standing.declined if one in job.answers}
     people = [agent for agent, said in reasons.items() if said.reason == RefusedByPerson.problem_type]
     is_theirs = len(standing.willing) + len(standing.open) + len(people) >= job.task.quorum

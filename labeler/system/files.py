@@ -2,7 +2,7 @@
 
 **Private folders.** Other users of a machine may not read a site's records. New private shards are written so
 (feature_store.shard_writer). Those of earlier versions were readable by every user of the machine. They are narrowed
-when their owner opens them, because nobody else was ever meant to read them. If that is impossible (another owner, a
+when their owner opens them, because only the owner was ever meant to read them. If that is impossible (another owner, a
 read-only disk) the log says so at each opening and the shard is still used. Refusing would stop a site, and hide
 nothing that is not readable already.
 

@@ -203,8 +203,8 @@ class PartyKeys:
         """Return the body in clear. Check the signature first: `verify`.
 
         Raises:
-            Forged: the body is not the one the header names, it was not sealed to this party, or it was sealed
-                by another sender or for another kind, task or round than the header says.
+            Forged: the body is not the one the header names. Or it was sealed to another party, by another sender, or
+                for another kind, task or round than the header says.
         """
         _check_body(message)
         header = message.header

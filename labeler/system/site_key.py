@@ -1,4 +1,4 @@
-"""A site's key for digests: with it a site, and nobody else, recognizes the same person or image again.
+"""A site's key for digests, with which only that site recognizes the same person or image again.
 
 Names of patients and images are easy to guess, so a plain hash of one hides nothing. A private shard therefore keeps
 digests under a key of the site: BLAKE2b, keyed (RFC 7693), 128 bits. A holder of the key can compare digests for

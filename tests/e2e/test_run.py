@@ -59,7 +59,7 @@ def test_a_job_gives_back_labels_a_student_and_a_report(labeler, federation, tmp
     assert "class_label" in (tmp_path / "labelled" / "README.md").read_text()
     refused = labeler("export", "job_none", "--out", tmp_path / "none")
     assert refused.code == 2
-    assert "no folder of a job here" in refused.err
+    assert "is not a job's folder here" in refused.err
     assert "<svg" in (out / "report.html").read_text() or "data:image" in (out / "report.html").read_text()
     assert not {"secrets", "answers"} & {path.name for path in (out / ".job").iterdir()}
 
@@ -71,7 +71,7 @@ def test_a_job_that_bounds_records_of_a_person_needs_shards_that_know_them_and_s
     task = federation.task_file(tmp_path, method="reverse-knn", k=1, sigma_votes=4.0, records_per_person=2)
     refused = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "refused", "--json")
     assert refused.code == 1
-    assert "was not told whose records it holds" in refused.err
+    assert "does not know whose records it holds" in refused.err
     shards = []
     for name in ("agent-1", "agent-2"):
         images = federation.root / name

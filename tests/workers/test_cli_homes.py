@@ -435,7 +435,7 @@ def test_a_file_of_keys_cannot_write_over_the_fingerprint_it_is_shown_with(
     document = json.loads(path.read_text())
     assert read_public(path) == document
     path.write_text(json.dumps(document | changes))
-    with pytest.raises(BadData, match="no file of public keys"):
+    with pytest.raises(BadData, match="not a file of public keys"):
         read_public(path)
 
 

@@ -109,7 +109,7 @@ def test_a_token_that_no_header_carries_is_refused_and_never_repeated(
 ) -> None:
     assert ended(monkeypatch, "status", "--url", "http://127.0.0.1:9", "--token", token) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "copy it again, whole" in said
+    assert "copy all of it again" in said
     assert "secret" not in said
 
 
@@ -149,7 +149,7 @@ def _manifest(path: Path) -> Path:
 def test_json_nested_without_end_is_no_file_of_ours_and_breaks_nothing(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_bytes(DEEP)
-    with pytest.raises(BadData, match="no file of public keys"):
+    with pytest.raises(BadData, match="not a file of public keys"):
         read_public(deep)
     with pytest.raises(InvalidTask, match="cannot be read as a task"):
         _stored(deep, "a task", None, None)

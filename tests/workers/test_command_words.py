@@ -59,9 +59,18 @@ def run(*arguments: str, columns: int = 80, **environment: str) -> subprocess.Co
         ("plan --epsilon 1 --solve sigma --method reverse-knn --life-epsilon 1", "give --sigma, which decides"),
         ("submit . --task t --strategy random --url https://localhost:9 --token t", "needs --count"),
         ("submit . --task t --strategy most --url https://localhost:9 --token t", "--strategy: Input should be"),
-        ("status nothing", "'nothing' is no folder of a job here; else say which service: --url and --token"),
-        ("student nothing", "'nothing' is no folder of a job here; else say which service: --url and --token"),
-        ("export nothing --out a", "'nothing' is no folder of a job here; else say which service: --url and --token"),
+        (
+            "status nothing",
+            "'nothing' is not a job's folder here; for a job of a service, name the service: --url and --token",
+        ),
+        (
+            "student nothing",
+            "'nothing' is not a job's folder here; for a job of a service, name the service: --url and --token",
+        ),
+        (
+            "export nothing --out a",
+            "'nothing' is not a job's folder here; for a job of a service, name the service: --url and --token",
+        ),
         ("run none.toml --shard a --queries b --out c --winner x", "task file none.toml"),
     ],
 )
@@ -145,7 +154,7 @@ def test_unreadable_images_are_listed_and_the_others_go(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "in")
     with pytest.raises(InvalidSetting, match="none of the 1 images"):
         unreadable_images(tmp_path)
-    with pytest.raises(InvalidSetting, match="--skip-unreadable looks into a folder"):
+    with pytest.raises(InvalidSetting, match="--skip-unreadable needs a folder"):
         unreadable_images(tmp_path / "empty.jpg")
 
 

@@ -253,7 +253,7 @@ def test_people_are_found_with_the_key_of_the_shard_alone(shard: Path, tmp_path:
     with pytest.raises(BadData, match=r"not the key that shard 'a\.shard' was made with"):
         delete_records(shard, persons=["P-1"], key=other)
     nobody = _embedded(tmp_path, "b.shard")
-    with pytest.raises(InvalidSetting, match="was not told whose records it holds"):
+    with pytest.raises(InvalidSetting, match="does not know whose records it holds"):
         delete_records(nobody, persons=["P-1"])
     assert len(_left(shard)) == 6
 

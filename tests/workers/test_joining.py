@@ -259,7 +259,7 @@ def _digest(document: dict[str, Any]) -> str:
 def test_a_hospital_is_told_to_wait_for_the_talliers(service: Service, labeler: Labeler) -> None:
     refused = labeler("invite", "hospital-a")
     assert refused.code == 1
-    assert "the talliers are not complete" in refused.err
+    assert "talliers are enrolled; enrolled:" in refused.err
     assert "labeler invite NAME --role tallier --number 0" in refused.err
 
 
@@ -282,7 +282,7 @@ def test_the_same_command_goes_on_after_an_answer_that_was_lost(
         trouble.setattr(CoordinatorHttp, "post", lost)
         first = labeler(*command)
     assert first.code == 75
-    assert "The same command goes on from here" in first.err
+    assert "Run the same command again to go on" in first.err
     keys = (tmp_path / "a" / "keys.json").read_bytes()
     (tmp_path / "a" / "policy.toml").write_text(
         (tmp_path / "a" / "policy.toml").read_text().replace("instance_epsilon = 1.0", "instance_epsilon = 0.25")
@@ -316,7 +316,7 @@ def test_new_keys_come_by_invitation_and_bring_the_talliers_as_they_are_now(
     phrase = labeler("invite", "hospital-a", "--rotate", "--json").document["phrase"]
     renewed = labeler(*command, "--phrase", phrase)
     assert renewed.code == 0, renewed.err
-    assert "t1 is trusted with a share no more" in renewed.out
+    assert "t1 is no longer trusted with a share" in renewed.out
     assert "t9 is trusted with a share from now on" in renewed.out
 
     after = PartyKeys.load(tmp_path / "a" / "keys.json").public

@@ -360,7 +360,7 @@ def test_what_only_a_person_or_a_restart_can_settle_is_said_word_for_word() -> N
         check(policy(allow__approval=True), ask())
     assert str(waiting.value) == (
         f"allow.approval: a person at the site has to approve task {digest} first (labeler agent approve "
-        f"{digest[:12]}); it is asked again by itself"
+        f"{digest[:12]}); the coordinator asks again automatically"
     )
     with pytest.raises(PolicyRefusal) as other:
         check(policy(coordinator__verify_key="2" * 64), ask())

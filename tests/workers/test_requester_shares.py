@@ -130,9 +130,9 @@ def test_jobs_of_which_nobody_says_who_asks_share_one_share(site: Site) -> None:
     site.allow(per_requester=share_of(2.5, charge, site))
     site.propose("")
     site.charge(task("never proposed"), "e" * 64)
-    with pytest.raises(PolicyRefusal, match="all jobs of which it is not told who asks"):
+    with pytest.raises(PolicyRefusal, match="all jobs without a named requester"):
         site.propose("")
-    with pytest.raises(PolicyRefusal, match="all jobs of which it is not told who asks"):
+    with pytest.raises(PolicyRefusal, match="all jobs without a named requester"):
         site.charge(task("neither was this"), "d" * 64)
     site.propose("ada")
 
@@ -179,7 +179,7 @@ def test_a_requester_takes_a_share_of_what_images_have_for_life(site: Site) -> N
 
 def test_people_read_what_one_requester_may_take(tmp_path: Path) -> None:
     lines = policy_in_words(policy_with(per_requester=0.25))
-    assert "One requester may take at most 25 % of each of these; who asks says the coordinator." in lines
+    assert "One requester may take at most 25 % of each of these; the coordinator says who asks." in lines
     path = tmp_path / "policy.toml"
     path.write_text("[budget]\nper_requester = 1.5\n")
     with pytest.raises(PolicyRefusal, match="per_requester"):

@@ -51,5 +51,5 @@ def test_only_a_party_that_has_seen_something_consents(hospital: Path, tmp_path:
     with pytest.raises(InvalidSetting, match="seen nothing"):
         trust_restored_journal(hospital, TEXT)
     (hospital / "agent.toml").unlink()
-    with pytest.raises(InvalidSetting, match="no home of an agent or a tallier"):
+    with pytest.raises(InvalidSetting, match="not the home of an agent or a tallier"):
         trust_restored_journal(hospital, TEXT)

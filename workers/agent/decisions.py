@@ -84,7 +84,7 @@ def refuse(home: Path, digest: str, reason: str) -> None:
         InvalidSetting: no reason, a long one, or one with control characters; or the digest is none.
     """
     if not reason.strip():
-        raise InvalidSetting("say in a few words why, since whoever asks is told: --reason")
+        raise InvalidSetting("give a reason in a few words (--reason); the requester reads it")
     folder = home / REFUSED_FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     # First the no, so that at every moment one of the two holds.
@@ -124,7 +124,9 @@ def objection(home: Path, digest: str) -> LabelerError | None:
         return RefusedByPerson(f"a person at the site has refused task {digest[:12]}" + _because(no))
     no = stopped(home)
     if no is not None:
-        return SiteStopped("the site has stopped answering for now; it is asked again by itself" + _because(no))
+        return SiteStopped(
+            "the site has stopped answering for now; the coordinator asks it again automatically" + _because(no)
+        )
     return None
 
 

@@ -345,7 +345,7 @@ class DurableLedger:
             if one.is_covered:
                 continue
             if one.scale.startswith("share"):
-                who = f"the jobs of {requester!r}" if requester else "all jobs of which it is not told who asks"
+                who = f"the jobs of {requester!r}" if requester else "all jobs without a named requester"
                 raise ShareUsedUp(
                     "budget.per_requester: the site gives one requester a share of its budget, and with this job "
                     f"{who} would take more; ask for less, or ask the site to raise it"

@@ -52,10 +52,10 @@ class BudgetTable(_Table):
         life_epsilon: what of `instance_epsilon` is set aside for votes for life (`Task.life`). All such tasks that are
             ever answered together cost one record no more, and none is answered that says more. What was set aside once
             is never given back. None where no such task is answered.
-        per_requester: of each cap, and of what `life_epsilon` sets aside for a record, the most that the jobs of one
-            requester may take, so that none uses up what is there for all; None where one may. The coordinator names
-            the requester (`Proposal.requester`): a share divides a budget among requesters, and the caps alone protect
-            records. Jobs without a named requester share one share.
+        per_requester: the share of each cap, and of the `life_epsilon` for a record, that the jobs of one requester may
+            take, so that none uses up the others' budget; None if one may take all. The coordinator names the requester
+            (`Proposal.requester`). A share divides a budget among requesters; only the caps protect records. Jobs
+            without a named requester share one share.
     """
 
     instance_epsilon: Cap
@@ -124,10 +124,9 @@ class AllowTable(_Table):
         person_epsilon: the most that one task may cost one person whose records are here, all of them together, at the
             policy's delta; None where that is not bounded. With a bound, tasks that state no price for a person
             (`Task.records_per_person`) are refused. It is about one task: budgets add up per image and per site.
-        life_job_share: of the B that is set aside for votes for life, the most that one job may take of any image, so
-            that no job silences a whole site; None, as in policies that do not say it, where one may take all. What a
-            job may take follows from its task alone (`labeler.accounting.lifetime.job_nano`), so whether it is refused
-            says nothing about images.
+        life_job_share: the share of the B set aside for votes for life that one job may take of any image, so that no
+            job silences a whole site. None, the default, lets one job take all. The amount a job may take follows only
+            from its task (`labeler.accounting.lifetime.job_nano`), so a refusal says nothing about images.
     """
 
     backbones: Annotated[tuple[str, ...], Field(strict=False)]
@@ -209,7 +208,7 @@ class Policy(_Table):
         if allow.approval and not is_approved:
             raise AwaitingApproval(
                 f"allow.approval: a person at the site has to approve task {task.digest} first "
-                f"(labeler agent approve {task.digest[:12]}); it is asked again by itself"
+                f"(labeler agent approve {task.digest[:12]}); the coordinator asks again automatically"
             )
 
     def check_delta(self, task: Task) -> None:

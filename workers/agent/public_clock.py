@@ -132,8 +132,8 @@ class PublicClock:
         planned_s = turn.admitted_s + self._planned_s([ask])
         if turn.now + self._hold_s(self._passed_s(turn) + planned_s + self._planned_s(ahead)) > ask.expires_at:
             raise PrivacyRefusal(
-                "answers of this site leave on its public clock, and this one would leave after the round's deadline; "
-                "nothing was charged. Ask with a later deadline, or about less at once"
+                "this site sends answers only on its public clock, and this one would be sent after the round's "
+                "deadline; nothing was charged. Ask with a later deadline, or about fewer images at once"
             )
         turn.admitted_s = planned_s
 

@@ -518,7 +518,7 @@ def _share(per_requester: float | None) -> list[str]:
     if per_requester is None:
         return []
     return [
-        f"One requester may take at most {100 * per_requester:g} % of each of these; who asks says the coordinator."
+        f"One requester may take at most {100 * per_requester:g} % of each of these; the coordinator says who asks."
     ]
 
 

@@ -181,7 +181,7 @@ def attributes_of(labels: NDArray[np.int16], task: Task) -> NDArray[np.int16]:
     otherwise.
 
     So a record of the first class and one of the second have no attribute in common, and their votes are as far apart
-    as any two records' are. The second has more attributes than may vote, wherever the task has enough of them.
+    as any two records' are. The second has more attributes than may vote, if the task has enough of them.
     """
     found = np.eye(task.num_classes, dtype=np.int16)[labels]
     found[labels == 0] = np.arange(task.num_classes) < task.votes_of_a_record

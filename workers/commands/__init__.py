@@ -3,10 +3,10 @@
 A room is loaded when one of its commands is invoked (`workers.commands.catalogue`), and heavy libraries are imported
 inside commands, so that `labeler --help`, `labeler status` and `labeler plan` answer at once.
 
-The one thing here is Ctrl-C, because it comes first. While `labeler` starts or ends nothing is under way, so the
-process says so and is gone. Left to itself Python raises KeyboardInterrupt within whatever import is running, where
-nobody catches it, or where a library takes it for a missing part. A command that runs is interrupted as Python does
-it: it has things to put away.
+This file only handles Ctrl-C, because that comes first. While `labeler` starts or ends, no work is in progress, so the
+process says so and exits. By default Python raises KeyboardInterrupt inside the import that is running, where nothing
+catches it, or where a library takes it for a missing part. A running command gets Python's usual interrupt, because it
+has to clean up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 TRY_AGAIN = 75
-"""`labeler.errors.Interrupted.exit_code`; nothing is imported for it."""
+"""`labeler.errors.Interrupted.exit_code`, repeated here to avoid the import."""
 
 
 def _end(*_: object) -> None:
@@ -29,14 +29,14 @@ def _end(*_: object) -> None:
 
 @contextmanager
 def ended_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process here, unless it is ignored or somebody else's."""
+    """End the process on Ctrl-C, unless the signal is ignored or has another handler."""
     with _handled_by(_end, where=signal.default_int_handler):
         yield
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within `ended_at_once`: here Ctrl-C raises KeyboardInterrupt."""
+    """Raise KeyboardInterrupt on Ctrl-C, within `ended_at_once`."""
     with _handled_by(signal.default_int_handler, where=_end):
         yield
 

@@ -1,12 +1,12 @@
 """Every command of `labeler`: its name, its first sentence, and its module, which is loaded when the command is used.
 
-`labeler --help` needs names and sentences, `labeler status` one module out of ten: whoever asks waits for nothing
-else. A test compares the sentences with those of the commands, so the two cannot part.
+`labeler --help` needs names and sentences, and `labeler status` one module out of ten; nothing else is loaded. A test
+compares the sentences with those of the commands, so they cannot diverge.
 
-Errors are told in the words of the command line. What checks a setting knows it as a field of a task or an argument of
-a function, because notebooks, services and task files give it too. At the command line it is an option, so a refusal
-says `--colluding-agents`, which can be looked for in the line just typed. What a file says stays a field of that file:
-its refusals have lines.
+Errors name options of the command line. The code that checks a setting knows it as a field of a task or an argument of
+a function, because notebooks, services and task files set it too. At the command line it is an option, so a refusal
+says `--colluding-agents`, which can be found in the typed line. A field in a file keeps its name: its refusals have
+line numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Entry:
     """A command, or a group of them, as `labeler --help` lists it.
 
     Attributes:
-        module: of `workers.commands`, which has a function of the command's name, or a group, `NAME_app`.
+        module: in `workers.commands`; it has a function of the command's name, or a group, `NAME_app`.
     """
 
     module: str
@@ -40,9 +40,9 @@ class Entry:
 
 CATALOGUE: Final[dict[str, Entry]] = {
     "demo": Entry("jobs", "Run the whole pipeline on real handwritten digits, without any download."),
-    "run": Entry("jobs", "Label public images with private shards: a batch labelling job in one process."),
+    "run": Entry("jobs", "Label public images with private shards: a batch labeling job in one process."),
     "student": Entry(
-        "jobs", "Train a student on the released answers of a job, or fetch a service's; score it where truth is known."
+        "jobs", "Train a student on a job's released answers, or fetch a service's; score it where truth is known."
     ),
     "predict": Entry(
         "jobs", "Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy."
@@ -51,11 +51,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "evaluation", "Measure how good a released model is on private records: every number with two intervals."
     ),
     "bench": Entry("checks", "Reproduce a paper's table or measure speed. Runs in a checkout of the project."),
-    "plan": Entry("jobs", "Say what a setting costs before anything is asked, or which setting a price buys."),
-    "embed": Entry("shards", "Turn images into a shard of features. Continues where it was interrupted."),
-    "duplicates": Entry(
-        "shards", "List the images that a shard holds more than once; those under different labels first."
-    ),
+    "plan": Entry("jobs", "Show the price of a setting before anything is asked, or the setting for a price."),
+    "embed": Entry("shards", "Turn images into a shard of features. Resumes after an interruption."),
+    "duplicates": Entry("shards", "List images that a shard holds more than once, those with different labels first."),
     "declare": Entry("shards", "Declare a public bound on the records of a shard that was embedded without one."),
     "delete": Entry(
         "shards", "Delete the records of people, or of images, from a shard and from the bytes of its files."
@@ -66,12 +64,12 @@ CATALOGUE: Final[dict[str, Entry]] = {
         "Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.",
     ),
     "submit": Entry(
-        "client", "Send images to a running service to be labelled. The price is reserved before anybody is asked."
+        "client", "Send images to a running service for labeling. The price is reserved before any agent is asked."
     ),
     "status": Entry("client", "Show one job, or the newest jobs."),
     "share": Entry(
         "client",
-        "Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are everybody's.",
+        "Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are shared.",
     ),
     "budget": Entry("client", "Show what is spent and what is left, per account and level."),
     "export": Entry(
@@ -81,17 +79,16 @@ CATALOGUE: Final[dict[str, Entry]] = {
     "serve": Entry("federation", "Run the coordinator of a home; with --init make that home first."),
     "embedder": Entry(
         "federation",
-        "Run the embedder beside the coordinator: it turns uploaded images into questions. Uses the coordinator's "
-        "home.",
+        "Run the embedder, which turns uploaded images into questions. Uses the coordinator's home.",
     ),
     "prune": Entry(
         "journal",
-        "Delete what ended jobs have left: images, questions, labels. Charges and digests stay; the journal verifies.",
+        "Delete images, questions and labels of ended jobs. Charges and digests stay; the journal still verifies.",
     ),
-    "agent": Entry("parties", "Run an agent, and see and decide what it answers."),
+    "agent": Entry("parties", "Run an agent, and review and decide its answers."),
     "tallier": Entry("parties", "Run a tallier, which adds up secret shares."),
     "invite": Entry(
-        "journal", "Invite a site: one signed file with all it needs, and a phrase to compare by telephone."
+        "journal", "Invite a site: make one signed file with all it needs, and a phrase to compare by phone."
     ),
     "keys": Entry("journal", "Make, show, enrol, rotate and revoke keys; make access tokens."),
     "evidence": Entry(
@@ -99,9 +96,9 @@ CATALOGUE: Final[dict[str, Entry]] = {
     ),
     "audit": Entry("checks", "Attack a task's real pipeline, and say how much of its promise the attacks prove."),
     "doctor": Entry(
-        "checks", "Check that this machine is ready, computes exactly, and how fast it is; say what to do."
+        "checks", "Check that this machine is ready and computes exactly, and how fast it is; say how to fix problems."
     ),
-    "journal": Entry("journal", "Verify and back up a home's ledger; go on after it was lost."),
+    "journal": Entry("journal", "Verify and back up a home's ledger; recover after its loss."),
 }
 
 GROUPS: Final[Mapping[str, str]] = {
@@ -111,11 +108,11 @@ GROUPS: Final[Mapping[str, str]] = {
     "Run a site": "agent tallier declare delete",
     "Operate a service": "serve embedder invite keys evidence audit prune journal doctor",
 }
-"""The headings of `labeler --help`, in its order, and the commands below each."""
+"""The headings of `labeler --help` in order, with the commands below each."""
 
 
 class Catalogued(TyperGroup):
-    """A group whose commands are stand-ins with a name and a sentence, until one of them is invoked or completed."""
+    """A group whose commands are stubs with a name and a sentence, until one is invoked or completed."""
 
     def __init__(self, **settings: Any) -> None:
         settings["commands"] = {
@@ -128,8 +125,8 @@ class Catalogued(TyperGroup):
         super().__init__(**settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. One that was stopped from the keyboard says so, and ends with what says "try again"; left to
-        itself typer ends it with 130 and no word.
+        """Run a command. If stopped from the keyboard, it says so and ends with the exit code for "try again"; typer
+        alone would end it with 130 and no message.
 
         Raises:
             Interrupted: it was stopped.
@@ -141,13 +138,13 @@ class Catalogued(TyperGroup):
                 raise Interrupted("interrupted") from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command itself, from its module, where a stand-in was named."""
+        """Load the command itself from its module if a stub was named."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found if name is None else load_commands([name])[name], rest
 
 
 def load_commands(names: Sequence[str] = tuple(CATALOGUE)) -> dict[str, Any]:
-    """Commands by their names, each with all of its options; every command where no names are given."""
+    """Load commands by their names, each with all of its options; every command by default."""
     found: dict[str, Any] = {}
     for module in dict.fromkeys(CATALOGUE[name].module for name in names):
         found |= _commands_of(module)
@@ -156,8 +153,7 @@ def load_commands(names: Sequence[str] = tuple(CATALOGUE)) -> dict[str, Any]:
 
 @cache
 def _commands_of(module: str) -> dict[str, Any]:
-    """The commands of a module. Read once in a process: a group of commands takes those of each reading beside those
-    of the one before."""
+    """Return the commands of a module. Cached, because each call would add a group's commands to it once more."""
     room = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
     loaded = import_module(f"workers.commands.{module}")
     for name in (name for name, entry in CATALOGUE.items() if entry.module == module):
@@ -197,10 +193,10 @@ def _tell_version(is_asked: bool) -> None:
 @app.callback()
 def labeler(
     version: Annotated[  # its callback answers and ends
-        bool, typer.Option("--version", help="Tell the version and end.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_tell_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Nothing happens before a command: with a callback the command line is a group, whatever it holds."""
+    """Do nothing before a command: a callback makes the command line a group, whatever it holds."""
 
 
 ALIASES: Final[Mapping[str, str]] = {
@@ -210,18 +206,18 @@ ALIASES: Final[Mapping[str, str]] = {
     "idempotency_key": "key",
     "images": "queries_shard",
 }
-"""Fields that are parameters of another name."""
+"""Fields whose parameters have another name."""
 
 
 def in_option_words(message: str, options: Mapping[str, str]) -> str:
-    """A message with the options of a command for the names of its settings.
+    """Replace the names of settings in a message by a command's options.
 
     Args:
         options: parameter of the command to the option that sets it, {"colluding_agents": "--colluding-agents"}.
     """
     known = dict(options) | {field: options[name] for field, name in ALIASES.items() if name in options}
     for name, option in known.items():
-        # A name of several words is nobody's English; one of a single word only in backquotes, or where fields stand.
+        # A name with underscores is never English; a single word counts only in backquotes or where fields are listed.
         inner = re.escape(name)
         places = [rf"`{inner}`", rf"(?<=refused: ){inner}(?=[:.])", rf"(?<=; ){inner}(?=[:.])"]
         if "_" in name:
@@ -233,7 +229,7 @@ def in_option_words(message: str, options: Mapping[str, str]) -> str:
 
 
 def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable[..., Any]:
-    """A command whose errors are told in its own options."""
+    """Wrap a command so that its errors name its own options."""
 
     @wraps(callback)
     def run(*arguments: Any, **settings: Any) -> Any:
@@ -247,7 +243,7 @@ def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable
 
             if not isinstance(error, ValidationError):
                 raise
-            # What is sent to a service is checked here, too, and an argument may not be what it takes.
+            # Requests to a service are validated here, too, and an argument may not fit.
             from labeler.settings import describe_validation
 
             raise InvalidSetting(in_option_words(describe_validation(error, "what was typed"), options)) from None
@@ -256,7 +252,7 @@ def worded(callback: Callable[..., Any], options: Mapping[str, str]) -> Callable
 
 
 def word_errors_of(command: Any) -> None:
-    """Have a command, and every command below it, tell its errors in its own options."""
+    """Make the errors of a command, and of every command below it, name its own options."""
     for inner in getattr(command, "commands", {}).values():
         word_errors_of(inner)
     options = {

@@ -1,7 +1,7 @@
 """Commands that check: `doctor` this machine, `audit` a task by attacking its real pipeline, `bench` all of it.
 
-`bench` is the one door from the product to `benchmarks`, opened when somebody runs it. Benchmarks are in a checkout of
-the project and not in the installed package, and so is the list of their names.
+`bench` is the only import of `benchmarks` from the product, made when it runs. Benchmarks and their list of names are
+in a checkout of the project, not in the installed package.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _STYLES: Final = {"well": "green", "look": "yellow", "wrong": "bold red"}
 
 
 def doctor(
-    gpu: Annotated[bool, typer.Option("--gpu", help="Check CUDA devices too; without one, that is wrong.")] = False,
-    home: Annotated[Path, typer.Option(help="Folder of a party's home, there or to be.")] = Path(),
+    gpu: Annotated[bool, typer.Option("--gpu", help="Check CUDA devices too; a machine without one fails.")] = False,
+    home: Annotated[Path, typer.Option(help="Folder of a party's home; it need not exist yet.")] = Path(),
     only: Annotated[list[str] | None, typer.Option(help="A step, as --json names it; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that this machine is ready, computes exactly, and how fast it is; say what to do.
+    """Check that this machine is ready and computes exactly, and how fast it is; say how to fix problems.
 
-    Each step runs in a process of its own with a time limit, so that a crash or a hang is found too. Ends with 0 where
-    nothing is wrong, with 1 else. Nothing is changed, and nothing private is read.
+    Each step runs in a separate process with a time limit, so that a crash or a hang is found too. Exits with 0 if
+    nothing is wrong, otherwise with 1. Nothing is changed, and nothing private is read.
 
     Examples:
 
@@ -84,7 +84,7 @@ def audit(
         Path, typer.Argument(metavar="TASK", help="Task file (TOML), folder of a run, or a job's task as JSON.")
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder for audit.json, audit.html and the runs; the same command goes on in it.")
+        Path, typer.Option(help="Folder for audit.json, audit.html and the runs; the same command resumes in it.")
     ] = Path("audit"),
     adversary: Annotated[
         list[str] | None,
@@ -94,8 +94,8 @@ def audit(
         ),
     ] = None,
     runs: Annotated[int, typer.Option(min=2, help="Runs of each adversary, half of them with the canary.")] = 1000,
-    level: Annotated[str, typer.Option(help="What a canary is: instance (one record), person or agent.")] = "instance",
-    view: Annotated[str, typer.Option(help="What is looked at: release, or a student's labels.")] = "release",
+    level: Annotated[str, typer.Option(help="The canary: instance (one record), person or agent.")] = "instance",
+    view: Annotated[str, typer.Option(help="The observed result: release, or a student's labels.")] = "release",
     records: Annotated[
         Path | None, typer.Option(help="Labelled shard of natural records; scikit-learn's digits when left out.")
     ] = None,
@@ -105,21 +105,21 @@ def audit(
     queries: Annotated[
         int | None, typer.Option(min=1, help="For a task file: how many questions; its count, or 100.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="With which all that is stated holds together.")] = 0.99,
-    seed: Annotated[int, typer.Option(min=0, help="Of records, questions and coins.")] = 0,
+    confidence: Annotated[float, typer.Option(help="Joint confidence of all stated bounds.")] = 0.99,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of records, questions and coins.")] = 0,
     noise_seed: Annotated[
-        int | None, typer.Option(min=0, help="Reproduce the noise too; left out, it is drawn as the product does.")
+        int | None,
+        typer.Option(min=0, help="Seed to reproduce the noise, too; by default it is drawn as in production."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Attack a task's real pipeline, and say how much of its promise the attacks prove.
 
     Every run is a whole job: index, votes, integer noise, shares, journal, release. Adversaries are those of Chadha et
-    al. (2024): natural or poisoned records, questions chosen or not; one run with many canaries beside them. Bounds are
-    exact, at a stated confidence. Ends with 1 where the promise is broken. No private record is read: canaries and
-    other records are made up or public. "moved" is how far the canary moves what is seen, measured without noise: the
-    epsilon that no number of runs would prove more than; the rest of the promise is slack of its bound, or of the
-    attack.
+    al. (2024): natural or poisoned records, questions chosen or not; and one run with many canaries. Bounds are exact,
+    at a stated confidence. Exits with 1 if the promise is broken. No private record is read: canaries and other records
+    are made up or public. "moved" is how far the canary moves the observed result, measured without noise. No number of
+    runs could prove a larger epsilon; the rest of the promise is slack of its bound, or of the attack.
 
     Examples:
 
@@ -166,7 +166,7 @@ def _show(document: dict[str, Any], page: Path) -> None:
 
     facts, findings = document["facts"], document["findings"]
     task = facts["task"]
-    # No lines between columns: eight of them fit 80 characters.
+    # No lines between columns, so that eight of them fit 80 characters.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("adversary", no_wrap=True)
     for heading in (
@@ -211,11 +211,11 @@ EXTRA: Final = frozenset({"dp_accounting"})
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which bench; all their names when left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Which bench; lists all names when left out.")] = None,
     paper: Annotated[str | None, typer.Argument(help="For papers: whose table; all when left out.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the real data sets.")] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers go on where they were stopped.")
+        bool, typer.Option("--full", help="All repetitions, as in BENCHMARKS.md; papers resume where they stopped.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Papers, answers, curves: folder for documents and pictures.")
@@ -274,7 +274,7 @@ def bench(
 
 
 def _benchmarks() -> ModuleType:
-    """`benchmarks` of the checkout that this program runs from.
+    """Return the module `benchmarks` of the checkout that this program runs from.
 
     Raises:
         InvalidSetting: the program runs from an installed package, which holds no benchmarks.
@@ -293,7 +293,7 @@ def _benchmarks() -> ModuleType:
 
 def _print_bench(result: dict[str, Any]) -> None:
     rows = [{column: _number(row.get(column)) for column in _COLUMNS} for row in result["rows"]]
-    # What is the same in every row is said once, so that the rest fits beside each other.
+    # A value that is the same in every row is printed once, so that the other columns fit.
     varying = [column for column in _COLUMNS if len({row[column] for row in rows}) > 1 or column in _ALWAYS]
     table = Table(title=result["name"], show_edge=False)
     for column in varying:

@@ -1,7 +1,6 @@
 """Commands of a requester: `submit` images, look at `status` and `budget`, `export` the labels.
 
-Beside `workers.commands.console`, through which other commands reach a service, this is the one module of commands
-that may import the service's client.
+Only this module and `workers.commands.console`, which other commands use, may import the service's client.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def submit(
     url: Url,
     token: Token,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job has ended, and tell each change of its state.")
+        bool, typer.Option("--wait", help="Wait until the job has ended, and show each change of its state.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Parquet file for the labels of all images; implies --wait.")] = None,
     name: Annotated[str, typer.Option(help="Of the job, for people.")] = "",
@@ -79,7 +78,7 @@ def submit(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Send images to a running service to be labelled. The price is reserved before anybody is asked.
+    """Send images to a running service for labeling. The price is reserved before any agent is asked.
 
     Example: `labeler submit scans/ --task task.toml --url https://labels.example.org --wait --out labels.parquet`
     """
@@ -142,14 +141,14 @@ def status(
 
 def share(
     task: Annotated[str, typer.Argument(help="Id of a task that your token made.")],
-    with_token: Annotated[str, typer.Option("--with", help="Id of the other token, as /v1/whoami tells it.")],
+    with_token: Annotated[str, typer.Option("--with", help="Id of the other token, as /v1/whoami shows it.")],
     url: Url,
     token: Token,
-    stop: Annotated[bool, typer.Option("--stop", help="Let it submit no more instead.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop sharing with that token instead.")] = False,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are everybody's.
+    """Let another requester submit jobs into a task of yours. Each sees its own jobs; the queries are shared.
 
     Example:
 
@@ -241,7 +240,7 @@ def export(
         if chosen in MODELS:
             (service.student if chosen == "student" else service.model)(job, out)
         elif chosen in EXPORT_FORMATS and what == "images":
-            # As of a folder: made here, from the same table.
+            # Made here from the same table, as for a folder.
             _write_images(chosen, job, _image_table(service, job), out, wanted, as_json=as_json)
             return
         else:
@@ -276,7 +275,7 @@ def _write_images(kind: str, job: str, table: pa.Table, out: Path, wanted: dict[
 
 
 def jobs_table(jobs: Sequence[JobView]) -> Table:
-    """Jobs beside each other, in 80 columns."""
+    """Return a table of jobs, in 80 columns."""
     table = Table(show_edge=False)
     for heading in ("job", "state", "done", "epsilon", "created (UTC)"):
         table.add_column(heading, overflow="fold")
@@ -297,7 +296,7 @@ def _is_over(job: JobView) -> bool:
 
 
 def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
-    """Tell, before anything is sent, that noise will drown the votes; what refuses a job refuses it when it comes."""
+    """Warn before anything is sent if noise will drown the votes; a refusal comes only with the job."""
     from api.schema import EstimateRequest
     from labeler.errors import LabelerError
 
@@ -310,7 +309,7 @@ def _warn_of_noise(service: Client, task_id: str, selection: Selection) -> None:
 def _task(
     service: Client, task: str, images: Path, changes: dict[str, Any], *, left_out: Mapping[str, str]
 ) -> tuple[str, Selection]:
-    """The id of the task, made now where a file was named, and which images are asked about."""
+    """Return the task's id (made now from a named file), and the selection of images."""
     from pydantic import ValidationError
 
     from api.client import image_parts, is_shard
@@ -323,7 +322,7 @@ def _task(
     if not path.suffix and not path.exists():
         selection = _selection(given)
         if _TASK_ID.fullmatch(task) is None:
-            raise InvalidSetting(f"--task {task!r} is no file here, and no task's id, which has 64 hexadecimal digits")
+            raise InvalidSetting(f"--task {task!r} is neither a file nor a task's id, which has 64 hexadecimal digits")
         return task, selection
     file = read_task_file(path)
     selection = _selection(file.queries.model_dump() | given)
@@ -359,7 +358,7 @@ def _selection(fields: dict[str, Any]) -> Selection:
 
 
 def _count(images: Path) -> int:
-    """How many questions asking about every image makes."""
+    """Count the questions if every image is asked about."""
     from api.client import IMAGE_SUFFIXES, is_shard, public_shard
     from workers.embedder.image_count import count_images
 
@@ -404,7 +403,7 @@ def _tell_job(job: JobView, *, out: Path | None, as_json: bool, skipped: Mapping
 
 
 def _costs(job: JobView) -> list[str]:
-    """What the job has cost so far, and what each question takes where it has a share of its own."""
+    """Return lines with the job's cost so far, and each question's share if the method has one."""
     if job.cost is None or not job.cost.questions:
         return []
     level, spent = job.price.instance_question_nano, job.cost
@@ -433,10 +432,10 @@ def _say(epsilon: float | None) -> str:
 
 
 def wait_for(service: Client, job: JobView, *, quiet: bool) -> JobView:
-    """Wait until a job has ended, and tell on standard error how far it is.
+    """Wait until a job has ended, and show its progress on standard error.
 
     Raises:
-        Interrupted: the user pressed Ctrl-C; the job goes on.
+        Interrupted: the user pressed Ctrl-C; the job continues.
     """
     try:
         if quiet:
@@ -461,7 +460,7 @@ def _bar(console: Console, job: JobView) -> Iterator[Callable[[JobView], None]]:
 
 @contextmanager
 def _lines(console: Console) -> Iterator[Callable[[JobView], None]]:
-    """For logs and pipes, in which a bar would be thousands of lines or none."""
+    """Show progress as lines, for logs and pipes, in which a bar would be thousands of lines or none."""
     said = ""
 
     def show(now: JobView) -> None:
@@ -476,17 +475,17 @@ def _lines(console: Console) -> Iterator[Callable[[JobView], None]]:
 
 
 def unreadable_images(folder: Path) -> dict[str, str]:
-    """Which images of a folder cannot be read, and why: judged as the embedder judges them.
+    """Return the unreadable images of a folder with the reasons, by the embedder's own check.
 
     Raises:
-        InvalidSetting: it is no folder, or none of them can be read.
+        InvalidSetting: not a folder, or none of its images can be read.
     """
     from api.client import images_in
     from feature_store.decode import decode_image
 
     if not folder.is_dir():
         raise InvalidSetting(
-            f"--skip-unreadable looks into a folder of images, and {folder.name!r} is none; unpack it first"
+            f"--skip-unreadable needs a folder of images, and {folder.name!r} is not one; unpack it first"
         )
     names, found = images_in(folder), {}
     for name in names:

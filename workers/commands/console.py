@@ -1,7 +1,7 @@
-"""How commands speak: one JSON document for machines, sentences and tables for people, complaints on standard error.
+"""Output of commands: one JSON document for machines, sentences and tables for people, errors on standard error.
 
-What commands ask of a running service is here too, with the options that say where it is. Commands of other rooms ask
-its client, which `connect` loads; what needs a model of the contract is a function here.
+Access to a running service is here too, with the options that name it. Commands of other modules use its client, which
+`connect` loads; calls that need a model of the API are functions here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def print_json(document: Any) -> None:
 
 
 def tell(document: Any, *lines: str, as_json: bool) -> None:
-    """Print what was found: as a document for machines, else as these lines for people."""
+    """Print a result: as a document for machines, or as lines for people."""
     if as_json:
         print_json(document)
     else:
@@ -43,7 +43,7 @@ def tell(document: Any, *lines: str, as_json: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """A text from elsewhere as one line that a terminal only shows: control characters are written out, not obeyed."""
+    """Escape an outside text to one line that is safe for a terminal: control characters are shown, not obeyed."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in text
@@ -51,19 +51,19 @@ def escaped(text: str) -> str:
 
 
 def cell(text: str) -> Text:
-    """A text from elsewhere for a table: escaped, and its square brackets are no markup."""
+    """Make a table cell of an outside text: escaped, and with square brackets that are not markup."""
     return Text(escaped(text))
 
 
 def complain(sentence: str) -> None:
-    """Say on standard error what went wrong."""
+    """Print an error on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("labeler:", style="bold red", end=" ")
     console.print("\n".join(map(escaped, sentence.splitlines())), markup=False, emoji=False)
 
 
 def one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
-    """The value of an option that must be one of a few words.
+    """Check the value of an option that must be one of a few words.
 
     Raises:
         InvalidSetting: it is none of them.
@@ -75,7 +75,7 @@ def one_of(name: str, value: str, allowed: tuple[T, ...]) -> T:
 
 
 def tell_warning(sentence: str) -> None:
-    """Say to standard error what may not be what was meant; nothing is wrong with the command."""
+    """Print a warning on standard error: the command is valid but may not do what was meant."""
     typer.echo(f"Warning: {escaped(sentence)}.", err=True)
 
 
@@ -86,8 +86,8 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
     """A table of accounts.
 
     Args:
-        accounts: mappings with account, level, delta, cap_nano, left_nano, cap_epsilon and spent_epsilon; a cap that
-            is None is not limited, a spent epsilon that is None has no finite bound.
+        accounts: mappings with account, level, delta, cap_nano, left_nano, cap_epsilon and spent_epsilon; a cap of
+            None is unlimited, a spent epsilon of None has no finite bound.
     """
     table = Table(show_edge=False)
     table.add_column("account", overflow="fold")
@@ -114,7 +114,7 @@ def budget_table(accounts: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def left_fraction(account: Mapping[str, Any]) -> float:
-    """Which part of a limited account is left, between 0 and 1."""
+    """Return the part of a limited account that is left, between 0 and 1."""
     cap, left = account["cap_nano"], account["left_nano"]
     return left / cap if cap else 0.0
 
@@ -129,7 +129,7 @@ def _bar(account: Mapping[str, Any]) -> str:
 
 
 def wrapped(text: str, *, bullet: bool = False) -> None:
-    """Print a text from elsewhere in lines of 80 columns."""
+    """Print an outside text in lines of 80 columns."""
     indent = ("- ", "  ") if bullet else ("", "")
     typer.echo(fill(escaped(text), 80, initial_indent=indent[0], subsequent_indent=indent[1]))
 
@@ -152,16 +152,16 @@ JOB = "Folder of a finished job here, or a job's id at a service."
 
 
 def folder_of(job: str | None, url: str | None, token: str | None) -> Path | None:
-    """The folder of a job here; None where a service is asked.
+    """Return the folder of a local job; None for a job of a service.
 
     Raises:
-        InvalidSetting: it is no folder here, and no service was named.
+        InvalidSetting: there is no such folder, and no service was named.
     """
     if job is not None and Path(job).is_dir():
         return Path(job)
     if url is None or token is None:
-        here = "" if job is None else f"{job!r} is no folder of a job here; else "
-        raise InvalidSetting(f"{here}say which service: --url and --token (or LABELER_URL and LABELER_TOKEN)")
+        here = "" if job is None else f"{job!r} is not a job's folder here; for a job of a service, "
+        raise InvalidSetting(f"{here}name the service: --url and --token (or LABELER_URL and LABELER_TOKEN)")
     return None
 
 
@@ -170,10 +170,10 @@ ROLES: tuple[Role, ...] = ("admin", "requester", "viewer")
 
 
 def connect(url: str, token: str, ca_file: Path | None) -> Client:
-    """A client of a running service."""
+    """Return a client of a running service."""
     from api.client import Client
 
-    # A person who waits is told at once that nothing is there; a job that is waited for is, through restarts.
+    # A person learns quickly that nothing answers; but `wait` keeps waiting for a job through restarts.
     return Client(url, token, ca_file=ca_file, absent_patience_s=_ABSENT_PATIENCE_S)
 
 
@@ -197,7 +197,7 @@ def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, c
 
 
 def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Path | None) -> dict[str, Any]:
-    """Invite a site; for `labeler invite`. The authority that this connection is checked against goes along."""
+    """Invite a site; for `labeler invite`. The invitation includes the authority given by `ca_file`."""
     from pydantic import ValidationError
 
     from api.schema import InvitationRequest
@@ -207,7 +207,7 @@ def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Pa
         certificates = "" if ca_file is None else ca_file.read_text(encoding="ascii")
         request = InvitationRequest.model_validate(fields | {"ca_certificates": certificates})
     except (OSError, UnicodeDecodeError):
-        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is no PEM file") from None
+        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is not a PEM file") from None
     except ValidationError as error:
         raise InvalidSetting(describe_validation(error, "the invitation")) from None
     with connect(url, token, ca_file) as service:
@@ -217,7 +217,7 @@ def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Pa
 def prune_service(
     url: str, token: str, ca_file: Path | None, age: timedelta, *, dry_run: bool, progress: ProgressCallback
 ) -> dict[str, Any]:
-    """Have a running service forget the jobs that ended longer ago than an age; what `labeler prune --url` does.
+    """Have a running service forget jobs that ended longer ago than `age`; for `labeler prune --url`.
 
     Returns:
         {"url", "jobs": [id], "dry_run"}.

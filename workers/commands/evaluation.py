@@ -1,4 +1,4 @@
-"""`labeler evaluate`: how good a released model is where the truth is, in one process or by a service."""
+"""`labeler evaluate`: measures a released model on private records, in one process or by a service."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def evaluate(
 ) -> None:
     """Measure how good a released model is on private records: every number with two intervals.
 
-    Writes evaluation.json, and measured.safetensors: the model, which then states in each band of confidence the share
-    that was right there.
+    Writes evaluation.json, and measured.safetensors: the model, which now states for each band of confidence the share
+    of right answers there.
 
     Examples:
 
@@ -129,7 +129,7 @@ def _here(
 
 
 def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
-    """Print evaluation.json in words: each number with its intervals, what it has cost, and where it lies."""
+    """Print evaluation.json in words: each number with its intervals, its price, and the files."""
     if as_json:
         print_json(found)
         return
@@ -143,7 +143,7 @@ def tell_evaluation(found: dict[str, Any], out: Path, *, as_json: bool) -> None:
     lines = [
         *say(found),
         f"Privacy   epsilon {say_epsilon(each['instance'])} per private image, {agent} per agent "
-        f"(delta {card['delta']:g}), beside what the model has cost",
+        f"(delta {card['delta']:g}), on top of the model's own cost",
         f"          {card['holds_against']}",
         f"Files     {out / 'evaluation.json'}, {out / 'measured.safetensors'}",
     ]

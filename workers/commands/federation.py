@@ -45,8 +45,8 @@ def up(
 ) -> None:
     """Run a whole federation here: coordinator, embedder, agents, talliers and redis-server, each a process.
 
-    Made at the first start, reopened later. Without --shard the agents hold real handwritten digits, embedded by
-    their own pixels so that it starts in seconds; --backbone takes any other. Ctrl-C stops everything in order.
+    Made at the first start, reopened later. Without --shard the agents hold real handwritten digits, whose features are
+    their pixels, so that it starts in seconds; --backbone takes another. Ctrl-C stops everything in order.
     With --json one line {"url", "token", "home", ...} is printed as soon as jobs can be taken.
 
     Example: `labeler up --agents 5 --port 8080 --home federation`
@@ -77,7 +77,7 @@ def up(
 
 
 def stop_signal() -> threading.Event:
-    """An event that SIGINT and SIGTERM set."""
+    """Return an event that SIGINT and SIGTERM set."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -119,7 +119,7 @@ def _tell_people(running: Running) -> None:
 
 
 def _dashboard(running: Running) -> str:
-    # Behind #, so that no server and no proxy ever sees it.
+    # After the #, so that no server or proxy ever sees it.
     return f"{running.url}/dashboard#token={running.token}"
 
 
@@ -154,7 +154,7 @@ Home = Annotated[Path, typer.Option(help="Home folder of this role.")]
 def serve(
     home: Home,
     host: Annotated[
-        str, typer.Option(help="Address to listen on: this machine's own, but behind a proxy.")
+        str, typer.Option(help="Address to listen on; only this machine's own unless behind a proxy.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     edge: Annotated[
@@ -208,7 +208,7 @@ def serve(
         edge=None if edge is None else Edge(edge, edge_port, edge_tls, files),
         is_behind_proxy=behind_proxy,
         log_file=log_file,
-        # Where nobody reads along it goes into a log, whose lines are JSON.
+        # Without a terminal it goes into a log, whose lines are JSON.
         on_ready=lambda url: tell(
             {"level": "INFO", "url": url},
             f"Listening at {url}, until Ctrl-C.",
@@ -218,7 +218,7 @@ def serve(
 
 
 def embedder(home: Home) -> None:
-    """Run the embedder beside the coordinator: it turns uploaded images into questions. Uses the coordinator's home.
+    """Run the embedder, which turns uploaded images into questions. Uses the coordinator's home.
 
     Example: `labeler embedder --home coordinator`
     """

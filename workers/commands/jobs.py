@@ -55,8 +55,8 @@ def demo(
 ) -> None:
     """Run the whole pipeline on real handwritten digits, without any download.
 
-    Five agents hold labelled digits of scikit-learn, the public digits have none. A SimCLR backbone is
-    pretrained on the public ones, the agents vote, a student learns from the noisy answers.
+    Five agents hold labeled digits of scikit-learn; the public digits have no labels. A SimCLR backbone is
+    pretrained on the public ones, the agents vote, and a student learns from the noisy answers.
 
     Example: `labeler demo --out demo`
     """
@@ -97,7 +97,7 @@ def run(
     ] = "plain",
     as_json: Json = False,
 ) -> None:
-    """Label public images with private shards: a batch labelling job in one process.
+    """Label public images with private shards: a batch labeling job in one process.
 
     Example: `labeler run task.toml --shard a.shard --shard b.shard --images public.shard --out job`
     """
@@ -120,7 +120,7 @@ def run(
         memory_limit_bytes=None if memory_limit is None else memory_limit * 2**20,
         winner=one_of("winner", winner, ("plain", "secure")),
     )
-    open_shards(job)  # a wrong path or class is told before anything large is loaded
+    open_shards(job)  # reports a wrong path or class before anything large is loaded
     from workers.run.labelling import run_job
 
     clock = StageClock()
@@ -161,9 +161,9 @@ def student(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Train a student on the released answers of a job, or fetch a service's; score it where truth is known.
+    """Train a student on a job's released answers, or fetch a service's; score it where truth is known.
 
-    Costs no privacy: it learns from public images and from what was released.
+    Costs no privacy: it learns from public images and released answers.
 
     Examples:
 
@@ -219,9 +219,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Labels as .parquet or .csv, a row per image; only counts when left out.")
     ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="What loads the model's backbone, where its file names none.")
-    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="The model's backbone, if its file names none.")] = None,
     architecture: Annotated[
         str | None, typer.Option(help="timm architecture, where --backbone is a safetensors file of weights.")
     ] = None,
@@ -236,11 +234,11 @@ def predict(
 ) -> None:
     """Label new images with a student, or with the model that a job released. Asks nobody, costs no privacy.
 
-    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint. Where
-    they come with their truth (class folders, or a labeled shard), how well each class is found is told.
+    Images are embedded with the backbone that the model's file names; another one is refused by its fingerprint. If
+    their truth is known (class folders, or a labeled shard), the recall of each class is shown.
 
-    A rare class is missed more often than others. `--prefer recall=0.9` moves its threshold until so many of its images
-    are found: on labeled public images like the new ones (--like), or as far as the model's own probabilities are
+    A rare class is missed more often than others. `--prefer recall=0.9` moves its threshold until that share of its
+    images is found: on labeled public images like the new ones (--like), or as far as the model's own probabilities are
     right.
 
     Examples:
@@ -301,12 +299,12 @@ def predict(
 
 def _finish(summary: dict[str, Any], out: Path, clock: StageClock, *, as_json: bool) -> None:
     tell_summary(summary, out, as_json=as_json)
-    # To standard error and nowhere else: how long a stage took tells how many private records there are.
+    # Only to standard error: the duration of a stage reveals the number of private records.
     Console(highlight=False, stderr=True, quiet=as_json, soft_wrap=True).print(f"Seconds   {clock.in_words()}")
 
 
 def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
-    """Print what a job in a folder gave: first how good its labels are and their price, then the rest.
+    """Print the results of a job in a folder: first its labels' quality and price, then the rest.
 
     Args:
         summary: its report.json.
@@ -336,7 +334,7 @@ def tell_summary(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:
 
 
 def _balanced(scored: dict[str, Any]) -> str:
-    """Balanced accuracy, where unequal classes make it another, and of two classes the AUROC."""
+    """Return balanced accuracy in words if it differs from accuracy, and for two classes the AUROC."""
     from feature_store.results.scores import UNEQUAL
 
     balanced = scored.get("balanced_accuracy", scored.get("accuracy"))
@@ -347,7 +345,7 @@ def _balanced(scored: dict[str, Any]) -> str:
 
 
 def _labeled(images: dict[str, Any], method: str) -> str:
-    """How good the labels of all images are: what was checked, and what they state of themselves."""
+    """Describe the quality of the labels of all images: the checked share, and their stated confidence."""
     if not images:
         return "no image is labeled, because nothing was answered"
     said = f"{images['labelled']:,} images labeled"
@@ -441,7 +439,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a setting costs before anything is asked, or which setting a price buys.
+    """Show the price of a setting before anything is asked, or the setting for a price.
 
     Examples:
 
@@ -469,8 +467,8 @@ def plan(
 
     `labeler plan --method evaluate --classes 2 --epsilon 0.1 --solve sigma --delta 1e-5 --records 4800`
 
-    For blind-average and federated --queries is one more than the features have numbers, or than the axes: the rows of
-    the model, which each step of federated asks for.
+    For blind-average and federated, --queries is the number of rows of the model: one more than the features have
+    numbers, or than the axes. Each step of federated asks for all of them.
     """
     from workers.plan import PlanRequest, make_plan, training_of
 
@@ -531,7 +529,7 @@ def _radius(text: str | None) -> int | Literal["auto"] | None:
 
 
 def _print_choices(console: Console, result: dict[str, Any]) -> None:
-    """Who adds the noise, and what it would be if others did."""
+    """Print who adds the noise, and the noise if others added it."""
     choices = result.get("noise_choices", [])
     for one, begins in zip(choices, ("Chosen: noise by", "Not chosen: by"), strict=False):
         who = (

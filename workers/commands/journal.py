@@ -1,4 +1,4 @@
-"""Commands that look after homes: `journal`, `prune`, `evidence` of a ledger; `keys` and `invite` of who takes part."""
+"""Commands that maintain homes: `journal`, `prune` and `evidence` for a ledger; `keys` and `invite` for parties."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Home = Annotated[Path, typer.Option(help="Home folder of a coordinator, an agent
 Reason = Annotated[str, typer.Option(help="Why; kept in the ledger.")]
 
 journal_app = typer.Typer(
-    help="Verify and back up a home's ledger; go on after it was lost.",
+    help="Verify and back up a home's ledger; recover after its loss.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -83,7 +83,7 @@ def write_off(
     level: Annotated[str, typer.Option(help="instance or agent.")] = "instance",
     as_json: Json = False,
 ) -> None:
-    """Treat all that is left of one account as spent, where nobody knows what was charged. Stop its owner first.
+    """Treat the rest of an account as spent, when its charges are unknown. Stop its owner first.
 
     Example: `labeler journal write-off --home coordinator --account agent:hospital-a --reason "disk lost"`
     """
@@ -95,7 +95,7 @@ def write_off(
 
 @journal_app.command("accept-restored")
 def accept_restored(home: Home, reason: Reason, as_json: Json = False) -> None:
-    """The last resort after an older journal was restored: go on with it, all that is left counted as spent.
+    """Continue with an older journal that was restored, as a last resort; all that is left counts as spent.
 
     Example: `labeler journal accept-restored --home hospital-a --reason "disk lost, backup of March 1"`
     """
@@ -151,12 +151,12 @@ def prune(
     url: MaybeUrl = None,
     token: MaybeToken = None,
     ca_file: CaFile = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; list what would be removed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete what ended jobs have left: images, questions, labels. Charges and digests stay; the journal verifies.
+    """Delete images, questions and labels of ended jobs. Charges and digests stay; the journal still verifies.
 
-    Of a running service with --url, of a stopped home with --home.
+    Use --url for a running service, --home for a stopped home.
 
     Examples:
 
@@ -170,7 +170,7 @@ def prune(
     age = parse_age(older_than)
     with progress_bars(quiet=as_json) as progress:
         if home is not None:
-            # A home that is named counts more than an address in the environment.
+            # A named home wins over an address in the environment.
             found = prune_home(home, age, dry_run=dry_run, progress=progress)
         elif url is not None and token is not None:
             from workers.commands.console import prune_service
@@ -222,10 +222,11 @@ def evidence(
 ) -> None:
     """Write signed evidence of what was asked and what it cost, from a verified journal; or verify it.
 
-    The journal is read from its first entry; one that was cut or edited gives no evidence. Of an agent's home the
-    document is that agent's own. Of a running service: `--url`, with an administrator's or a viewer's token.
+    The journal is read from its first entry; one that was cut or edited gives no evidence. From an agent's home, the
+    document is that agent's own. For a running service use `--url`, with an administrator's or a viewer's token.
 
-    A record for the registry (dp-registry) is about one task, and comes beside as YAML: a draft that names nobody.
+    A record for the registry (dp-registry) is about one task. It is written as an extra YAML file: a draft without
+    names.
 
     Examples:
 
@@ -245,7 +246,7 @@ def evidence(
     check_file(out)
     page = out.with_suffix(".html")
     if page == out:
-        raise InvalidSetting(f"--out names the signed file, beside which its page comes as {page}; name it otherwise")
+        raise InvalidSetting(f"--out names the signed file, and {page} is the page written next to it; choose another")
     check_file(page)
     record = out.with_suffix(".yaml") if chosen == "dp-registry" else None
     check_file(record)
@@ -257,7 +258,7 @@ def evidence(
     elif url is not None and token is not None:
         signed = _asked(url, token, ca_file, out, task, since, until)
     else:
-        raise InvalidSetting("evidence is made from a home (--home), or asked of a service (--url and --token)")
+        raise InvalidSetting("name a home to make evidence from (--home), or a service (--url and --token)")
     shown = render_page(signed.evidence, verify_key=signed.verify_key, signature=signed.signature)
     replace_file(page, shown.encode(), mode=0o600)
     if record is not None:
@@ -281,9 +282,9 @@ def verify_evidence(
     home: MaybeHome = None,
     as_json: Json = False,
 ) -> None:
-    """Check a file of evidence: its signature, every price computed again, and with --home that the journal agrees.
+    """Check a file of evidence: its signature, every price by a new computation, and with --home the journal.
 
-    Without --key or --home the signature shows that nothing was changed since, and not who signed.
+    Without --key or --home the signature shows that nothing was changed since, but not who signed.
 
     Example: `labeler evidence verify evidence.json --key 9d61b19d...`
     """
@@ -325,7 +326,7 @@ def _asked(url: str, token: str, ca_file: Path | None, out: Path, task: str, sin
 
 
 def _moment(name: str, text: str) -> datetime | None:
-    """A day or a time of ISO 8601; without a zone it is UTC, without a time the day's beginning."""
+    """Parse a day or a time of ISO 8601; without a zone it is UTC, without a time the start of the day."""
     if not text:
         return None
     try:
@@ -372,7 +373,7 @@ def show(home: PartyHome, as_json: Json = False) -> None:
 def rotate(home: PartyHome, as_json: Json = False) -> None:
     """Replace the keys of a home; stop its process first, then have the new ones enrolled with --rotate.
 
-    The old keys stay beside the new ones, as keys.json.SOME_DATE, until you delete them.
+    The old keys stay in the same folder, as keys.json.SOME_DATE, until you delete them.
 
     Example: `labeler keys rotate --home hospital-a`
     """
@@ -414,7 +415,7 @@ def revoke(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Take nothing from a party any more, at once and for good.
+    """Revoke a party's keys, at once and for good.
 
     Example: `labeler keys revoke hospital-a --url https://labels.example.org`
     """
@@ -437,7 +438,7 @@ def token(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Make an access token. It is shown now and never again: only its hash is kept.
+    """Make an access token. It is shown only now, because only its hash is stored.
 
     Example: `labeler keys token --home coordinator --name "data team" --role requester`
     """
@@ -480,16 +481,14 @@ def invite(
     ] = False,
     days: Annotated[int, typer.Option(min=1, max=30, help="How long the invitation can be used.")] = 7,
     out: Annotated[Path | None, typer.Option(help="File to write; NAME.invitation.json otherwise.")] = None,
-    withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Let an invitation of this name that was not used open nothing.")
-    ] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw the unused invitation for this name.")] = False,
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Invite a site: one signed file with all it needs, and a phrase to compare by telephone.
+    """Invite a site: make one signed file with all it needs, and a phrase to compare by phone.
 
-    The certificate of your own authority (--ca-file) goes along. Invite the talliers first: a hospital pins all of
-    them when it joins.
+    The file includes the certificate of your own authority (--ca-file). Invite the talliers first: a hospital pins all
+    of them when it joins.
 
     Example: `labeler invite hospital-a --url https://labels.example.org`
     """

@@ -1,4 +1,4 @@
-"""Commands of a site: `agent` and `tallier` run there, and what their people look at and decide."""
+"""Commands of a site: `agent` and `tallier` run there, and let people review and decide."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ site.add_to_agent(agent_app)
 
 @agent_app.callback(invoke_without_command=True)
 def agent(context: typer.Context, home: OptionalHome = None) -> None:
-    """Run an agent, and see and decide what it answers.
+    """Run an agent, and review and decide its answers.
 
     Example: `labeler agent --home hospital-a` is short for `labeler agent run --home hospital-a`
     """
@@ -144,7 +144,7 @@ def tallier_listen(
     home: Home,
     as_json: Json = False,
 ) -> None:
-    """Give a tallier that is there an address and a certificate, so that it can find winners with the others.
+    """Give an existing tallier an address and a certificate, so that it can find winners with the others.
 
     Example: `labeler tallier listen t0.example.org:7700 --home t0`
     """
@@ -190,7 +190,7 @@ def tallier_agents(
     home: Home,
     as_json: Json = False,
 ) -> None:
-    """Name the hospitals that this tallier sums; it refuses rounds with anybody else. Restart it afterwards.
+    """Name the hospitals that this tallier sums; it refuses rounds with others. Restart it afterwards.
 
     Example: `labeler tallier agents hospital-a.public.json hospital-b.public.json --home tallier`
     """
@@ -226,9 +226,9 @@ def agent_join(
     engine: Annotated[str, typer.Option(help="Index engine; see `labeler run`.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Join as a hospital: home, policy and keys are made, the keys enrolled, the connection tried.
+    """Join as a hospital: make home, policy and keys, enrol the keys, test the connection.
 
-    With an invitation for new keys (`labeler invite --rotate`), name the home that is there and stop its process first.
+    With an invitation for new keys (`labeler invite --rotate`), name the existing home and stop its process first.
 
     Example: `labeler agent join hospital-a.invitation.json --shard a.shard --home agent`
     """
@@ -279,7 +279,7 @@ def tallier_join(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Join as a tallier: home and keys are made, the keys enrolled, the connection tried.
+    """Join as a tallier: make home and keys, enrol the keys, test the connection.
 
     Example: `labeler tallier join registry.invitation.json --home tallier`
     """
@@ -312,10 +312,10 @@ def _agree(
     quiet: bool,
     more: Any = lambda _: (),
 ) -> Invitation:
-    """Read an invitation, show what is agreed to, and have its phrase compared.
+    """Read an invitation, show its terms, and have its phrase compared.
 
     Raises:
-        InvalidSetting: the phrase is another one.
+        InvalidSetting: the phrase differs.
     """
     from labeler.invitation import same_phrase
     from workers.homes.joining import read_invitation, terms_of
@@ -331,7 +331,7 @@ def _agree(
             typer.echo(f"{'Changes'.ljust(width)}{escaped(change)}")
         typer.echo("")
     if phrase is None:
-        # What is shown is agreed to without listening, so the file's own phrase is not shown before it is typed.
+        # People confirm a shown phrase without listening, so the file's own phrase is hidden until it is typed.
         typer.echo("Call the operator, by a number you know, and have the phrase read out to you.", err=True)
         phrase = typer.prompt("Phrase", err=True)
     if not same_phrase(phrase, asked.phrase):

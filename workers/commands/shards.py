@@ -63,7 +63,7 @@ def embed(
     ] = None,
     person_level: Annotated[
         int | None,
-        typer.Option(help="Whose image it is says the folder so many levels deep: 2 for CLASS/PERSON/IMAGE."),
+        typer.Option(help="Depth of the folder that names the person of an image: 2 for CLASS/PERSON/IMAGE."),
     ] = None,
     persons: Annotated[
         Path | None,
@@ -101,24 +101,24 @@ def embed(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn images into a shard of features. Continues where it was interrupted.
+    """Turn images into a shard of features. Resumes after an interruption.
 
-    Damaged images are listed and skipped, and the command then ends with exit code 1. Hidden files, Thumbs.db and texts
-    are passed over. Of private images that are there twice the first is kept; under different labels none is. A table
-    beside the shard lists them.
+    Damaged images are listed and skipped, and the command then exits with 1. Hidden files, Thumbs.db and texts are
+    ignored. Of identical private images the first is kept, or none if their labels differ. A table next to the shard
+    lists them.
 
     Say whose images are whose, so that a task can bound how many of one person's vote (records_per_person). Names of
-    people are kept as digests under the site's key; back the key up, and use one for all shards of a site.
+    people are stored as digests under the site's key. Back up the key, and use one for all shards of a site.
 
-    An agent of a service needs a bound on its records (--max-records): how long its answers take is planned by it. It
-    is public: choose it in round numbers, with room, before you count. Tasks that train models (blind-average,
-    aux-distill) need half the noise where every site keeps one.
+    An agent of a service needs a bound on its records (--max-records), by which the time of its answers is planned. It
+    is public: choose a round number, with room, before you count. Tasks that train models (blind-average, aux-distill)
+    need half the noise if every site keeps one.
 
     Images may have several labels each: attributes, from a table (--attributes) or a folder in CelebA's layout.
 
     Features of your own backbone, of images or of texts, come in a file (--features) with the arrays features, labels
-    and, if you like, ids and persons. Everybody embeds one published probe with the same backbone and gives its
-    features beside (--probe): where they differ, nothing is asked.
+    and, if you like, ids and persons. Every party embeds one published probe with the same backbone and gives its
+    features, too (--probe): if they differ, nothing is asked.
 
     Examples:
 
@@ -224,10 +224,9 @@ def duplicates(
     shard: Annotated[Path, typer.Argument(help="A finished shard.")],
     as_json: Json = False,
 ) -> None:
-    """List the images that a shard holds more than once; those under different labels first.
+    """List images that a shard holds more than once, those with different labels first.
 
-    Ends with exit code 1 where there are any. Shards that were made before there were digests of images are compared by
-    their features alone.
+    Exits with 1 if there are any. Shards of early versions, without digests of images, are compared only by features.
 
     Example: `labeler duplicates hospital-a.shard`
     """
@@ -252,8 +251,8 @@ def declare(
 ) -> None:
     """Declare a public bound on the records of a shard that was embedded without one.
 
-    Once, for good. An agent of a service needs one: how long its answers take is planned by it, and not by how many
-    records there are (docs/public-clock.md). It is a public number: do not derive it from a count.
+    It cannot be changed later. An agent of a service needs one: the time of its answers is planned by it, not by the
+    number of records (docs/public-clock.md). It is a public number: do not derive it from a count.
 
     Example: `labeler declare hospital-a.shard --max-records 10000`
     """
@@ -279,9 +278,9 @@ def delete(
 ) -> None:
     """Delete the records of people, or of images, from a shard and from the bytes of its files.
 
-    All that is named is deleted, or nothing. A running agent goes on without them, and is not restarted. The shard is
-    written anew beside the old files, so it needs room for a second copy. What remains elsewhere is printed. After an
-    interruption, run it again without names. What was released before stays covered by its price.
+    Everything named is deleted, or nothing. A running agent continues without them, with no restart. The shard is
+    rewritten next to the old files, so it needs room for a second copy. Remaining copies elsewhere are listed. After an
+    interruption, run it again without names. Earlier releases stay covered by their price.
 
     Example: `labeler delete hospital-a.shard --persons leaving.txt`
     """
@@ -352,7 +351,7 @@ _SHOWN = 5
 
 
 def _list_duplicates(groups: list[dict[str, Any]]) -> None:
-    """Names of files, on the terminal of the site's own people."""
+    """Print names of files, on the terminal of the site's own people."""
     for group in groups:
         said = f" ({group['contradiction']})" if group["contradiction"] else ""
         typer.echo(f"the same image{said}: {', '.join(escaped(source) for source in group['sources'])}", err=True)

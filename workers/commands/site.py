@@ -1,6 +1,6 @@
-"""What people of a hospital look at and decide: what was asked, approve, refuse, stop, what is left and was answered.
+"""Commands for the people of a hospital: waiting tasks, approve, refuse, stop, budget and history.
 
-The same functions as behind the desk in the browser (workers.agent.site, workers.agent.decisions), at 80 columns.
+They call the same functions as the desk in the browser (workers.agent.site, workers.agent.decisions), in 80 columns.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def waiting(home: Home, as_json: Json = False) -> None:
 def approve(
     digest: Named,
     home: Home,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take an approval back.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Withdraw an approval.")] = False,
     as_json: Json = False,
 ) -> None:
     """Approve a task that the budget can pay, so that the agent answers it. Works while the agent runs.
@@ -83,7 +83,7 @@ def refuse(
     reason: Annotated[str, typer.Option(help="Why, in a few words; whoever asks is told.")],
     as_json: Json = False,
 ) -> None:
-    """Refuse a task, with a reason. What was charged before is still answered. Works while the agent runs.
+    """Refuse a task, with a reason. Charged questions are still answered. Works while the agent runs.
 
     Example: `labeler agent refuse 3f9c0a12 --reason "no ethics vote yet" --home hospital-a`
     """
@@ -100,7 +100,7 @@ def stop(
     reason: Annotated[str, typer.Option(help="Why, in a few words; whoever asks is told.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Answer nothing new from now on. What was charged before is still answered. Works while the agent runs.
+    """Answer nothing new from now on. Charged questions are still answered. Works while the agent runs.
 
     Example: `labeler agent stop --reason "maintenance" --home hospital-a`
     """
@@ -113,7 +113,7 @@ def stop(
 
 
 def resume(home: Home, as_json: Json = False) -> None:
-    """Answer again after a stop; jobs whose deadline has not passed go on.
+    """Answer again after a stop; jobs whose deadline has not passed continue.
 
     Example: `labeler agent resume --home hospital-a`
     """
@@ -125,7 +125,7 @@ def resume(home: Home, as_json: Json = False) -> None:
 
 
 def budget(home: Home, as_json: Json = False) -> None:
-    """Show what this agent has spent and what is left, from its own ledger: the site's own eyes.
+    """Show what this agent has spent and what is left, from its own ledger; only for the site.
 
     Example: `labeler agent budget --home hospital-a`
     """
@@ -151,7 +151,7 @@ def history(
     out: Annotated[Path | None, typer.Option(help="File to write json or csv to; the screen otherwise.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what this agent has ever answered, and at which price.
+    """Show all answers of this agent, with their prices.
 
     Example: `labeler agent history --format csv --out answered.csv --home hospital-a`
     """
@@ -176,12 +176,12 @@ def history(
 def desk(
     home: Home,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    host: Annotated[str, typer.Option(help="An address of this machine alone: 127.0.0.1 or ::1.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="A loopback address: 127.0.0.1 or ::1.")] = "127.0.0.1",
     as_json: Json = False,
 ) -> None:
-    """Open this site's own page, for this machine alone: what was asked, approve or refuse, what is left, stop.
+    """Open this site's own page, only on this machine: waiting tasks, approve or refuse, budget, stop.
 
-    Works beside the agent that runs. From another machine, forward the port: `ssh -L 8600:127.0.0.1:8600 HOST`.
+    Works while the agent runs. From another machine, forward the port: `ssh -L 8600:127.0.0.1:8600 HOST`.
 
     Example: `labeler agent desk --home hospital-a --port 8600`
     """
@@ -199,15 +199,15 @@ def _json(rounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _check_agents(home: Path) -> None:
-    """Whoever mistypes a home is told so, and not that an agent stopped; its settings may be broken."""
+    """Refuse a folder that is not an agent's home, before its possibly broken settings are read."""
     from workers.party.home import AGENT_FILE
 
     if not (home / AGENT_FILE).is_file():
-        raise InvalidSetting(f"{home} is no agent's home: it has no {AGENT_FILE}; nothing was changed")
+        raise InvalidSetting(f"{home} is not an agent's home: it has no {AGENT_FILE}; nothing was changed")
 
 
 def _known(digest: str, home: Path) -> str:
-    """The whole digest of a task that was asked for."""
+    """Return the whole digest of a requested task."""
     _check_agents(home)
     if len(digest) == 64:
         return digest
@@ -299,10 +299,10 @@ def exposure(
         int | None, typer.Option(min=1, help="For a task file: how many agents; 3 when left out.")
     ] = None,
 ) -> None:
-    """Tell this site what a task would tell of the images it holds: less than its price, which covers any image.
+    """Show how much a task would reveal of the images this site holds: less than its price, which covers any image.
 
-    The numbers depend on the site's images. They are shown here and written nowhere; nobody else is told them, because
-    no private summary of them can be below the price (docs/math/audit.md). Nothing is asked, nothing is charged.
+    The numbers depend on the site's images. They are only shown here, never stored or sent, because no private summary
+    of them can be below the price (docs/math/audit.md). Nothing is asked, nothing is charged.
 
     Example: `labeler agent exposure task.json --home hospital-a --queries scans.shard`
     """

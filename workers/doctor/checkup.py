@@ -195,7 +195,7 @@ def check_up(steps: Sequence[Step], *, only: Sequence[str] = (), progress: Progr
     unknown = set(only) - {step.name for step in steps}
     if unknown:
         known = ", ".join(step.name for step in steps)
-        raise InvalidSetting(f"--only {sorted(unknown)[0]!r} is no step; choose among {known}")
+        raise InvalidSetting(f"--only {sorted(unknown)[0]!r} is not a step; choose among {known}")
     chosen = [step for step in steps if not only or step.name in only]
     findings: list[tuple[str, Finding]] = []
     taken: dict[str, float] = {}

@@ -38,7 +38,7 @@ def _count(images: Path, endings: Collection[str]) -> int:
             with zipfile.ZipFile(images) as archive:
                 return sum(not one.is_dir() and _is_shown(one.filename) for one in archive.infolist())
         except (OSError, zipfile.BadZipFile):
-            raise InvalidSetting(f"{images} is no zip file that can be read") from None
+            raise InvalidSetting(f"{images} is not a readable zip file") from None
     if images.suffix.lower() == ".parquet":
         import pyarrow.parquet as pq
         from pyarrow import ArrowException
@@ -46,7 +46,7 @@ def _count(images: Path, endings: Collection[str]) -> int:
         try:
             return int(pq.read_metadata(images).num_rows)
         except (OSError, ArrowException):
-            raise InvalidSetting(f"{images} is no Parquet file that can be read") from None
+            raise InvalidSetting(f"{images} is not a readable Parquet file") from None
     return 1
 
 

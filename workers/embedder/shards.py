@@ -159,7 +159,7 @@ def embed_features(
     rows = read_probe(probe) if isinstance(probe, Path) else as_rows(probe, "probe")
     backbone = DeclaredBackbone(backbone_name, fitted_on, source.rows.shape[1], rows)
     if public and source.has_persons:
-        raise InvalidSetting("of public features nobody is a person to protect; leave persons out")
+        raise InvalidSetting("public features hold no persons to protect; leave persons out")
     if not public:
         if not source.label_names:
             raise BadData("private features need labels: an array labels in their file, or --labels")
@@ -388,8 +388,8 @@ def _of_persons(shard: Shard, persons: Sequence[str], key: Path | None) -> NDArr
         return found
     if shard.persons is None:
         raise InvalidSetting(
-            f"shard {shard.path.name!r} was not told whose records it holds; name images (--images), or embed it again "
-            "with --person-level, --persons or --person-column"
+            f"shard {shard.path.name!r} does not know whose records it holds; name images (--images), or embed it "
+            "again with --person-level, --persons or --person-column"
         )
     file = shard.path.parent / SITE_KEY_FILE if key is None else key
     if not file.exists():

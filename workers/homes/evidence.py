@@ -141,8 +141,8 @@ def _with_words(again: Facts, before: Facts, gone: set[str]) -> Facts:
 def _reading(home: Path) -> Iterator[Connection]:
     if not (home / AGENT_FILE).exists() and not (home / COORDINATOR_FILE).exists():
         raise InvalidSetting(
-            f"{home} is no home of a coordinator or an agent; a tallier keeps sums and no prices, so its journal is "
-            "evidence of none"
+            f"{home} is not the home of a coordinator or an agent; a tallier keeps sums but no prices, so its journal "
+            "is evidence of none"
         )
     with closing(open_database(existing_journal(home), anchor=home / ANCHOR_FILE, read_only=True)) as database:
         Ledger(database, clock=now_utc)  # refuses a journal that is behind its anchor

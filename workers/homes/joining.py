@@ -258,7 +258,7 @@ def pinned_changes(home: Path, invitation: Invitation) -> list[str]:
         return []
     policy: Policy = read_policy(home / POLICY_FILE)
     new = {one.party_id: one.seal_key for one in invitation.talliers}
-    changes = [f"{name} is trusted with a share no more" for name in sorted(policy.talliers.keys() - new.keys())]
+    changes = [f"{name} is no longer trusted with a share" for name in sorted(policy.talliers.keys() - new.keys())]
     changes += [f"{name} is trusted with a share from now on" for name in sorted(new.keys() - policy.talliers.keys())]
     both = sorted(policy.talliers.keys() & new.keys())
     changes += [f"{name} has another key" for name in both if policy.talliers[name] != new[name]]
@@ -278,7 +278,7 @@ def _check_same(party_id: str, url: str, invitation: Invitation, home: Path) -> 
 def _refuse_rotation(invitation: Invitation, home: Path) -> None:
     if invitation.is_rotation:
         raise InvalidSetting(
-            f"the invitation is for new keys of {invitation.party_id!r}, whose home {home} is not; name it with --home"
+            f"the invitation is for new keys of {invitation.party_id!r}, and {home} is not its home; give it as --home"
         )
 
 
@@ -305,11 +305,11 @@ def _enrol(home: Path, invitation: Invitation, config: Home, database: Database,
             roster = str(json.loads(said)["roster_digest"])
         except Unreachable as error:
             raise Unavailable(
-                f"the home {home} is made, and the coordinator could not be reached to enrol it ({error}). The same "
-                "command goes on from here"
+                f"the home {home} was made, but the coordinator could not be reached to enrol it ({error}). Run the "
+                "same command again to go on"
             ) from None
         except (ValueError, KeyError, TypeError):
-            raise BadData("what answers at the coordinator's URL is none; ask whether the URL is right") from None
+            raise BadData("the server at the coordinator's URL is not a coordinator; check the URL") from None
     replace_file(home / JOINED_FILE, token_digest(invitation.token).encode() + b"\n", mode=0o600)
     if next_keys.exists():
         exchange_keys(home, keys)
@@ -370,8 +370,8 @@ def _try_connection(
             link.mail.settle()
     except (Interrupted, NotEnrolled) as error:
         raise Unavailable(
-            f"{invitation.party_id!r} is enrolled, and the coordinator did not answer its first question ({error}). "
-            "The same command tries it again"
+            f"{invitation.party_id!r} is enrolled, but the coordinator did not answer its first poll ({error}). "
+            "Run the same command again"
         ) from None
     finally:
         limit.cancel()

@@ -6,7 +6,7 @@ When a coordinator's newest journal is gone for good, its operator accepts an ol
 the newer one consents. Consent is to one journal: the operator reads out the head at which it was accepted. The site
 writes it down in place of the head it had seen. From then on the coordinator must show a journal that holds it.
 
-Pruning removes what a home keeps beyond its use; every charge and every digest stays:
+Pruning removes data that a home no longer needs. Every charge and every digest stays. It removes
 
     coordinator    ended jobs older than an age: their folders, and what the journal no longer needs of their rounds.
     tallier        sums and shares of rounds that expired before.
@@ -173,8 +173,8 @@ def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
     """
     if not (home / AGENT_FILE).exists() and not (home / TALLIER_FILE).exists():
         raise InvalidSetting(
-            f"{home} is no home of an agent or a tallier; those who watched the coordinator's journal consent. The "
-            "coordinator's own journal is accepted with `labeler journal accept-restored`"
+            f"{home} is not the home of an agent or a tallier: only they watch the coordinator's journal and consent. "
+            "At the coordinator, accept its journal with `labeler journal accept-restored`"
         )
     accepted = _parse_head(head)
     path = home / SEEN_FILE
@@ -186,7 +186,7 @@ def trust_restored_journal(home: Path, head: str) -> dict[str, Any]:
         seen = None  # damaged: it says nothing, and consent replaces it
     if seen == accepted:
         raise InvalidSetting(
-            f"this party has seen just this head, entry {accepted.seq}; there is nothing to consent to"
+            f"this party has seen exactly this head, entry {accepted.seq}; there is nothing to consent to"
         )
     kept = home / f"{SEEN_FILE}.{now_utc():%Y%m%dT%H%M%S%fZ}"
     replace_file(kept, path.read_bytes(), mode=0o600)
@@ -254,7 +254,7 @@ def prune_home(
         JournalBroken: the ledger does not hold; nothing is removed then.
     """
     if not any((home / file).exists() for file in (COORDINATOR_FILE, AGENT_FILE, TALLIER_FILE)):
-        raise InvalidSetting(f"{home} is no home of a coordinator, an agent or a tallier; is it the right folder?")
+        raise InvalidSetting(f"{home} is not the home of a coordinator, an agent or a tallier; is it the right folder?")
     before, size = clock() - age, _bytes_of(home)
     files = _old_heads(home, before)
     with closing(open_database(journal_of(home), anchor=home / ANCHOR_FILE)) as database:

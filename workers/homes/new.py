@@ -256,7 +256,7 @@ def read_public(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError, ProtocolViolation):
-        raise BadData(f"{path.name} is no file of public keys; `labeler keys show` writes one") from None
+        raise BadData(f"{path.name} is not a file of public keys; `labeler keys show` writes one") from None
     return dict(document)
 
 
@@ -395,7 +395,7 @@ def make_token_offline(home: Path, *, name: str, role: Literal["admin", "request
         JournalInUse: it runs; ask it instead.
     """
     if not (home / COORDINATOR_FILE).exists():
-        raise InvalidSetting(f"{home} is no coordinator's home: it has no {COORDINATOR_FILE}")
+        raise InvalidSetting(f"{home} is not a coordinator's home: it has no {COORDINATOR_FILE}")
     try:
         database = open_database(journal_of(home), anchor=home / ANCHOR_FILE)
     except JournalInUse:
@@ -443,7 +443,7 @@ def _who(home: Path) -> tuple[str, str, int | None]:
         return read_tallier_config(home).tallier_id, "tallier", _number(home)
     if (home / COORDINATOR_FILE).exists():
         return "coordinator", "coordinator", None
-    raise InvalidSetting(f"{home} is no home: it has no {AGENT_FILE}, {TALLIER_FILE} or {COORDINATOR_FILE}")
+    raise InvalidSetting(f"{home} is not a home: it has no {AGENT_FILE}, {TALLIER_FILE} or {COORDINATOR_FILE}")
 
 
 def _number(home: Path) -> int | None:

@@ -170,9 +170,7 @@ _TERMS = tuple(1 / math.factorial(order) for order in range(12, -1, -1))
 
 
 def coins(source: ByteSource, count: int, terms: StepTerms) -> NDArray[np.bool_]:
-    """Draw which records take part in a step; secret. Each has a chance of `terms.threshold` / 2^64, whoever the others
-    are.
-    """
+    """Draw the secret sample of records for a step, each independently with chance `terms.threshold` / 2^64."""
     if terms.threshold == 2**64:
         return np.ones(count, dtype=np.bool_)
     return source.uint64(count) < np.uint64(terms.threshold)

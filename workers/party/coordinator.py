@@ -1,6 +1,6 @@
 """The coordinator as a party sees it: over HTTP, with the furthest state of its journal that the party has seen.
 
-Requests are encrypted except on this machine, bounded, and end at once when the party is told to stop.
+Requests are bounded, end at once when the party stops, and are encrypted except on this machine.
 
 A coordinator whose journal was replaced by an older copy believes that copy. It also believes what its own key has
 signed. So a party sends, with every poll, the signed answer that stated the furthest head. A head in it that the
@@ -8,13 +8,14 @@ journal does not hold stops the service until the newest journal is back (api.co
 answer is public to every party that may poll, and holds nothing of any record.
 
     coordinator.head    the head (labeler.ledger.chain)
-    coordinator.proof   one answer to a poll, as it came
+    coordinator.proof   one answer to a poll, as received
 
-Both are overwritten in place, where a kill takes nothing of them: a new file under the old name would cost a disk write
-at every answer. They are synced at most once a second, when this party begins to wait for mail, so that no sync delays
-an answer. Without such a rest, the first answer a second later syncs them. What was seen within a second of the last
-sync is synced at the next rest, which is after the poll that then waits. So after a power cut they may be as old as one
-poll, which only makes them milder. A half-written proof counts as none, and the next answer is kept in its place.
+Both are overwritten in place, because a new file under the old name would cost a disk write at every answer. A kill
+loses nothing of them. They are synced at most once a second, when this party begins to wait for mail, so that no sync
+delays an answer. Without such a rest, the first answer a second later syncs them. What was seen within a second of the
+last sync is synced at the next rest, which is after the poll that then waits. So after a power cut they may be as old
+as one poll, which only makes them milder. A half-written proof counts as none, and the next answer is kept in its
+place.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class CoordinatorDoor(Protocol):
 class CoordinatorHttp:
     """Requests to one coordinator; used by one thread.
 
-    When this party is told to stop, a request that is under way ends: a separate thread waits for that and shuts the
-    connection through a second handle.
+    When this party stops, a running request ends: a separate thread waits for the stop and shuts the connection through
+    a second handle.
 
     Args:
         url: https, or http to this machine only.

@@ -63,8 +63,8 @@ class AgentConfig(Settings):
         ca_file: certificates to check the coordinator's against, a path in the home or elsewhere; the system's where
             absent.
         witness_file: an absolute path outside the home, on another disk or machine, for a second copy of the journal's
-            furthest state. With it, an agent refuses at its start a home that was put back whole, with its erasable
-            keys, whoever the coordinator is. Without it the coordinator alone detects that.
+            furthest state. With it, an agent refuses at its start a home that was restored completely, with its
+            erasable keys, even if the coordinator misbehaves. Without it only the coordinator detects that.
         tick_s: T of the site's public clock, in seconds (workers.agent.public_clock); its default where absent. Never
             choose it by observed delays.
         pad: work as long as over `max_records` records, however many there are.

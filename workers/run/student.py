@@ -216,7 +216,7 @@ def _fine_tune(
 
     network = load_backbone(backbone, device=ranks.device)
     if not isinstance(network, NetworkBackbone):
-        raise InvalidSetting(f"backbone {backbone!r} is no network, so there is nothing to fine-tune")
+        raise InvalidSetting(f"backbone {backbone!r} is not a network, so there is nothing to fine-tune")
     source = open_source(images)
     number_of = {name: number for number, name in enumerate(source.names)}
     missing = [name for name in job.public.sources if name not in number_of]

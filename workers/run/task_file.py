@@ -1,6 +1,6 @@
 """The task file of `labeler run`: a TOML file, documented field by field, unknown fields refused.
 
-Every field with its default is listed in `docs/task-file.md`; a test compares the two.
+Every field with its default is listed in `docs/task-file.md` or `docs/task-training.md`; a test compares them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TaskFile(_Table):
                 "and no image gets a label"
             )
         if not evaluates and self.evaluation != EvaluationTable():
-            raise ValueError(f"[evaluation] means something for method evaluate alone; found {self.task.method}")
+            raise ValueError(f"[evaluation] is only for method evaluate; found {self.task.method}")
         return self
 
     @model_validator(mode="after")

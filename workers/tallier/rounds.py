@@ -112,7 +112,7 @@ class TallierRounds:
         """
         state = self.state(digest)
         if state.opening is None:
-            raise ProtocolViolation("no share is taken of a round that is unknown")
+            raise ProtocolViolation("the round is unknown, so its shares are refused")
         round = state.opening.round
         came = tuple(
             # With noise from a known seed the round would be void once it is paid for; this agent alone is refused.
@@ -204,7 +204,7 @@ class TallierRounds:
     def _add(self, state: TallierRound, contributors: frozenset[str]) -> None:
         opening, digest = state.opening, state.round_digest
         if opening is None:
-            raise ProtocolViolation("a round that is unknown is not summed")
+            raise ProtocolViolation("the round is unknown, so it is not summed")
         held = self._shares.get(digest, {})
         noise = None
         if opening.round.tallier_sigma_grid is not None:

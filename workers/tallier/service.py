@@ -13,8 +13,8 @@ second thread finds winners (workers.tallier.winners).
 
 Everything is durable before it is said, and encrypted under a key that no backup holds. After the sum, single shares
 are deleted from every file of the journal and their key is erased. A round that expired without a sum is erased too. A
-tallier answers for one set of agents per round, permanently, whoever asks and whatever dies: two sums over different
-agents would differ by single ballots.
+tallier answers for only one set of agents per round, permanently, after any request and any crash: two sums over
+different agents would differ by single ballots.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def _check_unchanged(home: Path, state: _State, plan: Plan) -> None:
     ]
     if asked:
         raise InvalidSetting(
-            f"{asked[0]} is settled when a federation is made, and there is one in {home}; change its settings files "
+            f"{asked[0]} is fixed when a federation is made, and there is one in {home}; change its settings files "
             "(coordinator/coordinator.toml, agents/*/policy.toml), or make another federation with --home"
         )
 
@@ -508,7 +508,8 @@ def bring_shards(paths: Sequence[Path], backbone: str | None, *, coordinator: Pa
     fingerprint = load_backbone(spec).fingerprint
     if fingerprint != shards[0].fingerprint:
         raise MixedShards(
-            f"the shards were made by backbone {shards[0].fingerprint[:16]}, and the one named is {fingerprint[:16]}"
+            f"the shards were made by backbone {shards[0].fingerprint[:16]}, not by the named {fingerprint[:16]}; "
+            "name the backbone that made them (--backbone)"
         )
     return FederationData(
         shards=tuple(path.resolve() for path in paths),

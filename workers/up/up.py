@@ -211,7 +211,7 @@ class _Run:
             for party in parties
             if party["state"] == "active" and party["party_id"] not in self._given_up and not _heard_of(party, since)
         ]
-        return words or (f"not heard of yet: {', '.join(silent)}" if silent else ""), silent
+        return words or (f"not heard from yet: {', '.join(silent)}" if silent else ""), silent
 
     def _ask(self, path: str) -> tuple[int, dict[str, Any]]:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=_ASK_TIMEOUT_S)

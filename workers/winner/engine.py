@@ -17,7 +17,7 @@ choice of dealer does not change the trust: any two of the three could open ever
 single one could.
 
 **Attempts.** An engine is deterministic: the same shares give the same winners. A failed job is tried again with the
-very same shares, and only with those. Each attempt draws new masks, so many attempts show no more than one. Attempts
+very same shares, and only with those. Each attempt draws new masks, so repeating it shows no more than one. Attempts
 are still counted and limited (workers.tallier.winners), because a tallier that breaks the protocol can put in other
 shares at each attempt. From the winners it then sees how the noisy sums compare with what it added. With enough
 attempts it learns the noisy sums, as two talliers that pool what they hold do. That costs no more than the price stated
@@ -41,7 +41,7 @@ of these: the value less the expanded part. The expanded part is used once and c
 does not have. So what a tallier is sent is uniform, and independent of all values and of all else that it has. The
 split between the two makes both connections carry about as much.
 
-The bits of a digit's one-hot say both "equal" (bit z) and "below" (parity of the bits above z), so one table does for
+The bits of a digit's one-hot give both "equal" (bit z) and "below" (parity of the bits above z). So one table serves
 both: a one-time truth table, as in Ishai, Kushilevitz, Meldgaard, Orlandi and Paskin-Cherniavsky, TCC 2013, section 3.
 """
 

@@ -88,7 +88,7 @@ class Guard:
         """Return status and sentence of a refusal; (0, "") for a request that passes."""
         client = scope.get("client")
         if client is None or not is_loopback(client[0]):
-            return 403, "the desk answers this machine alone"
+            return 403, "the desk answers only this machine"
         host = _one(scope, b"host")
         if host is None or not is_loopback(_hostname(host)):
             return 421, "the desk is reached as 127.0.0.1 or localhost and by no other name"
@@ -100,10 +100,10 @@ class Guard:
         if scope["method"] != "GET":
             origin = _one(scope, b"origin")
             if (b"origin" in dict(scope["headers"])) and (origin is None or urlsplit(origin).netloc != host):
-                return 403, "the desk takes decisions from its own page alone"
+                return 403, "the desk takes decisions only from its own page"
             length = _one(scope, b"content-length") or ""
             if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-                return 413, f"a decision has at most {MAX_BODY_BYTES} bytes, and says how many"
+                return 413, f"a decision has at most {MAX_BODY_BYTES} bytes, and states how many"
         return 0, ""
 
 
@@ -259,8 +259,8 @@ def serve_desk(
     """
     if not is_loopback(host):
         raise InvalidSetting(
-            f"the desk is for the machine that its agent runs on, and {host!r} is reached from others: leave --host "
-            "away, and forward the port from elsewhere (ssh -L 8600:127.0.0.1:8600 HOST)"
+            f"the desk is only for the machine that its agent runs on, and other machines reach {host!r}: leave out "
+            "--host, and forward the port from elsewhere (ssh -L 8600:127.0.0.1:8600 HOST)"
         )
     token = secrets.token_urlsafe(32)
     with listen(host, port) as listening:

@@ -152,7 +152,7 @@ def test_accounts_that_paid_for_winners_are_stated_at_no_smaller_delta(house: Ho
     house.tasks.claim_queries(record.digest, 10)
     check_delta(house.tasks, 1e-16)
     if fields:
-        with pytest.raises(InvalidSetting, match="holds at delta 1e-16 and above, and the configuration says 1e-20"):
+        with pytest.raises(InvalidSetting, match="holds at delta 1e-16 and above, but the configuration says 1e-20"):
             check_delta(house.tasks, 1e-20)
     else:
         check_delta(house.tasks, 1e-90)

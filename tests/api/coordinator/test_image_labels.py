@@ -197,7 +197,8 @@ def test_a_process_that_ends_early_fails_its_own_job_alone(house: House, monkeyp
         desk.keeper._write_labels(job.record)
     desk.labeller.want(bad.record)
     desk.labeller.want(good.record)
-    assert desk.labeller.wait(good.record) == good.folder / IMAGE_LABELS
+    desk.labeller.wait(good.record)
+    assert (good.folder / IMAGE_LABELS).exists()
     with pytest.raises(BadData, match="more memory or time"):
         desk.labeller.wait(bad.record)
     assert (bad.folder / IMAGE_FAILURE).exists()

@@ -198,5 +198,5 @@ def test_a_release_of_another_shape_or_a_missing_file_is_refused(house: House) -
     with pytest.raises(BadData, match="not one of this task"):
         label_table(record.task, STAMP, read_names(folder, job)[1], [AnsweredRound(0, 4, 1, release(3))])
     write_questions(folder, features=np.ones((3, 3), np.int16), rows=np.arange(3), assignment=np.zeros(4, np.int64))
-    with pytest.raises(BadData, match="tells of 3"):
+    with pytest.raises(BadData, match="its folder names 3"):
         read_names(folder, job)

@@ -277,7 +277,7 @@ def test_a_requester_whose_jobs_tell_too_often_what_sites_would_pay_is_refused(s
         say(speaking, job, east="yes")
         submission.cancel(job.job_id, stores=house.stores)
     before = spent(house)
-    with pytest.raises(PrivacyRefusal, match="2 jobs of this token ended in the last 24 hours after agents had said"):
+    with pytest.raises(PrivacyRefusal, match="2 jobs of this token ended in the last 24 hours after agents replied"):
         house.submit(task, 1, start=5)
     assert spent(house) == before
     house.clock.turn(days=1, seconds=1)

@@ -39,14 +39,16 @@ def test_every_tallier_is_needed(house: House) -> None:
     talliers = house.parties.list(role="tallier")
     with pytest.raises(NotReady, match="tallier number 2 of 3 is not enrolled"):
         talliers_live(talliers, 3, now=house.clock(), live_s=60.0)
-    with pytest.raises(NotReady, match="talliers not heard of for 60 s: t0, t1"):
+    with pytest.raises(NotReady, match="talliers not heard from for 60 s: t0, t1"):
         talliers_live(talliers, 2, now=house.clock(), live_s=60.0)
 
 
 def test_an_embedder_is_missed_when_jobs_wait_for_it() -> None:
     assert embedder_there(True, 3) == "is there"
     assert "labeler embedder" in embedder_there(False, 0)
-    with pytest.raises(NotReady, match=r"no embedder was heard of lately, and 1 job waits .* start `labeler embedder`"):
+    with pytest.raises(
+        NotReady, match=r"no embedder was heard from lately, and 1 job waits .* start `labeler embedder`"
+    ):
         embedder_there(False, 1)
     with pytest.raises(NotReady, match="2 jobs wait"):
         embedder_there(False, 2)

@@ -84,7 +84,7 @@ def test_a_completed_job_leaves_its_labels_and_after_its_time_nothing(house: Hou
     house.clock.turn(seconds=3600)
     keeper.sweep()
     assert house.files() == []
-    with pytest.raises(Gone, match="was deleted on 2026-03-01 13:01 UTC"):
+    with pytest.raises(Gone, match="were deleted on 2026-03-01 13:01 UTC"):
         keeper.labels(job_id)
 
 

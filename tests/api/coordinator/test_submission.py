@@ -137,7 +137,7 @@ def test_vectors_of_a_length_that_no_agent_has_are_refused_as_soon_as_one_has_to
     house.enrol("far", dimension=3, fingerprint="another")
     record = house.task(agents=["north", "south"])
     head, files = house.ledger.head(), house.files()
-    said = "features: the vectors have 3 entries, and those that backbone ffffffffffffffff made for the task's agents "
+    said = "features: the vectors have 3 entries, but those of the task's agents (backbone ffffffffffffffff) "
     with pytest.raises(InvalidSetting, match=re.escape(said + "have 64.")):
         house.submit(record, 3, key="once")
     assert (house.ledger.head(), house.files()) == (head, files)

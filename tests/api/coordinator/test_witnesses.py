@@ -61,7 +61,7 @@ def test_a_claim_without_proof_refuses_that_party_and_nobody_else(court: Court) 
 
 
 def test_what_the_coordinator_signed_and_its_journal_does_not_hold_stops_everything(court: Court) -> None:
-    with pytest.raises(JournalBehind, match="Nothing is handed out"):
+    with pytest.raises(JournalBehind, match="No mail is delivered"):
         court.compare(LOST, court.signed(LOST))
     assert court.witnesses.sentence.startswith("east has seen entry 1000000 of the coordinator's journal")
     assert court.witnesses.doubters == ()

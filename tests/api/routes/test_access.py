@@ -142,7 +142,11 @@ def test_metrics_are_open_where_the_settings_say_so(serve_in: ServeIn, config_of
         assert "labeler_ledger_seq" in http.get("/metrics").text
 
 
-NOT_READY = {"name": "service", "ok": False, "detail": "no job can be taken now; an administrator's token is told why"}
+NOT_READY = {
+    "name": "service",
+    "ok": False,
+    "detail": "no job can be taken now; an administrator's token gets the reason",
+}
 
 
 def test_only_an_administrator_is_told_more_than_ready_or_not(service: Service) -> None:

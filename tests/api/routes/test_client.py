@@ -202,7 +202,7 @@ def test_a_setting_that_no_task_has_and_a_variable_that_is_not_set_are_told_in_a
         Service(client).label(examples.TASK_ID, "photos", queries=0)
     with pytest.raises(InvalidSetting, match="a job's id is a text"):
         client.job(None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidSetting, match="the access token is a text; is the variable set"):
+    with pytest.raises(InvalidSetting, match="the access token must be a text; is the variable"):
         Client("http://127.0.0.1:1", None)  # type: ignore[arg-type]
 
 
@@ -294,7 +294,7 @@ def test_a_file_for_a_folder_that_is_not_there_is_refused_before_anything_is_ask
             download(examples.JOB_ID, place)
     with pytest.raises(InvalidSetting, match="there is no folder"):
         client.evidence(place)
-    with pytest.raises(InvalidSetting, match="is a folder, and a file is to be written"):
+    with pytest.raises(InvalidSetting, match="is a folder; name a file in it"):
         client.labels(examples.JOB_ID, tmp_path)
     assert script.seen == []
 

@@ -131,7 +131,7 @@ def test_a_hospital_is_not_invited_before_all_talliers_have_joined(empty: Servic
     assert refused.status_code == 409
     detail = refused.json()["detail"]
     assert "1 (registry)" in detail
-    assert "missing are 0, 2" in detail
+    assert "missing: 0, 2" in detail
     assert "labeler invite NAME --role tallier --number 0" in detail
     assert not empty.coordinator.stores.parties.list("agent")
 

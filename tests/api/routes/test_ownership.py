@@ -127,7 +127,7 @@ def test_a_task_is_shared_explicitly_and_each_sees_its_own_jobs(
         assert stranger.post("/v1/jobs", json=body(task_id, features)).status_code == 404
         assert stranger.get(f"/v1/jobs/{job_id}").status_code == 200, "what it submitted stays its own"
         answer = http.post(f"/v1/tasks/{task_id}/shares", json={"token_id": "tok_none"})
-        assert (answer.status_code, "no token" in answer.text) == (404, True)
+        assert (answer.status_code, "no active token" in answer.text) == (404, True)
 
 
 def test_an_administrator_sees_and_cancels_everything(service: Service, job: dict[str, Any]) -> None:

@@ -154,7 +154,7 @@ def test_a_price_that_is_not_computed_in_time_is_refused_in_words_and_found_by_t
                 held.result()
         assert [answer.status_code for answer in answers] == [503] * 3
         assert {answer.headers["Retry-After"] for answer in answers} == {"10"}
-        assert all("was not done within" in answer.json()["detail"] for answer in answers)
+        assert all("was not ready within" in answer.json()["detail"] for answer in answers)
         monkeypatch.setattr(line, "_wait_s", 60.0)
         assert http.post("/v1/jobs:estimate", json={"task": winners(sigma_votes=32.0)}).status_code == 200
         assert http.post("/v1/jobs", json=vectors).status_code == 202
@@ -166,7 +166,7 @@ def test_more_long_prices_than_may_wait_are_refused_at_once() -> None:
         waiting = [pool.submit(line.run_long, f"token {number}", may_end.wait) for number in range(TOTAL)]
         while line._slots._held.total() < TOTAL:
             time.sleep(0.01)
-        with pytest.raises(TooManyRequests, match="15 long prices are under way"):
+        with pytest.raises(TooManyRequests, match="15 long prices are in progress"):
             line.run_long("one more", may_end.wait)
         may_end.set()
         assert all(one.result() for one in waiting)

@@ -160,7 +160,7 @@ def test_bodies_that_cannot_be_taken_are_refused(
     ("path", "field", "message"),
     [
         ("/v1/jobs?limt=5", "query.limt", "this route knows after, limit, state"),
-        ("/v1/jobs?limit=5&limit=6", "query.limit", "it was given 2 times, and means one thing"),
+        ("/v1/jobs?limit=5&limit=6", "query.limit", "it was given 2 times; give it once"),
         ("/v1/jobs/job-0?wait_s=3", "query.wait_s", "this route knows no parameter"),
         ("/v1/budget?=", "query.", "this route knows no parameter"),
     ],

@@ -219,5 +219,5 @@ def test_one_step_that_dies_does_not_end_the_check_up(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="'engine-tpu' is no step; choose among versions, processor"):
+    with pytest.raises(InvalidSetting, match="'engine-tpu' is not a step; choose among versions, processor"):
         check_up(steps(tmp_path, gpu=False), only=["engine-tpu"])

@@ -23,7 +23,8 @@ from workers.run.task_file import (
     read_task_file,
 )
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "task-file.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+DOCUMENT = (DOCS / "task-file.md").read_text() + "\n" + (DOCS / "task-training.md").read_text()
 TABLES = {
     "task": TaskTable,
     "task.life": LifeRequest,
@@ -38,10 +39,10 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_field_is_documented_and_every_documented_field_exists(name: str) -> None:
-    section = re.split(r"^##+ ", DOCUMENT, flags=re.M)
-    rows = next(part for part in section if part.startswith(f"`[{name}]`"))
-    documented = set(re.findall(r"^\| `(\w+)`", rows, flags=re.M))
-    assert documented == set(TABLES[name].model_fields)
+    sections = re.split(r"^## ", DOCUMENT, flags=re.M)
+    section = next(part for part in sections if part.startswith(f"`[{name}]`"))
+    documented = re.findall(r"^### `(\w+)`\n\n\*(?:Required|Default|Give|In place)", section, flags=re.M)
+    assert sorted(documented) == sorted(TABLES[name].model_fields)
 
 
 def test_the_documented_example_is_a_task() -> None:

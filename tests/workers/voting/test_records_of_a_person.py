@@ -226,7 +226,7 @@ def test_a_shard_that_was_not_told_whose_records_it_holds_is_refused_before_the_
         agent = AnsweringAgent("a", shard, noise_secret=b"s" * 32, ledger=ledger, is_seeded=True, engine="numpy")
         task = _task("knn", records_per_person=2)
         batch = QueryBatch(shard.features[:12])
-        with pytest.raises(PrivacyRefusal, match="was not told whose records") as refused:
+        with pytest.raises(PrivacyRefusal, match="does not know whose records") as refused:
             agent.answer(task, batch)
         said.add(str(refused.value))
         assert ledger.accounts["instance"].spent == 0
