@@ -83,6 +83,7 @@ def test_a_process_that_dies_fails_its_test_and_the_rest_of_the_file_runs(tmp_pa
     assert sorted(word for word, _ in told) == ["a", "c", "d"]
 
 
+@pytest.mark.long
 def test_files_that_ask_for_the_same_federation_share_a_process_and_what_was_set_up_is_torn_down(
     tmp_path: Path,
 ) -> None:
@@ -97,6 +98,7 @@ def test_files_that_ask_for_the_same_federation_share_a_process_and_what_was_set
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how much a thread has worked stands in /proc")
+@pytest.mark.long
 def test_a_thread_that_a_file_leaves_behind_and_that_still_works_is_told(tmp_path: Path) -> None:
     busy = "import threading, time\ndef work():\n    while True: pass\n"
     begun = "threading.Thread(target=work, name='busy one', daemon=True).start()\n"
@@ -112,6 +114,7 @@ def test_a_thread_that_a_file_leaves_behind_and_that_still_works_is_told(tmp_pat
     assert "test_two.py" in printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["assert False\n", "def test_a(:\n"])
 def test_what_cannot_be_collected_is_told_and_nothing_runs(tmp_path: Path, text: str) -> None:
     printed, told = run(tmp_path, ends_with=2, test_one=text, test_two="def test_b():\n    print_into('b')\n")

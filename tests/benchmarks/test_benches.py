@@ -32,6 +32,7 @@ ROW_KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_speed_bench_reports_every_target() -> None:
     document = run_bench("speed")
     assert set(document) == {"name", "rows", "seconds", "versions"}

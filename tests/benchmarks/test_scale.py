@@ -226,6 +226,7 @@ def test_what_cannot_be_asked_of_many_agents_is_said(agents: str, method: str | 
         simulate(Simulation(10, queries=5000), digits_pool(seed=0))
 
 
+@pytest.mark.long
 def test_a_shard_searched_in_parts_has_the_neighbours_of_the_definition(tmp_path: Path) -> None:
     """Few numbers per feature, so that many similarities are equal and ids decide."""
     stored = Stored(str(tmp_path / "f.npy"), records=3000, dimension=3, queries=12, k=40)

@@ -69,6 +69,7 @@ def test_a_dishonest_tallier_leaves_the_noise_that_is_charged(tmp_path: Path) ->
     assert 0.8 * stated < proved <= stated
 
 
+@pytest.mark.long
 def test_a_colluder_learns_no_more_from_winners_than_is_charged(tmp_path: Path) -> None:
     """Winner: the colluder knows by how much its own noise has moved the balance of every answer."""
     task = audited_task(agents=4, colluding_agents=1, max_dropouts=1, release="winner")

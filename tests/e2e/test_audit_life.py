@@ -32,7 +32,8 @@ def proved_mu(folder: Path, canaries: int = CANARIES) -> float:
     return many_runs_mu(Errors(wrong[0], canaries // 2, wrong[1], canaries // 2), 1 - FALSE_ALARM)
 
 
-@pytest.mark.parametrize(("canaries", "least"), [(400, 0.0), pytest.param(CANARIES, 0.5, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("canaries", "least"), [(400, 0.0), (CANARIES, 0.5)])
 def test_a_hundred_adaptive_jobs_prove_less_than_the_promise_and_not_much_less(
     canaries: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_slim_images_leave_out_the_learning_libraries_and_nothing_else() -> None
     assert left_out == {"torch", "torchvision", "timm", "faiss-cpu", "faiss-gpu", "llvmlite", "matplotlib"}
 
 
+@pytest.mark.long
 def test_the_roles_of_slim_images_start_where_there_is_no_learning_library() -> None:
     code = """
 import sys

@@ -87,6 +87,7 @@ def unsampled(task: Task) -> float:
     return price(parse_task(fields)).instance.epsilon
 
 
+@pytest.mark.long
 def test_a_run_killed_between_steps_goes_on_with_the_same_samples_and_no_second_charge(
     labeler, federation, tmp_path, monkeypatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_run_killed_between_steps_goes_on_with_the_same_samples_and_no_second_
     assert (broken / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_agents_as_the_unit_are_sampled_whole(labeler, federation, tmp_path) -> None:
     text = TASK.replace("sigma_votes = 1.0", "sigma_votes = 2.0").replace(
         "[task.training.sampled]", '[task.training.sampled]\nunit = "agent"\nlocal_steps = 5'

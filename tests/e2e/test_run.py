@@ -99,6 +99,7 @@ def test_a_job_that_bounds_records_of_a_person_needs_shards_that_know_them_and_s
     assert b"writer " not in left
 
 
+@pytest.mark.long
 def test_a_winner_release_stores_no_votes(labeler, federation, tmp_path) -> None:
     task = federation.task_file(tmp_path, release="winner")
     result = labeler("run", task, *federation.run_arguments, "--out", tmp_path / "job")
@@ -137,6 +138,7 @@ def test_three_talliers_find_the_winners_that_one_finds(labeler, federation, tmp
     assert tables[0] == tables[1]
 
 
+@pytest.mark.long
 def test_queries_whose_best_noisy_count_is_too_low_stay_without_an_answer(labeler, federation, tmp_path) -> None:
     """Two agents with five votes each: nine of ten votes for one class is what is asked for."""
     arguments = [*federation.run_arguments, "--seed", "7", "--json"]
@@ -308,6 +310,7 @@ def test_the_student_command_trains_every_kind(labeler, federation, tmp_path) ->
     assert labeler("student", tmp_path).code == 1
 
 
+@pytest.mark.long
 def test_a_backbone_can_be_pretrained_on_public_images(labeler, federation, tmp_path) -> None:
     out = tmp_path / "backbone.safetensors"
     arguments = ("pretrain", federation.root / "public", "--out", out, "--epochs", 1, "--json")

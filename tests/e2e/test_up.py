@@ -224,6 +224,7 @@ def test_a_home_is_private_and_holds_the_token_in_one_file_and_else_as_a_hash(up
     assert stat.S_IMODE(up.home.stat().st_mode) & 0o077 == 0
 
 
+@pytest.mark.long
 def test_an_idle_federation_stops_without_a_kill_and_leaves_no_process(tmp_path: Path) -> None:
     home = tmp_path / "federation"
     with running(home, "--agents", 2) as federation:
@@ -389,6 +390,7 @@ def test_a_service_that_is_not_there_is_worth_another_try(labeler: Any) -> None:
     assert "nothing answers" in result.err
 
 
+@pytest.mark.long
 def test_ctrl_c_while_waiting_leaves_the_job_running(service: Up, labeler: Any, tmp_path: Path) -> None:
     for name in ("agent-1", "agent-2"):
         os.kill(service.pids[name], signal.SIGSTOP)

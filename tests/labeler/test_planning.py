@@ -278,6 +278,7 @@ def test_the_shares_of_the_papers_are_null_where_nothing_is_bounded() -> None:
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.long
 def test_a_winner_on_a_coarser_grid_costs_hardly_more() -> None:
     """With 100 agents the sums must fit the field; the integer bound of the coarser grid is what is stated."""
     many = {"agents": 100, "colluding_agents": 0}

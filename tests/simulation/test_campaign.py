@@ -21,6 +21,7 @@ from tests.simulation.campaign import Report, read_seeds, replay_command, run_se
 from workers.commands.catalogue import app
 
 
+@pytest.mark.long
 def test_a_campaign_goes_on_behind_the_last_chunk(tmp_path: Path) -> None:
     """It is told to begin nothing after no time, so each run does a chunk or two."""
     path, seen = tmp_path / "campaign.json", []

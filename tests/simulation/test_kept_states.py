@@ -31,6 +31,7 @@ def kept(run: JobRun) -> tuple[dict[str, object], list[dict[str, object]]]:
     return of_job, rounds
 
 
+@pytest.mark.long
 def test_after_every_turn_memory_and_journal_say_the_same_and_owe_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ def worlds(tmp_path: Path, make_shard: Callable[..., Shard], method: str, steps:
     return made[0], made[1]
 
 
+@pytest.mark.long
 @settings(
     max_examples=12, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -164,6 +164,7 @@ def _killed_before(step: int, shard: Path) -> bool:
     return ended != 0
 
 
+@pytest.mark.long
 def test_whoever_kills_it_anywhere_leaves_the_old_shard_or_the_new_one_whole(shard: Path) -> None:
     traces, kept = traces_of("P-1", shard), shard.with_name("kept")
     shutil.copytree(shard, kept)

@@ -238,6 +238,7 @@ def test_an_hour_of_twenty_requesters_who_cancel_seven_in_a_hundred_refuses_nobo
     site.parts.database.close()
 
 
+@pytest.mark.long
 def test_the_same_hour_where_each_requester_has_a_share(tmp_path: Path) -> None:
     site = with_room(tmp_path / "journal.db", per_requester=0.5)
     assert soak(site, 500, sizes=(1, 8, 64)) == {"covered": 500}

@@ -207,6 +207,7 @@ def test_an_agent_whose_ballots_sum_to_more_than_allowed_voids_the_round_and_is_
     assert trio.relay.received("winner") == []
 
 
+@pytest.mark.long
 def test_a_tallier_that_does_not_come_is_waited_for_and_the_round_is_computed_when_it_does(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def pictures(folder: Path) -> list[Path]:
     return paths
 
 
+@pytest.mark.long
 def test_a_full_disk_is_told_to_who_sends_and_costs_a_running_job_time_only(
     attacked: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:

@@ -329,6 +329,7 @@ def test_the_officer_finds_why_a_job_stopped_and_what_to_do_and_stops_a_token(
     assert unexpected(visit) == []
 
 
+@pytest.mark.long
 def test_the_officer_prints_signed_evidence_of_a_task_and_of_a_period(
     open_page: OpenPage, federation: Federation, client: Client, tmp_path: Path
 ) -> None:
@@ -411,6 +412,7 @@ def test_a_job_is_seen_from_queued_to_completed_and_the_budget_after_it(
     assert unexpected(visit) == []
 
 
+@pytest.mark.long
 def test_an_evaluation_shows_each_number_with_two_intervals_and_gives_the_measured_model(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
 ) -> None:
@@ -441,6 +443,7 @@ def test_an_evaluation_shows_each_number_with_two_intervals_and_gives_the_measur
     assert visit.script_errors == []
 
 
+@pytest.mark.long
 def test_the_ledger_by_job_adds_up_to_the_budget_and_nano_units_and_hashes_are_one_click_away(
     open_page: OpenPage, federation: Federation, client: Client, screenshots: Path
 ) -> None:
@@ -598,6 +601,7 @@ def test_with_the_keyboard_alone_every_control_is_reached_and_seen_and_none_hold
     assert page.evaluate("document.activeElement === document.body || document.activeElement.id === 'skip'")
 
 
+@pytest.mark.long
 def test_a_viewer_sees_budgets_and_is_offered_nothing_to_stop_or_to_download(
     open_page: OpenPage, federation: Federation, client: Client
 ) -> None:

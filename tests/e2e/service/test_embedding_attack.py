@@ -46,6 +46,7 @@ def decoders() -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_other_requesters_are_served_beside_a_bomb_and_cancelled_it_leaves_nothing(
     service: Service, digit_features: np.ndarray, tmp_path: Path

@@ -119,6 +119,7 @@ def test_a_released_model_is_downloaded_with_its_privacy_card(
     assert np.array_equal((rows @ weights[:-1] + 0.1 * weights[-1]).argmax(axis=1), labels)
 
 
+@pytest.mark.long
 def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_unknown_agents(
     learning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_model_whose_noise_the_talliers_add_is_released_at_the_price_of_two_un
     assert (card["holds"], card["dishonest_talliers"]) == (True, 1)
 
 
+@pytest.mark.long
 def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
     learning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_model_along_public_axes_is_asked_for_and_labels_every_image(
     assert np.array_equal(model.predict_proba(digit_features[:QUERIES]).argmax(axis=1), labels)
 
 
+@pytest.mark.long
 def test_class_means_are_summed_by_the_service_and_label_every_image(
     learning: Service, digit_features: np.ndarray, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def test_the_python_script_of_the_readme_runs_on_postgresql(on_postgresql: Servi
     assert spent(on_postgresql) > before
 
 
+@pytest.mark.long
 def test_a_coordinator_whose_sessions_are_cut_in_a_round_goes_on_and_charges_once(
     on_postgresql: Service, digit_features: np.ndarray
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_coordinator_whose_sessions_are_cut_in_a_round_goes_on_and_charges_onc
     assert paid == dict.fromkeys(("federation", "agent:agent-1", "agent:agent-2", "agent:agent-3"), charge)
 
 
+@pytest.mark.long
 def test_a_second_coordinator_is_refused_and_an_upload_under_way_at_the_first_survives(
     on_postgresql: Service, tmp_path: Path
 ) -> None:

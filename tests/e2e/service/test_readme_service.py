@@ -65,6 +65,7 @@ def test_curl_alone_prices_submits_watches_and_downloads_and_the_budget_falls_by
     assert json.loads(events.split("data: ")[-1].splitlines()[0])["state"] == "completed"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_python_script_does_the_same(service, tmp_path) -> None:
     before = spent(service)

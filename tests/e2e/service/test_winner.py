@@ -71,7 +71,7 @@ def posted(client: Client) -> dict[str, int]:
     return {one.account: one.posted_nano for one in client.budget().accounts if one.level == "instance"}
 
 
-@pytest.mark.parametrize("queries", [500, pytest.param(5_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("queries", [100, pytest.param(5_000, marks=pytest.mark.long)])
 def test_the_labels_are_those_of_the_reference_and_no_votes_come_with_them(
     winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path, queries: int
 ) -> None:
@@ -135,6 +135,7 @@ def is_seen_computing(client: Client, job: str, port: int) -> bool:
             return False
 
 
+@pytest.mark.long
 def test_a_tallier_killed_in_the_middle_of_the_computation_costs_time_and_nothing_else(
     winning: Service, thief: Thief, digit_features: np.ndarray, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_no_threshold_tells_neighbours_apart_better_than_the_profile_says(
     assert bound <= delta_of_epsilon(epsilon, mu * math.sqrt(queries)) * (1 + 1e-6)
 
 
+@pytest.mark.long
 def test_the_profile_is_close_to_what_one_threshold_reaches() -> None:
     """Five hundred bits at the best fixed threshold: the certificate, void included, is one per cent above."""
     reached = _of_one_threshold(1 / 25, 500, 0.0, 2.0757)
@@ -184,6 +185,7 @@ def test_the_winner_of_integer_sums_is_within_its_price_for_every_configuration(
     assert max(_divergence(p, q, epsilon), _divergence(q, p, epsilon)) <= bound * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("change", "classes"), [(ONE_BIT, 2), (ONE_BIT, 3), (SWAP, 2), (SWAP, 3), (SWAP, 4)])
 def test_two_winners_chosen_adaptively_from_integer_sums_are_within_their_price(change: Change, classes: int) -> None:
     """The best second configuration for every outcome of the best first one, both over all small ballots."""
@@ -220,6 +222,7 @@ def test_the_pair_is_above_the_profile_everywhere_and_never_above_the_sums(
     assert pair.mu_squared <= mu * mu * queries * (1 + 1e-9) + 1e-9
 
 
+@pytest.mark.long
 def test_many_queries_are_the_sum_of_blocks() -> None:
     mu, size = 0.01, BLOCK[ONE_BIT]
     one, three, rest, many = (winner_pair(ONE_BIT, mu, n) for n in (size, 3 * size, 3 * size + 1, 200 * size + 1))

@@ -47,6 +47,7 @@ def test_an_agent_moves_all_that_is_charged_for_one(name: str, around: Callable[
     assert not attack.pipeline.agents(without, is_seeded=True)[0].ballots(task, attack.scene.batch, bytes(32)).any()
 
 
+@pytest.mark.long
 def test_an_agent_that_left_still_adds_its_noise(around: Callable[..., Surroundings]) -> None:
     """Else its absence would show by itself: what is left of the release is noise of the stated size."""
     attack = ADVERSARIES[STRONGEST].prepare(around(AGENTS["ensemble"], level="agent"))
@@ -116,6 +117,7 @@ def test_a_record_with_other_attributes_than_it_puts_out_moves_all_that_is_charg
     assert 0.999 * least * promised < attack.moved_mu <= promised
 
 
+@pytest.mark.long
 @planted(80, runs=140)
 def test_attributes_beyond_those_that_may_vote_are_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -189,6 +189,7 @@ def test_one_run_with_many_canaries_proves_something_and_nothing_too_much(tmp_pa
     assert 0 < found["any_epsilon"] < found["epsilon"]
 
 
+@pytest.mark.long
 def test_an_audit_goes_on_where_it_was_stopped_and_comes_to_the_same(tmp_path: Path) -> None:
     task = TASKS["knn"]
     whole = run_audit(audit_of(task, runs=12), tmp_path / "whole")

@@ -116,6 +116,7 @@ def test_noise_of_weights_that_is_too_little_is_found(
     assert findings(SUMS, tmp_path / "audit", runs=runs, confidence=confidence).is_above
 
 
+@pytest.mark.long
 @planted(40, runs=150)
 def test_noise_of_heads_that_is_too_little_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ def test_colluders_whose_noise_is_counted_as_unknown_are_found(tmp_path: Path, m
     assert findings(task, tmp_path / "audit", runs=600).is_above
 
 
+@pytest.mark.long
 @planted(30, runs=50)
 def test_a_clip_of_features_that_is_forgotten_is_found(
     runs: int, confidence: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ def steps_task(rate: float, **changes: object) -> Task:
     return audited_task(method="federated", k=1, max_queries=STEPS * 6, sigma_votes=1.0, training=training)
 
 
+@pytest.mark.long
 def test_a_canary_that_is_always_drawn_moves_a_clip_in_every_step(around: Callable[..., Surroundings]) -> None:
     """Its scores are those of two Gaussians sqrt(T)/sigma apart, whoever else was drawn."""
     attack = ADVERSARIES[STRONGEST].prepare(around(steps_task(1.0)))
@@ -45,6 +46,7 @@ def test_a_canary_that_is_always_drawn_moves_a_clip_in_every_step(around: Callab
     assert 1 < scores.std(axis=1).mean() < 3
 
 
+@pytest.mark.long
 def test_noise_of_steps_that_is_a_third_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the seed, 99 of 100 audits find it."""
     monkeypatch.setattr(labeler.release, "noise_share", lambda *args: noise_share(*args) // 3)
