@@ -93,7 +93,7 @@ def test_no_task_says_more_than_the_least_that_was_set_aside(house: House) -> No
     assert task.life is not None
     assert task.life.budget_nano == least
     wanted = {"least_similarity": 0.5, "budget_nano": least + 1}
-    with pytest.raises(InvalidTask, match=f"has set {least} aside"):
+    with pytest.raises(InvalidTask, match=f"has set aside {least}"):
         house.task(**(LIFE | {"life": wanted}), max_queries=4)
 
 
