@@ -219,7 +219,7 @@ def test_a_tallier_has_no_evidence_and_nothing_else_is_taken_for_it(
 ) -> None:
     told = labeler("evidence", "--home", federation / "talliers" / "tallier-0", "--out", tmp_path / "evidence.json")
     assert told.code == 2
-    assert "a tallier keeps sums and no prices" in told.err
+    assert "a tallier keeps sums but no prices" in told.err
     assert labeler("evidence", "--since", "2027-03-01").code == 2
     assert labeler("evidence", "--home", federation / "coordinator", "--since", "last week").code == 2
     other = tmp_path / "other.json"

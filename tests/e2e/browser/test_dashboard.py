@@ -504,7 +504,7 @@ def test_what_an_ended_job_leaves_is_deleted_after_asking_twice_and_its_charge_s
         assert shown.get_by_role("button", name=gone).count() == 0
     expect(page.locator("#job-gallery")).to_be_hidden()
     assert page.locator("#gallery-list li").count() == 0
-    with pytest.raises(LabelerError, match="was deleted on"):
+    with pytest.raises(LabelerError, match="were deleted on"):
         client.labels(job.job_id, screenshots / "gone.jsonl", format="jsonl")
     assert visit.script_errors == []
 

@@ -106,7 +106,7 @@ def test_a_task_for_life_is_priced_warned_of_refused_at_its_field_and_made(
     page.get_by_label("Epsilon of an image's whole life").fill("2")
     page.get_by_role("button", name="Make the task").click()
     expect(page.locator("#task-error")).to_contain_text(
-        "for the life of an image, and the federation has set aside", timeout=SLOW_MS
+        "for the life of an image, but the federation has set aside", timeout=SLOW_MS
     )
     page.get_by_label("Epsilon of an image's whole life").fill("0.9")
     page.get_by_label("Who adds the noise").select_option("1")
