@@ -28,6 +28,7 @@ BENCHES: Final = {
     "digits": "benchmarks.accuracy.digits:bench_digits",
     "rivals": "benchmarks.accuracy.rivals.bench:bench_rivals",
     "curves": "benchmarks.accuracy.rivals.bench:bench_curves",
+    "medical": "benchmarks.accuracy.medical:bench_medical",
     "life": "benchmarks.accuracy.life:bench_life",
     "audit": "benchmarks.accuracy.digits:bench_audit",
     "speed": "benchmarks.speed.speed:bench_speed",

@@ -190,7 +190,7 @@ def _means_of(world: World, learners: Learners, axes: int, epsilon: float) -> li
     predict = LeastSquares(axes, math.inf, 0.0).fit(world)
     right = []
     for draw in range(DRAWS):
-        said = predict(epsilon, draw)[scored:]
+        said = predict(epsilon, draw)[scored:].argmax(axis=1)
         answers = NoisyAnswers(
             features=public,
             labels=said,

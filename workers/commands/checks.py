@@ -206,7 +206,7 @@ def _show(document: dict[str, Any], page: Path) -> None:
     console.print(f"Report    {page}", markup=False, soft_wrap=True)
 
 
-EXTRA: Final = frozenset({"dp_accounting"})
+EXTRA: Final = frozenset({"dp_accounting", "opacus"})
 """Top-level modules of the extra `benchmarks`."""
 
 

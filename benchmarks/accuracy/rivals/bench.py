@@ -94,7 +94,7 @@ def scores(worlds: Iterable[World], wanted: Wanted, *, draws: int) -> Scores:
             predict = setting.fit(world)
             for epsilon in epsilons:
                 for draw in range(1 if epsilon is None else draws):
-                    for reading, labels in reader.predictions(predict(epsilon, draw)).items():
+                    for reading, labels in reader.predictions(predict(epsilon, draw).argmax(axis=1)).items():
                         right = 100 * float((labels == world.test.labels).mean())
                         found.setdefault((setting, epsilon, reading), []).append(right)
     return found

@@ -94,9 +94,9 @@ class ClassMeans:
         sums = self.vectors(world)
         seen = unit(self._pooled(world.asked))
 
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
             prototypes = unit(noisy_sum(world, sums, epsilon, draw=draw))
-            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+            return np.asarray(seen @ prototypes.T)
 
         return predict
 
@@ -135,13 +135,13 @@ class PublicPrototypes:
         )
         seen = unit(world.asked)
 
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
             chosen = scores
             if epsilon is not None:
                 random = np.random.default_rng([draw, 7])
                 chosen = range_at(epsilon, world.delta) * scores + random.gumbel(size=np.shape(scores))
             prototypes = candidates[np.argmax(chosen, axis=1)]
-            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+            return np.asarray(seen @ prototypes.T)
 
         return predict
 
@@ -202,7 +202,7 @@ class Evolution:
         mean = pool.mean(axis=0)
         seen = unit(world.asked) - mean
 
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
             random = np.random.default_rng([draw, 11])
             population = np.stack(
                 [random.choice(len(pool), self.population, replace=False) for _ in range(world.num_classes)]
@@ -219,7 +219,7 @@ class Evolution:
                 counts = np.where(counts < self.threshold * sigma, 0.0, counts)
             weights = counts + 1e-9
             prototypes = unit(np.einsum("cp,cpd->cd", weights, pool[population]) / weights.sum(1)[:, None] - mean)
-            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+            return np.asarray(seen @ prototypes.T)
 
         return predict
 
@@ -280,9 +280,9 @@ class LeastSquares:
             least = self.ridge * np.trace(covariance) / len(covariance)
             solve = np.linalg.inv(covariance + least * np.eye(len(covariance)))
 
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
             weights = unit(noisy_sum(world, sums, epsilon, draw=draw) @ solve)
-            return np.asarray((seen @ weights.T).argmax(axis=1), dtype=np.int64)
+            return np.asarray(seen @ weights.T)
 
         return predict
 
@@ -355,7 +355,7 @@ class ProductVotes:
             world.memory[key] = Learners(public, num_classes=world.num_classes)
         learners: Learners = world.memory[key]
 
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
             counts = noisy_sum(world, asked.ballots, epsilon, draw=draw)
             answers = NoisyAnswers(
                 features=asked.questions.features,
@@ -369,7 +369,7 @@ class ProductVotes:
             student = fit_student(
                 self.kind, answers, public, num_classes=world.num_classes, seed=draw, learners=learners
             )
-            return np.asarray(student.predict(world.asked), dtype=np.int64)
+            return student.predict_proba(world.asked)
 
         return predict
 
@@ -395,10 +395,10 @@ class CentredVotes:
         centres = unit(asked.questions.features) - mean
         seen = unit(world.asked) - mean
 
-        def predict(epsilon: float | None, draw: int) -> NDArray[np.int64]:
+        def predict(epsilon: float | None, draw: int) -> NDArray[np.float64]:
             counts = noisy_sum(world, asked.ballots, epsilon, draw=draw)
             prototypes = unit(counts.T @ centres)
-            return np.asarray((seen @ prototypes.T).argmax(axis=1), dtype=np.int64)
+            return np.asarray(seen @ prototypes.T)
 
         return predict
 

@@ -30,8 +30,9 @@ from labeler.errors import InvalidSetting
 from labeler.noise import VectorSum
 from labeler.randomness import seeded_source
 
-Predict = Callable[[float | None, int], NDArray[np.int64]]
-"""Returns labels of `World.asked` at an epsilon (None: without noise), for one draw of noise."""
+Predict = Callable[[float | None, int], NDArray[np.float64]]
+"""Returns a score of each class, the largest of which is the label, for `World.asked`: shape (n, num_classes), at an
+epsilon (None: without noise), for one draw of noise."""
 
 WHOLE: Final = 2.0**20
 """Radius of the ball that holds every honest agent's vector: no agent has more records."""
