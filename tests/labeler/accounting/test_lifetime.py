@@ -22,7 +22,6 @@ from labeler.accounting.lifetime import (
     LifetimeSum,
     lifetime_event,
     may_vote,
-    most_votes,
     set_aside_nano,
     vote_nano,
 )
@@ -185,7 +184,7 @@ def test_one_record_changes_its_own_votes_and_no_more_than_its_budget_pays_for(
     assert all(set(np.unique(change)) <= {0, 1} for change in changes)
     assert sum(int((change**2).sum()) * job[2] for change, job in zip(changes, jobs, strict=True)) == spent[ids[0]]
     assert spent[ids[0]] <= budget
-    assert sum(int(change.sum()) for change in changes) <= most_votes(budget)
+    assert sum(int(change.sum()) for change in changes) <= budget
 
 
 @given(
@@ -232,7 +231,7 @@ def test_one_vote_costs_its_mu_squared_rounded_up_and_v_is_every_nano_unit() -> 
     event = lifetime_event(asked)
     assert event.mu_squared * NANO == 71_779_539
     assert event.charge_nano == 71_779_539
-    assert event.coordinates * event.noise_contributors >= most_votes(71_779_539) * MOST_UNKNOWN_SHARES
+    assert event.coordinates * event.noise_contributors >= 71_779_539 * MOST_UNKNOWN_SHARES
 
 
 def test_the_corrections_of_integer_noise_are_in_the_epsilon() -> None:
