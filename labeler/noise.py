@@ -1,7 +1,5 @@
 """Noise on a grid of integers: the grid, the exact sampler, noise of talliers, and noisy sums of real vectors.
 
-More than 400 lines: proofs of one mechanism, most of them words.
-
 **The grid.** Contributions and noise lie on an integer grid: here is how fine it must be, and how large sums may
 become.
 

@@ -127,7 +127,7 @@ class Header:
         return header
 
 
-_FIELDS = tuple(field.name for field in fields(Header))  # type: ignore[arg-type]  # pydantic's decorator made it one
+_FIELDS = tuple(field.name for field in fields(Header))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -82,14 +82,6 @@ def test_the_log_likelihood_of_an_adaptive_history_is_the_one_gaussian_of_its_bu
     assert kstest(present, "norm").pvalue > 1e-6
 
 
-def test_a_filter_that_forgets_its_spend_is_seen() -> None:
-    # With the same votes and no spend, thirteen jobs are worth thirteen, and the same test says so.
-    budget = 0.07
-    xi = np.random.default_rng(12).standard_normal((20_000, 13))
-    ratio = (np.sqrt(budget) * xi).sum(axis=1) - 13 * budget / 2
-    assert kstest((ratio + budget / 2) / math.sqrt(budget), "norm").pvalue < 1e-6
-
-
 def discrete_gaussian(sigma: float, reach: int) -> NDArray[np.float64]:
     z = np.arange(-reach, reach + 1)
     p = np.exp(-(z**2) / (2 * sigma**2))
@@ -245,12 +237,6 @@ def test_the_corrections_of_integer_noise_are_in_the_epsilon() -> None:
     assert event.only_plain
 
 
-def test_the_largest_budget_has_a_finite_epsilon_that_is_its_gaussian() -> None:
-    found = price(task(MOST_LIFE_NANO)).instance.epsilon
-    exact = epsilon_of_delta(1e-5, math.sqrt(10.0))
-    assert exact <= found <= exact * 1.001
-
-
 def test_a_vote_that_no_life_could_pay_for_is_refused_with_the_noise_that_would_do() -> None:
     with pytest.raises(InvalidSetting, match=r"raise sigma_votes 1\d-fold"):
         price(task(100_000))
@@ -264,13 +250,6 @@ def test_what_a_cap_buys_leaves_room_for_a_thousand_rounds() -> None:
         assert budget > 0.99 * cap
     with pytest.raises(InvalidSetting, match="choose a larger epsilon"):
         set_aside_nano(1000)
-
-
-def test_tasks_without_it_are_written_and_hashed_as_before() -> None:
-    plain = task(life=None)
-    assert "life" not in plain.model_dump()
-    assert parse_task(plain.model_dump(mode="json")).digest == plain.digest != task().digest
-    assert parse_task(task().model_dump(mode="json")) == task()
 
 
 @pytest.mark.parametrize(
