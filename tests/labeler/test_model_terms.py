@@ -136,25 +136,6 @@ def test_a_model_is_asked_in_one_round_that_must_fit_a_message() -> None:
         check_round_fits(task(max_queries=60_000_000), 60_000_000)
 
 
-@pytest.mark.parametrize(
-    ("fields", "because"),
-    [
-        ({"release": "winner"}, "release must be histogram for method blind-average"),
-        ({"k": 2}, "k must be 1"),
-        ({"training": None}, "training must be given"),
-        ({"grid_scale": 5}, "grid_scale follows"),
-        ({"method": "knn"}, "training must not be given"),
-        ({"method": "aux-distill", "max_queries": 50}, "training.dimension must be below the 10 public negatives"),
-        ({"training": TRAINING | {"min_records": 0}}, "training.min_records"),
-        ({"training": TRAINING | {"regularisation": math.nan}}, "training.regularisation"),
-        ({"training": TRAINING | {"momentum": 1}}, "training.momentum: unknown field"),
-    ],
-)
-def test_settings_without_meaning_are_refused(fields: dict[str, Any], because: str) -> None:
-    with pytest.raises(InvalidTask, match=because):
-        task(**fields)
-
-
 def test_every_field_of_the_training_is_in_the_digest() -> None:
     asked = task()
     changes = {
