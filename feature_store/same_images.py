@@ -37,7 +37,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.sources import ImageSource
+from feature_store.sources import ImageSource, image_blocks
 from labeler.errors import IdenticalImages, UnreadableImage
 from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
 
@@ -209,7 +209,7 @@ def refuse_same_bytes(
     readable = np.ones(len(digests), dtype=bool)
     for index in range(len(digests)):
         try:
-            digests[index] = as_digests(digester.digest("image", images.blocks(index)))
+            digests[index] = as_digests(digester.digest("image", image_blocks(images, index)))
         except UnreadableImage:
             readable[index] = False
         if scanned is not None and (index % _SCANNED_AT_ONCE == 0 or index + 1 == len(digests)):

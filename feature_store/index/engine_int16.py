@@ -90,11 +90,11 @@ class Int16Block:
             )
             for start in range(0, len(self), packed_rows):
                 stop = min(len(self), start + packed_rows)
-                features, rows = self._rows.part(start, stop).source()
-                packed = _pack(kernel, features, rows, kernel.rows_per_panel, each, threads)
+                part = self._rows.part(start, stop)
+                packed = _pack(kernel, part.features, part.rows, kernel.rows_per_panel, each, threads)
                 ranks = np.arange(start, stop)
                 each(partial(_Lane.take, packed=packed, ranks=ranks), lanes)
-            unmap_pages(self._rows.source()[0])
+            unmap_pages(self._rows.features)
             return np.concatenate(each(_Lane.first, lanes))
 
 

@@ -116,7 +116,7 @@ def test_records_are_not_copied() -> None:
     assert index._kept is not None
     (part,) = index._kept
     assert isinstance(part.block, Int16Block)
-    assert part.block._rows.source()[0] is features
+    assert part.block._rows.features is features
 
 
 # Where it cannot be used
