@@ -98,7 +98,7 @@ def _templates() -> Environment:
 
 
 def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:
-    """How sure the labels are, band by band, with some images of each; the least sure band first."""
+    """Confidence band by band, with some images of each; the least sure band first."""
     return [
         {
             "name": f"{100 * band.low:g} to {100 * band.high:g} %",
@@ -189,7 +189,7 @@ def _class_rows(report: JobReport) -> dict[str, Any]:
 
 
 def _recalls(scores: Scores | None) -> list[dict[str, Any]]:
-    """How many of each class are found, the least found first."""
+    """Recall of each class, the lowest first."""
     if scores is None:
         return []
     rows = zip(scores.classes, scores.counts, scores.found, scores.recalls, strict=True)
