@@ -1,13 +1,13 @@
-"""A stranger's images are decoded in a process of its own, whose memory the system bounds and which ends with its job.
+"""A stranger's images are decoded in a separate process, whose memory the system bounds and which ends with its job.
 
-    embedder   starts the decoder on jobs/JOB/upload.parquet  ----->  limits itself, adds up the pixels of all headers
-               looks every moment whether the job still waits,        decodes two at a time, resizes, sends
-               kills the decoder where it does not            <-----  about the network's pixels, in order
+The embedder starts the decoder on jobs/JOB/upload.parquet and looks every moment whether the job still waits; if it
+does not, it kills the decoder. The decoder limits itself, adds up the pixels of all headers, decodes two images at a
+time, resizes them, and sends about the network's pixels, in order.
 
-An image unpacks to a thousand times its size and takes seconds; whatever it does to the library happens over there. The
-embedder holds pixels of about the size its network takes and nothing else, so its own memory does not grow with what it
-is sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's
-memory is not bounded.
+An image unpacks to a thousand times its size and takes seconds; its effect on the library stays in the decoder. The
+embedder holds pixels of about the size its network takes and nothing else. So its memory does not grow with what it is
+sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's memory
+is not bounded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _GONE = "decoding it takes more memory or time than is given to one image, or it
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """How much decoding may take.
+    """Bounds on decoding.
 
     Attributes:
         max_pixels: of one image, width times height.
@@ -188,7 +188,7 @@ def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
 
 
 class _Decoder:
-    """Decodes a few images ahead of whoever takes them."""
+    """Decodes a few images ahead of the caller."""
 
     def __init__(self, source: ParquetSource, transform: Transform, limits: PixelLimits) -> None:
         self._source = source
@@ -210,7 +210,7 @@ class _Decoder:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _one(self, index: int) -> tuple[dict[str, Any], bytes]:
-        """What is to be said of an image."""
+        """Return the answer about an image."""
         try:
             data = self._source.file(index)
             with self._large if header_pixels(data) > LARGE_PIXELS else nullcontext():
@@ -224,7 +224,7 @@ class _Decoder:
 
 
 def _bound(limits: PixelLimits) -> None:
-    """Room for one of the largest images, and for small ones beside it."""
+    """Bound memory to one of the largest images and a small one at the same time."""
     most = max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS
     bound_process(ROOM_BYTES + BYTES_PER_PIXEL * most)
     # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.

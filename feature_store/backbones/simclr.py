@@ -173,8 +173,8 @@ def pretrain(
     """Pretrain a backbone on public images.
 
     Initial weights come from the seed, and each epoch's order and views from (seed, epoch). So a run that stops and
-    goes on from its checkpoint ends with the weights of one that never stopped, on the same machine and thread count;
-    other libraries or processors round differently.
+    goes on from its checkpoint ends with the weights of one that never stopped, on the same machine and thread count.
+    Other libraries or processors round differently.
 
     Args:
         images: PUBLIC images, at least 8: Pillow images or uint8 arrays of any size.

@@ -11,8 +11,8 @@ probabilities are as sharp as its form makes them: too sure or not sure enough. 
 
     p_T(c | x) proportional to p(c | x)^(1 / T),      a_q(T) = (1 - SMEAR) sum_c rho_q(c) s_q(c; T) + SMEAR / C.
 
-Here rho_q(c) is the share of class c among the labels that the student gives to the images of question q, and
-s_q(c; T) the mean of p_T there: the impurity of the group as public geometry has it. If p_T were calibrated, a_q is
+Here rho_q(c) is the share of class c among the labels that the student gives to the images of question q. The mean of
+p_T there is s_q(c; T): the impurity of the group as public geometry has it. If p_T were calibrated, a_q is
 the share of votes at q that agree with the student. With M_q votes at q the released counts give
 
     A_q = sum_c rho_q(c) n_qc        ~ N(M_q a_q,       sigma^2 |rho_q|^2     + M a_q),
@@ -30,9 +30,9 @@ exponential with mean b (`asked_posterior`). Then, with f(n; m) the density of a
     P(class c has most votes | n) = r_c / sum_c' r_c',      r_c = f(n_c; m) / f(n_c; b).
 
 That speaks of the noiseless votes. To speak of the label it goes through how often the majority is right. Two shares
-stand for that, and the larger one is taken: the share of votes that agree with the student, or the share that the
-leading class gets of the votes about such an image (`majority_share`). Voters who agree with each other about an image
-are believed more than a student who learned of other images.
+stand for that, and the larger one is taken. One is the share of votes that agree with the student. The other is the
+share that the leading class gets of the votes about such an image (`majority_share`). Voters who agree with each other
+about an image are believed more than a student who learned of other images.
 
 SMEAR and the priors were chosen on Office-Caltech10, CIFAR-10 and USPS; `labeler bench calibration` measures them with
 other seeds. Votes cast by another domain's images land outside their class more often than this domain's labels are
@@ -204,8 +204,8 @@ def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:
         E[v | n] = sum_j g_j v_j phi((n - v_j) / sigma) / sum_j g_j phi((n - v_j) / sigma).
 
     So a coordinate that noise alone explains shrinks to nothing, and one far above the noise stays. Then columns are
-    divided by their sums, because agents hold more records of one class than of another, but never by less than a
-    quarter of the mean sum: a class with hardly any votes is not blown up. Rows are divided by theirs. Without noise
+    divided by their sums, because agents hold more records of one class than of another. The divisor is never less than
+    a quarter of the mean sum: a class with hardly any votes is not blown up. Rows are divided by theirs. Without noise
     this is the share of votes.
 
     From winners: the winner, surely. Unanswered queries get the uniform distribution.

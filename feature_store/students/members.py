@@ -192,7 +192,7 @@ class MatchedLearner:
     """Learns `Matched`: components of the public images, matched to classes by the counts.
 
     Where noise is as large as the votes, the place of a class is better read off the public images, whose number noise
-    does not touch; the counts only have to say which class it is. The model holds several ways to divide the public
+    does not touch. The counts only have to say which class it is. The model holds several ways to divide the public
     images into as many components as there are classes. One starts from prototypes read off the counts, others from
     the public images alone (k-means, fixed seeds). Each is refined by expectation-maximization, matched to classes
     (`feature_store.students.members`) and weighed by how well it explains the release.

@@ -315,7 +315,7 @@ class AttributeReport:
 
     @property
     def commoner(self) -> float | None:
-        """The same for a guesser who always gives the commoner answer."""
+        """Mean over attributes of the share that always giving the commoner answer would get right."""
         shares = [one.commoner for one in self.outcomes if one.commoner is not None]
         return statistics.fmean(shares) if shares else None
 
