@@ -134,7 +134,8 @@ def header_pixels(data: bytes) -> int:
     """Width times height as the header says, before anything is decoded; 0 where it is no image."""
     with suppress(Exception):
         if is_dicom(data):
-            return dicom_pixels(data)
+            rows, columns = _size(_dataset(data, with_pixels=False))
+            return rows * columns
         with _opened(io.BytesIO(data), data) as image:
             return int(image.size[0] * image.size[1])
     return 0
@@ -238,12 +239,6 @@ def read_dicom(data: bytes | Path, *, max_pixels: int) -> Image.Image:
     if pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8:
         return Image.fromarray(pixels)  # YBR was turned into RGB when it was read
     raise UnreadableImage(f"DICOM pixels of kind {kind[:20]!r}; grey, RGB, YBR and palettes of 8 bits are read")
-
-
-def dicom_pixels(data: bytes) -> int:
-    """Width times height as the header says."""
-    rows, columns = _size(_dataset(data, with_pixels=False))
-    return rows * columns
 
 
 def _dataset(data: bytes | Path, *, with_pixels: bool) -> Any:

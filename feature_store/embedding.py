@@ -121,9 +121,10 @@ def load_image(
         image = images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
         thumbnail, digest = None, b""
         if keep_thumbnail:
-            if not isinstance(image, Image.Image):
-                image = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-            thumbnail = png_thumbnail(image, side=_THUMBNAIL_PIXELS)
+            picture = image
+            if not isinstance(picture, Image.Image):
+                picture = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+            thumbnail = png_thumbnail(picture, side=_THUMBNAIL_PIXELS)
         if digester is not None:
             digest = digester.digest("image", (file,) if isinstance(file, bytes) else image_blocks(images, index))
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
@@ -149,8 +150,8 @@ def loaded_batches(
     Each batch but the last has `batch_size` images that can be used, and what lies between them that cannot: a forward
     pass costs the same however many images it has.
 
+    Args:
         load: makes an image of an index; runs in any thread.
-        indices: in the source's order.
         indices: in the source's order.
         batch_size: usable images of a batch.
         threads: that load.

@@ -314,23 +314,10 @@ def _plain_jpeg(data: bytes, transform: Transform, max_pixels: int) -> NDArray[n
 
 def _upright(array: NDArray[np.uint8], orientation: object) -> NDArray[np.uint8]:
     """Undo the rotation and mirroring that EXIF speaks of; anything else than 2 to 8 means none."""
-    match orientation:
-        case 2:
-            return array[:, ::-1]
-        case 3:
-            return array[::-1, ::-1]
-        case 4:
-            return array[::-1]
-        case 5:
-            return array.transpose(1, 0, 2)
-        case 6:
-            return array.transpose(1, 0, 2)[:, ::-1]
-        case 7:
-            return array.transpose(1, 0, 2)[::-1, ::-1]
-        case 8:
-            return array.transpose(1, 0, 2)[::-1]
-        case _:
-            return array
+    if orientation not in range(2, 9):
+        return array
+    turned = array.transpose(1, 0, 2) if orientation in (5, 6, 7, 8) else array
+    return turned[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _as_array(image: Image.Image | NDArray[np.uint8], transform: Transform) -> NDArray[np.uint8]:

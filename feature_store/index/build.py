@@ -367,23 +367,20 @@ def _trials() -> Iterator[_Trial]:
     yield "records that all tie", tied, tied[:3], (1, 50, 2047, 2048, 2049)
 
 
-def _found() -> dict[str, object]:
+def main() -> None:
+    """The child's part."""
     import torch
 
     from feature_store.index.engine_torch import TorchEngine
 
-    count = torch.cuda.device_count()
-    for number in range(count):
-        wrong = probe(TorchEngine(devices=[f"cuda:{number}"]))
-        if wrong is not None:
-            return {"refused": f"device {number}: {wrong}"}
-    return {"devices": count} if count else {"refused": "torch sees no CUDA device"}
-
-
-def main() -> None:
-    """The child's part."""
+    answer: dict[str, object] = {"refused": "torch sees no CUDA device"}
     try:
-        answer = _found()
+        for number in range(torch.cuda.device_count()):
+            wrong = probe(TorchEngine(devices=[f"cuda:{number}"]))
+            if wrong is not None:
+                answer = {"refused": f"device {number}: {wrong}"}
+                break
+            answer = {"devices": number + 1}
     except LabelerError as error:
         answer = {"refused": str(error)}
     sys.stdout.write(json.dumps(answer))

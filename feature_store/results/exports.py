@@ -190,22 +190,28 @@ def _task(row: dict[str, Any], image_root: str, stamp: ImageStamp) -> dict[str, 
     return {"data": data, "predictions": [prediction]}
 
 
+def picture(root: Path, name: str) -> Path:
+    """Return the file of an image.
+
+    Raises:
+        BadData: it is not there, or lies outside of the folder.
+    """
+    path = root / name
+    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
+        raise BadData(f"there is no image {name!r} in {root}; name the folder that was embedded")
+    return path
+
+
 def pictures(root: Path | None, names: Iterable[str]) -> list[Path]:
-    """Return the files of images, looked for before anything is written.
+    """Return the files of all images, looked for before anything is written.
 
     Raises:
         InvalidSetting: no folder was named.
-        BadData: one is not there, or lies outside of the folder.
+        BadData: one is not there.
     """
     if root is None:
         raise InvalidSetting("name the folder of images that was embedded (`images`), since the pictures go along")
-    found = []
-    for name in names:
-        path = root / name
-        if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
-            raise BadData(f"there is no image {name!r} in {root}; name the folder that was embedded")
-        found.append(path)
-    return found
+    return [picture(root, name) for name in names]
 
 
 def check_new(out: Path) -> None:

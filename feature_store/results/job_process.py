@@ -217,7 +217,11 @@ def label_job(order: LabelingOrder) -> None:
 
     folder = Path(order.folder)
     questions = read_stored_questions(folder / QUESTIONS)
-    features = questions.images if questions.images is not None else _features(folder, order.source)
+    features = questions.images
+    if features is None and order.source == "features":
+        features = given_features(folder / UPLOAD)
+    elif features is None:
+        features = np.asarray(Shard.open(folder / SHARD, verify=False).features)
     try:
         table = pq.read_table(folder / LABELS)
         sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
@@ -303,12 +307,6 @@ def _write_evaluation(
     released_model(model, name="the evaluated model")
     replace_file(folder / STUDENT, measured_model(model, document), mode=0o600)
     replace_file(folder / EVALUATION, evaluation_bytes(document), mode=0o600)
-
-
-def _features(folder: Path, source: str) -> NDArray[np.int16]:
-    if source == "features":
-        return given_features(folder / UPLOAD)
-    return np.asarray(Shard.open(folder / SHARD, verify=False).features)
 
 
 # The program.

@@ -259,6 +259,7 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
     try:
         arrays, metadata = arrays_from_bytes(data)
         about = json.loads(metadata["labeler"])
+        measured = about.get("measured")
         model = StoredModel(
             kind=str(about["kind"]),
             classes=tuple(map(str, about["classes"])),
@@ -266,7 +267,9 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
             backbone=str(about.get("backbone", "")),
             job_id=str(about.get("job_id", "")),
             arrays=arrays,
-            measured=_measured(about.get("measured")),
+            measured=None
+            if measured is None
+            else Measured(tuple(measured["edges"]), tuple(map(tuple, measured["stated"]))),
             probe=str(about.get("probe", "")),
         )
         _check(model)
@@ -275,12 +278,6 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
             f"{name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
     return model
-
-
-def _measured(about: Mapping[str, Any] | None) -> Measured | None:
-    if about is None:
-        return None
-    return Measured(tuple(map(float, about["edges"])), tuple(tuple(map(float, row)) for row in about["stated"]))
 
 
 def _check(model: StoredModel) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from feature_store.results.report.model import AnsweredQuery, Coverage, JobReport, evenly
+from feature_store.results.report.model import AnsweredQuery, Coverage, evenly
 from labeler.errors import UnreadableImage
 from labeler.rounds.effects import AnswerStatus
 
@@ -132,11 +132,6 @@ def places_to_show(queries: Sequence[AnsweredQuery]) -> list[int]:
     rest = [place for place in order if _urgency(queries[place])[0] == _FINE]
     room = max(0, MAX_SHOWN - len(gone_wrong))
     return gone_wrong + [rest[number] for number in evenly(len(rest), room).tolist()]
-
-
-def choose(report: JobReport) -> list[tuple[int, AnsweredQuery]]:
-    """The (number, query) pairs to show, what went wrong first; numbers begin with 1."""
-    return [(place + 1, report.queries[place]) for place in places_to_show(report.queries)]
 
 
 _FINE = 2

@@ -272,7 +272,7 @@ STATUS_WORDS = {
 
 def question_tiles(report: JobReport) -> list[dict[str, Any]]:
     """Questions that a page shows, what went wrong first."""
-    shown = coverage.choose(report)
+    shown = [(place + 1, report.queries[place]) for place in coverage.places_to_show(report.queries)]
     tallest = max([0.0, *(float(query.noisy_votes.max()) for _, query in shown if query.noisy_votes is not None)])
     return [_question(report, number, query, tallest) for number, query in shown]
 

@@ -178,28 +178,6 @@ def talliers(task: Task) -> str:
     return f"{task.talliers}, who add the noise; {task.dishonest_talliers} may be dishonest"
 
 
-def _noise_of_talliers(task: Task, unit: str) -> tuple[str, ...]:
-    dishonest = task.dishonest_talliers or 0
-    missing = (
-        f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
-        "nothing is opened."
-        if task.max_dropouts
-        else "No agent may fail to answer: if one is missing, nothing is opened."
-    )
-    share, votes = task.sigma_votes / math.sqrt(task.noise_contributors), " votes" * task.traits.counts
-    return (
-        f"The three talliers hide the sum under noise, each with a standard deviation of {say_number(share)} {unit}; "
-        f"agents add none. The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can "
-        "subtract.",
-        f"However many agents collude, they know none of it. {'One' if dishonest == 1 else 'Two'} of the three "
-        "talliers may pool what they know with whoever attacks; noise that an attacker knows does not count.",
-        missing,
-        "That caution is paid for in accuracy, not in epsilon: a sum carries "
-        f"{say_number(task.total_sigma_votes)}{votes} of noise, {task.total_sigma_votes / task.sigma_votes:.2f} times "
-        "what is counted on.",
-    )
-
-
 def noise_in_words(task: Task) -> tuple[str, ...]:
     """Describe the noise, and the cost of caution about colluding or missing agents."""
     if task.traits.has_local_noise:
@@ -209,35 +187,40 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
     unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
-    if task.noise_by == "talliers":
-        return _noise_of_talliers(task, unit)
-    hidden, everyone = task.noise_contributors, task.agents
-    share, total = task.sigma_votes / math.sqrt(hidden), task.total_sigma_votes
-    lines = [
-        f"Each agent hides its {task.traits.sums} under noise of its own, with a standard deviation of "
-        f"{say_number(share)} {unit}. "
-        f"The price counts on {say_number(task.sigma_votes)}{' votes' * task.traits.counts} of noise that nobody can "
-        "subtract."
-    ]
-    if task.colluding_agents:
+    votes, of_talliers = " votes" * task.traits.counts, task.noise_by == "talliers"
+    share, total = task.sigma_votes / math.sqrt(task.noise_contributors), task.total_sigma_votes
+    counted_on = f"The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can subtract."
+    lines = []
+    if of_talliers:
+        dishonest = "One" if task.dishonest_talliers == 1 else "Two"
+        lines += [
+            "The three talliers hide the sum under noise, each with a standard deviation of "
+            f"{say_number(share)} {unit}; agents add none. {counted_on}",
+            f"However many agents collude, they know none of it. {dishonest} of the three talliers may pool what they "
+            "know with whoever attacks; noise that an attacker knows does not count.",
+        ]
+    else:
+        lines.append(
+            f"Each agent hides its {task.traits.sums} under noise of its own, with a standard deviation of "
+            f"{say_number(share)} {unit}. {counted_on}"
+        )
         lines.append(
             f"Up to {count(task.colluding_agents, 'agent')} may pool what they know with whoever attacks. "
             "Noise that an attacker knows does not count, so the others add more."
+            if task.colluding_agents
+            else "Nobody is assumed to know any of it; an agent knows its own."
         )
-    else:
-        lines.append("Nobody is assumed to know any of it; an agent knows its own.")
-    if task.max_dropouts:
+    lines.append(
+        f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
+        "nothing is opened."
+        if task.max_dropouts
+        else "No agent may fail to answer: if one is missing, nothing is opened."
+    )
+    if of_talliers or task.noise_contributors < task.agents:
+        carries = "a sum carries" if of_talliers else "with everybody there a sum carries"
         lines.append(
-            f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; "
-            f"with fewer than {task.quorum} of {everyone} nothing is opened."
-        )
-    else:
-        lines.append("No agent may fail to answer: if one is missing, nothing is opened.")
-    if hidden < everyone:
-        lines.append(
-            "That caution is paid for in accuracy, not in epsilon: with everybody there a sum carries "
-            f"{say_number(total)}{' votes' * task.traits.counts} of noise, {total / task.sigma_votes:.2f} times what "
-            "is counted on."
+            f"That caution is paid for in accuracy, not in epsilon: {carries} {say_number(total)}{votes} of noise, "
+            f"{total / task.sigma_votes:.2f} times what is counted on."
         )
     return tuple(lines)
 
