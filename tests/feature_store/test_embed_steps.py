@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def test_passes_are_full_whatever_batch_is_asked_for_and_whatever_cannot_be_read
     passed: list[int] = []
     run = NetworkBackbone._pass
 
-    def counted(self: NetworkBackbone, block: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+    def counted(self: NetworkBackbone, block: NDArray[np.uint8]) -> NDArray[np.float32]:
         passed.append(len(block))
         return run(self, block)
 
