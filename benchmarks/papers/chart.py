@@ -14,7 +14,7 @@ from feature_store.results.report.pictures import (
     INK,
     MUTED,
     drawable,
-    finish_file,
+    finish,
     new_figure,
     plain_axes,
 )
@@ -56,7 +56,7 @@ def draw_chart(rows: Sequence[BenchRow], path: Path) -> bool:
         _panel(plain_axes(figure, grid="y", place=(-(-len(panels) // columns), columns, place)), case, inside)
     alt = f"Accuracy against epsilon on {len(panels)} data sets, one line per method."
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, finish_file(figure, path.name, alt).png)
+    replace_file(path, finish(figure, path.name, alt).png)
     return True
 
 
