@@ -158,13 +158,8 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         known = jobs.get(key)
         if known is None:
             fields = ("task_id", "name", "requesters", "method", "classes", "job_id", "delta", "life_nano")
-            jobs[key] = known = {name: one[name] for name in fields} | {
-                "first_at": one["at"],
-                "queries": 0,
-                "rounds": 0,
-                "instance_nano": 0,
-                "agent_nano": 0,
-            }
+            sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano"), 0)
+            jobs[key] = known = {name: one[name] for name in fields} | {"first_at": one["at"]} | sums
         known["last_at"] = one["at"]
         known["rounds"] += 1
         for name in ("queries", "instance_nano", "agent_nano"):
@@ -187,13 +182,8 @@ def overview(home: Path) -> dict[str, Any]:
         "agent_id": config.agent_id,
         "coordinator_url": config.coordinator_url,
         "stopped": None if no is None else {"reason": no.reason, "at": no.at},
-        "policy": [],
-        "waiting": [],
-        "decided": [],
-        "budget": [],
-        "jobs": [],
-        "problems": [],
     }
+    problems: list[str] = []
     parts: dict[str, Callable[[], Any]] = {
         "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
         "waiting": lambda: waiting_tasks(home),
@@ -205,9 +195,9 @@ def overview(home: Path) -> dict[str, Any]:
         try:
             found[name] = read()
         except LabelerError as error:
-            if str(error) not in found["problems"]:
-                found["problems"].append(str(error))
-    return found
+            found[name] = []
+            problems.append(str(error))
+    return found | {"problems": list(dict.fromkeys(problems))}
 
 
 def approve(home: Path, digest: str) -> None:
@@ -371,7 +361,8 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
 
 
 class SiteConsole:
-    """One home, for the page of its site. Every call reads it again: agent and shell write meanwhile.
+    """One home, for the page of its site (api.console.site). Every call reads it again: agent and shell write
+    meanwhile.
 
     Raises:
         InvalidSetting: it is no agent's home.
@@ -394,22 +385,12 @@ class SiteConsole:
         return as_csv(self.rounds())
 
     def approve(self, digest: str) -> None:
-        """Let the agent answer a task.
-
-        Raises:
-            NotFound: nobody asked for it; a person approves what was shown.
-            BudgetExceeded: the site's budget cannot pay it.
-        """
+        """Let the agent answer a task that was asked for; raises NotFound for another, and as `approve`."""
         self._check_asked(digest)
         approve(self._home, digest)
 
     def refuse(self, digest: str, reason: str) -> None:
-        """Refuse a task, also one that was approved; what was charged is still answered.
-
-        Raises:
-            NotFound: nobody asked for it.
-            InvalidSetting: no reason, or one that is too long.
-        """
+        """Refuse a task that was asked for; raises NotFound for another, and as `decisions.refuse`."""
         self._check_asked(digest)
         decisions.refuse(self._home, digest, reason)
 
@@ -514,12 +495,9 @@ def _life(budget: BudgetTable, share: float | None) -> list[str]:
     ]
 
 
-def _share(per_requester: float | None) -> list[str]:
-    if per_requester is None:
-        return []
-    return [
-        f"One requester may take at most {100 * per_requester:g} % of each of these; the coordinator says who asks."
-    ]
+def _share(part: float | None) -> list[str]:
+    said = "One requester may take at most {:g} % of each of these; the coordinator says who asks."
+    return [] if part is None else [said.format(100 * part)]
 
 
 def _cap(what: str, epsilon: float | str, delta: float) -> str:

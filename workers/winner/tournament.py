@@ -155,7 +155,7 @@ def queries_of_a_chunk(job: WinnerJob) -> int:
 
 
 def levels(job: WinnerJob) -> list[int]:
-    """Return the number of comparisons of a query at each level, of all classes and the threshold where there is one."""
+    """Return the number of comparisons of a query at each level, with a threshold as one more contestant."""
     left, counts = job.num_classes + (job.threshold is not None), []
     while left > 1:
         counts.append(left // 2)

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.learning.linear_users import NO_RECORD, linear_scores, train_linear, train_users
-from labeler.descent import MOST_WEIGHTS
-from labeler.errors import BadData, InvalidSetting
 from labeler.methods.blind_average import HUBER_WIDTH, Learner, LinearTerms
 from labeler.records import Rows
 from workers.learning.linear import train_rows
@@ -181,34 +179,6 @@ def test_learners_learn(terms: LinearTerms, rng: np.random.Generator) -> None:
     weights = train_linear(features[0, :100], labels[0, :100], terms=terms)
     found = linear_scores(features[0, 100:], weights, terms=terms).argmax(axis=1)
     assert (found == labels[0, 100:]).mean() > 0.8
-
-
-def test_progress_counts_users(rng: np.random.Generator) -> None:
-    features, labels = _records(rng, 3, 4)
-    told: list[tuple[str, int, int]] = []
-    train_users(features, labels, terms=SVM, progress=lambda *step: told.append(step))
-    assert told[-1] == ("Training users", 3, 3)
-
-
-def test_records_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
-    features, labels = _records(rng, 1, 8)
-    one, classes = features[0], labels[0]
-    broken = one.copy()
-    broken[2, 3] = np.nan
-    for rows, row_labels in [
-        (broken, classes),
-        (one, classes[:-1]),
-        (one, np.full(8, 5)),
-        (one, np.full(8, NO_RECORD)),
-        (one, classes.astype(float)),
-        (one[None], classes[None]),
-        (one[:, :0], classes),
-    ]:
-        with pytest.raises(BadData):
-            train_linear(rows, row_labels, terms=SVM)
-    wide = np.zeros((1, MOST_WEIGHTS // 5), dtype=np.float32)
-    with pytest.raises(InvalidSetting, match="public projection"):
-        train_linear(wide, classes[:1], terms=SVM)
 
 
 def test_nobody_is_refused_for_having_no_records() -> None:
