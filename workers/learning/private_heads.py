@@ -151,9 +151,7 @@ def fit_public_map(public: NDArray[np.floating], *, dimensions: int, clip_norm: 
     return PublicMap(mean, basis, LEAST_LENGTH * length, clip_norm)
 
 
-def fit_certainty(
-    blocks: Blocks, *, num_records: int, public_count: int, terms: LocalHeadTerms, engine: str = "numpy"
-) -> Array:
+def fit_certainty(blocks: Blocks, *, num_records: int, terms: LocalHeadTerms) -> Array:
     """Fit the certainty head without noise, shape (terms.score_dimension,): private.
 
     The mean is over the client's records, at least `terms.min_records` of them, and the negatives; with
@@ -163,8 +161,6 @@ def fit_certainty(
         blocks: rows of the client's records (True) and of the terms.num_negatives public negatives (False), each of
             shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
         num_records: how many records the client has; may be 0.
-        public_count: a public number in place of it, by which a device is chosen.
-        engine: which devices may be used; see descent.descend.
     """
     weights = descend(
         terms.score_descent,
@@ -173,8 +169,6 @@ def fit_certainty(
         counts=float(terms.score_descent.denominator(num_records + terms.num_negatives)),
         shape=(terms.score_dimension, 1),
         ball_axes=(0, 1),
-        numbers=(public_count + terms.num_negatives) * terms.score_dimension,
-        engine=engine,
     )
     return weights[:, 0]
 
@@ -318,7 +312,6 @@ def fit_rows(
     *,
     terms: LocalHeadTerms,
     maps: tuple[PublicMap, PublicMap],
-    engine: str = "numpy",
 ) -> FittedHeads:
     """Fit both heads of records that are read in blocks, of any number: nothing here can be refused.
 
@@ -326,7 +319,6 @@ def fit_rows(
         records: finite features as stored, and labels from 0 to terms.num_classes - 1.
         negatives: public images that are nobody's, as stored, terms.num_negatives of them.
         maps: of `public_maps`.
-        engine: which devices may be used; see descent.descend.
     """
     head_map, score_map = maps
     at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))
@@ -344,8 +336,6 @@ def fit_rows(
         counts=float(terms.head_descent.denominator(records.count)),
         shape=(terms.head_dimension, terms.num_classes),
         ball_axes=(0, 1),
-        numbers=records.public_count * terms.head_dimension,
-        engine=engine,
     )
     if terms.sigma_scores is None:
         return FittedHeads(np.ascontiguousarray(weights.T), None, head_map, score_map)
@@ -361,8 +351,6 @@ def fit_rows(
     scores = fit_certainty(
         lambda: chain(own_rows(), public_rows()),
         num_records=records.count,
-        public_count=records.public_count,
         terms=terms,
-        engine=engine,
     )
     return FittedHeads(np.ascontiguousarray(weights.T), scores, head_map, score_map)

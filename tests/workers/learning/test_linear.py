@@ -211,7 +211,7 @@ def test_no_number_of_records_is_too_many() -> None:
             size = min(at_once, count - start)
             yield np.ones((size, 200), dtype=np.float32), np.arange(start, start + size) % 5
 
-    weights = train_rows(Rows(count, 200, read, count), terms=terms)
+    weights = train_rows(Rows(count, 200, read), terms=terms)
     assert weights.shape == (201, 5)
     # Once for what is kept; then at every step only what lies behind it.
     assert len(reads) == 4
