@@ -467,10 +467,10 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
         now[0] += timedelta(days=1)
         with monkeypatch.context() as full:
 
-            def refuse(*_: Any) -> None:
+            def refuse(*_: Any, **__: Any) -> None:
                 raise Unavailable("the disk is full")
 
-            full.setattr(AgentDriver, "_give_back", refuse)
+            full.setattr("labeler.ledger.agent_memory.JournalRounds.erase_in", refuse)
             with pytest.raises(Unavailable):
                 driver.tidy()
         found.append(key in keys_in(folder))

@@ -25,6 +25,7 @@ from labeler.methods.sensitivity import least_delta
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
 from labeler.settings import SettingsText
+from labeler.system.files import read_named
 from labeler.task import Level, PositiveFinite, Task
 
 MAX_POLICY_BYTES = 1024 * 1024
@@ -316,11 +317,7 @@ def read_policy(path: Path) -> Policy:
         PolicyRefusal: it cannot be read, so nothing is allowed; the message says why.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_POLICY_BYTES + 1)
-        if len(data) > MAX_POLICY_BYTES:
-            raise InvalidSetting(f"it has more than {MAX_POLICY_BYTES} bytes")
-        return SettingsText.of(data, path.name).check(Policy)
+        return SettingsText.of(read_named(path, most_bytes=MAX_POLICY_BYTES), path.name).check(Policy)
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
     except InvalidSetting as error:

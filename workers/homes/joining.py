@@ -33,7 +33,7 @@ from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.methods import METHODS
 from labeler.system.clock import now_utc
-from labeler.system.files import replace_file
+from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 from workers.agent.policy import Policy, policy_toml, read_policy, toml_value
 from workers.homes.new import (
@@ -71,11 +71,9 @@ def read_invitation(path: Path, *, role: Role, now: datetime) -> Invitation:
         InvalidSetting: it has expired.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_INVITATION_BYTES + 1)
+        invitation, signature = read_document(read_named(path, most_bytes=MAX_INVITATION_BYTES))
     except OSError as error:
         raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
-    invitation, signature = read_document(data)
     try:
         verify_statement(invitation.statement, signature, invitation.verify_key)
     except (Forged, InvalidSetting):
