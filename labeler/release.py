@@ -491,7 +491,7 @@ def input_shares(
     if len(ballots) != round.num_queries:
         raise WrongDigest(f"ballots are for {len(ballots)} queries, the round has {round.num_queries}")
     terms = round.terms
-    shares: Sequence[ShareVector | BallotShare]
+    shares: tuple[ShareVector | BallotShare, ...]
     if terms is None or terms.row_total is None:
         values = contribution(ballots, task, source=source)
         field = None if terms is None else terms.field
