@@ -489,18 +489,21 @@ def input_shares(
     if len(ballots) != round.num_queries:
         raise WrongDigest(f"ballots are for {len(ballots)} queries, the round has {round.num_queries}")
     terms = round.terms
-    shares: Sequence[ShareVector | BallotShare]
+    shares: list[ShareVector | BallotShare]
     if terms is None or terms.row_total is None:
         values = contribution(ballots, task, source=source)
         field = None if terms is None else terms.field
-        shares = split(values, num_talliers=task.talliers, source=source, field=field)
+        shares = [*split(values, num_talliers=task.talliers, source=source, field=field)]
     else:
         check_ballots(ballots, task)
         # If the talliers add the noise, zeros are shared in its place.
         noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
-        shares = split_ballots(
-            ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=terms.field
-        )
+        field = terms.field
+        shares = [
+            *split_ballots(
+                ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=field
+            )
+        ]
     return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
 
 

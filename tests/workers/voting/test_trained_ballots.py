@@ -213,15 +213,3 @@ def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
     weights = train_linear(records.features / np.float32(2048), records.labels, terms=terms)
     sent = answer_of(asked, ROWS, records) / weight_sum(asked).scale * terms.sensitivity
     assert np.allclose(sent, weights, atol=1e-3)
-
-
-@pytest.mark.parametrize("method", ["knn", "ensemble", "blind-average", "aux-distill"])
-def test_an_agent_with_one_record_left_answers_like_everybody(make_shard: Any, method: str) -> None:
-    """Fewer than `min_records`, and of one class: a refusal would tell."""
-    shard = make_shard("own")
-    asked, batch = asked_of("ensemble" if method == "knn" else method, shard)
-    asked = asked.model_copy(update={"method": method})
-    shard.delete(np.asarray(shard.record_ids)[1:])
-    agent = agent_for(shard)
-    assert len(agent.answer(asked, batch)) == asked.talliers
-    assert agent.ballots(asked, batch).any()
