@@ -1,7 +1,7 @@
 """Secret sharing: prime fields, and words that add up to the shared vector.
 
 **Fields.** Ballots, noise and sums are shared in a prime field if the winner of a query is to be computed. A noisy sum,
-negative or not, is a residue modulo a prime p, and p leaves 43 bits of room:
+negative or not, is a residue modulo a prime p, and p leaves 43 bits of room.
 
     bits of p  =  bits of the widest difference of two sums  +  43.
 

@@ -8,15 +8,15 @@ of the noisy heads and of public queries. They are shared and summed without noi
 
 **The local mechanism.** A client releases two linear heads once, with its own noise.
 
-    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers
+    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers.
 
 Both heads come from a fixed number of gradient steps on a regularized, averaged logistic loss over features that are
 cut to a public norm. All later answers of the client, to any party and in any number, are computed from the noisy heads
 alone: post-processing. No other party's noise is needed (h = 1), so the guarantee needs neither talliers nor honest
 neighbors.
 
-**Setting.** c bounds the norm of a record's features with their constant, n >= 1 is a public number of records
-(`min_records`), m the number of public negatives, C the number of public classes.
+**Setting.** c bounds the norm of a record's features with their constant. n >= 1 is a public number of records
+(`min_records`), m is the number of public negatives, and C the number of public classes.
 
     J(B) = (1/N) sum_{(x, y) private} -log softmax(B x)_y + (lambda/2) |B|^2,      N = max(|D|, n)
     K(b) = (1/(N+m)) (sum_{x private} log(1 + exp(-b.x)) + sum_{x negative} log(1 + exp(b.x))) + (lambda'/2) |b|^2

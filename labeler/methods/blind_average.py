@@ -9,13 +9,13 @@ class, along public axes: `labeler.methods.blind_average`.
 
 **Sensitivities of model release**: how far one record can move a regularized linear model, with proofs.
 
-Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L, is
-smooth with constant b, and
+Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L and is
+smooth with constant b.
 
-    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n),
+    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n).
 
-with a public n, "the least number of records". Dividing by n if there are fewer makes F total, so that nobody has
-to be refused, or be seen to be refused, for the size of a private set.
+Here n is public, "the least number of records". Dividing by n if there are fewer makes F total, so that no agent is
+refused, or seen to be refused, for the size of a private set.
 
 **Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
 one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
@@ -46,7 +46,7 @@ L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact,
 **Class means as a model**: how far one record moves an agent's sums along public axes, with the proof.
 
     record (x, y)  --public axes-->  phi(x), |phi| <= 1  -->  g(x, y) = phi(x) tensor e_y
-    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means
+    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means.
 
 Nothing is trained and nothing is divided by a private count: the noisy sum is opened. A reader scales the sum of each
 class to one length and names the class of the largest cosine (`labeler.linear_model`). That is post-processing, as are
@@ -69,9 +69,9 @@ class.
 coordinates. Reading whole numbers as doubles turns and lengthens u by a relative 2^-53, which the ball makes
 2 * 2^-53 R at most. A norm of D numbers is off by a relative (D + 3) 2^-53; then come a quotient and a product. So
 
-    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace,
+    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace.
 
-and never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
+It is never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
 If every site keeps at most `max_records`, R is at most that. **Person level**: `labeler.methods.sensitivity`.
 
 At instance level the radius moves no price; it bounds the effect of an agent that lies, and the cost of a whole agent.
@@ -216,11 +216,11 @@ class LinearTerms:
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
     unchanged here.)
 
-    **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
-    classes of the svm), converged or not, one record added, removed or replaced. `labeler.descent` has the proof, and
-    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's
-    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regularizer that does not happen. It is
-    attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
+    **Sensitivity, instance level: 2L / (n lambda)**, one record added, removed or replaced, converged or not. L is from
+    fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K classes of the svm). `labeler.descent` has the proof, and
+    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's 2 (L + R lambda)/(n
+    lambda). The paper's second summand bounds a change of the regularizer that does not happen. It is attained up to a
+    few percent by the svm (`tests/workers/learning/test_linear.py`).
 
     **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
     same module's proof. It is for tasks in which no cap makes one record replace another.
