@@ -149,7 +149,11 @@ class Loader:
             rounds = self._jobs.rounds_of(ids, connection=connection)
             answers = self._jobs.willingness.answers_of(ids, connection=connection)
             asked = self._jobs.willingness.asked_of(ids, connection=connection)
-            self._learn({record.task_digest for record in records.values()}, connection)
+            digests = {record.task_digest for record in records.values()}
+            if len(self._known) + len(digests) > _MOST_TASKS:
+                self._known.clear()
+            missing = [digest for digest in digests if digest not in self._known]
+            self._known |= self._tasks.get_all(missing, connection=connection) if missing else {}
             posted = [one.round_digest for found in rounds.values() for one in found if one.state == "posted"]
             sums = self._aggregates.of_all(posted, connection=connection)
             opened = {one: self._opened(records[one], rounds[one], connection) for one in ids}
@@ -203,13 +207,6 @@ class Loader:
                 data = self._jobs.release(record.job_id, one.number, connection=connection)
                 known[one.number] = None if data is None else release_from_bytes(data)
         return known
-
-    def _learn(self, digests: Collection[str], connection: Connection) -> None:
-        if len(self._known) + len(digests) > _MOST_TASKS:
-            self._known.clear()
-        missing = [digest for digest in digests if digest not in self._known]
-        if missing:
-            self._known |= self._tasks.get_all(missing, connection=connection)
 
 
 @dataclass
@@ -326,8 +323,8 @@ def _remembering(fresh: JobRun, known: JobRun) -> JobRun:
 
 def parties_of(records: Iterable[PartyRecord]) -> dict[str, Party]:
     """Return the parties with active keys, as the machine needs them."""
-    return {one.party_id: _party(one) for one in records if one.state == "active"}
-
-
-def _party(one: PartyRecord) -> Party:
-    return Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)
+    return {
+        one.party_id: Party(one.party_id, one.tallier, one.verify_key, one.seal_key, one.last_contact is not None)
+        for one in records
+        if one.state == "active"
+    }

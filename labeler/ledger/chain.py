@@ -297,31 +297,6 @@ class Anchor:
             os.close(handle)
 
 
-def check_not_behind(head: Head, *, end: Head, found: str | None, what: str, witness: str) -> None:
-    """Refuse a ledger that is shorter than what a witness saw, or that has another history.
-
-    Args:
-        head: what was seen.
-        end: where the ledger ends.
-        found: the hash of its entry `head.seq`; None if there is none.
-        what: the journal in words.
-        witness: the party that saw it.
-
-    Raises:
-        JournalBehind: the journal is older than what was seen, or has another history.
-    """
-    if end.seq < head.seq:
-        raise JournalBehind(
-            f"{what} ends at entry {end.seq}, and {witness} has seen entry {head.seq}: this is an older copy, and what "
-            f"was charged since is missing from it. {WHAT_TO_DO}"
-        )
-    if found != head.hash:
-        raise JournalBehind(
-            f"{what} has another entry {head.seq} than {witness} has seen: it was restored from an older copy and went "
-            f"on from there, or is another journal. {WHAT_TO_DO}"
-        )
-
-
 def read_small(path: Path, most: int) -> bytes:
     """Return at most `most` + 1 bytes of a file, in three system calls: a party reads it at every poll."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

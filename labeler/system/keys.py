@@ -1,7 +1,7 @@
 """The keys of one party: it signs what it sends, and opens what was sealed to it. No other module uses PyNaCl.
 
-    sign   Ed25519 over the header, which binds kind, parties, task, round, number and digest of the body
-    seal   X25519 and XSalsa20-Poly1305 to the recipient's public key, from a fresh key each time
+    sign   Ed25519 over the header, which binds kind, parties, task, round, number and digest of the body.
+    seal   X25519 and XSalsa20-Poly1305 to the recipient's public key, from a fresh key each time.
 
 A sealed box alone does not prove who made it. A relay could cut another party's sealed share out of its message and
 send it on under the relay's own name and signature, and the receiver would count it as the relay's. So sealed content

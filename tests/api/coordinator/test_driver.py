@@ -538,7 +538,7 @@ def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_lo
 
 def test_what_was_lost_of_a_wake_is_found_by_looking(site: Site) -> None:
     job = site.submit(prepared=False)
-    site.conductor.driver._inbox.woken.clear()
+    site.conductor.driver.woken.clear()
     site.conductor.tick()
     assert job.job_id in site.conductor.driver._live
     submission.cancel(job.job_id, stores=site.house.stores)
@@ -615,7 +615,7 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     for number, count in enumerate((2, 1, 6, 1, 1)):
         threads.append(Thread(target=submit, args=(number, count)))
         threads[-1].start()
-        while len(site.conductor.driver._inbox.errands) <= number:
+        while len(site.conductor.driver.errands) <= number:
             sleep(0.001)
     told = site.deliver(site.yes("east", job))
     commits: list[int] = []

@@ -1,4 +1,4 @@
-"""A connection in clear believes nobody's certificate; any other believes whom it was told to, or the system."""
+"""A connection in clear believes nobody's certificate; any other believes the named authority, or the system's."""
 
 from __future__ import annotations
 

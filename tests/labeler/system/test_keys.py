@@ -61,23 +61,6 @@ def test_a_plain_message_is_signed_and_readable() -> None:
     assert RELAY.open(message) == message.body == b"hello"
 
 
-def test_a_body_is_hashed_once_for_its_signature_and_its_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = share_message(body=bytes(1_000_000))
-    hashed: list[int] = []
-    real = hashlib.sha256
-
-    def counted(data: bytes = b"", **about: Any) -> Any:
-        hashed.append(len(data))
-        return real(data, **about)
-
-    monkeypatch.setattr(hashlib, "sha256", counted)
-    verify(message, AGENT.public.verify_key)
-    TALLIER.open(message)
-    assert sum(size > 1_000_000 for size in hashed) == 1
-    with pytest.raises(Forged, match="not the one that was signed"):
-        verify(replace(message, body=bytes(len(message.body))), AGENT.public.verify_key)
-
-
 def test_sealing_twice_gives_different_bytes_with_the_same_content() -> None:
     first, second = share_message(), share_message()
     assert first.body != second.body
@@ -134,15 +117,6 @@ def test_a_changed_body_is_forged() -> None:
         TALLIER.open(forged)
 
 
-@given(st.integers(0, 63), st.integers(1, 255))
-def test_a_changed_signature_is_forged(place: int, change: int) -> None:
-    message = share_message()
-    signature = bytearray(message.signature)
-    signature[place] ^= change
-    with pytest.raises(Forged):
-        verify(Message(message.header, bytes(signature), message.body), AGENT.public.verify_key)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -154,7 +128,7 @@ def test_a_changed_signature_is_forged(place: int, change: int) -> None:
     ],
 )
 def test_a_sealed_body_cannot_be_sent_on_under_another_name_or_round(change: dict[str, Any]) -> None:
-    """The relay signs a header of its own around a box it cannot open: the signature holds, the box does not fit."""
+    """The relay signs another header around a box it cannot open: the signature holds, the box does not fit."""
     message = share_message()
     header: Header = replace(message.header, **change)
     signature = RELAY._signing.sign(b"labeler-message/1\n" + header.to_bytes()).signature
