@@ -433,7 +433,7 @@ class CoordinatorDriver(Inbox):
             self._live.setdefault(job_id, Live(plan.jobs[job_id].run)).pause(error, self._steady())
         for run in plan.runs.values():
             if run.state not in UNFINISHED:
-                self._sender.forget(self._loader.forget(run))
+                self._loader.forget(run)
         for job_id, failed in plan.broken.items():
             self._fail(job_id, failed.error, plan.now, number=failed.number)
 

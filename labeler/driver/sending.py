@@ -1,15 +1,14 @@
 """Send: messages that leave after a turn's commit, written, signed, and sent in one pipeline; kill points for tests.
 
 A lost message is asked for again; a job whose messages cannot be written affects only itself. The messages that ask a
-round are made before it is charged for and kept until its agents have answered. So a batch that is too large for a
-message costs nothing, and none is encoded twice.
+round are made once before it is charged for. So a batch that is too large for a message costs nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -36,9 +35,6 @@ log = logging.getLogger("labeler.conductor")
 
 SUM_GRACE_S = 3600.0
 """How long talliers keep the shares of a round after its job's deadline, so that paid rounds can still be opened."""
-
-_KEPT_BYTES = 64 * 1024 * 1024
-"""Cache size for asks that may be sent again; others are made again."""
 
 BYTES_PER_ENTRY = 8
 SHARE_OVERHEAD_BYTES = 8 * 1024
@@ -92,9 +88,6 @@ class Writer(Protocol):
             job: as it is after the step.
             head: of the ledger, including the charge if sums are asked for.
         """
-
-    def forget(self, round_digests: list[str]) -> None:
-        """Forget rounds that ask nobody any more."""
 
 
 class PostOffice:
@@ -180,10 +173,8 @@ class Sender:
     def __init__(self, post_office: PostOffice, questions: Questions) -> None:
         self._post_office = post_office
         self._questions = questions
-        self._asks: OrderedDict[str, tuple[tuple[TallierKey, ...], bytes]] = OrderedDict()
-        self._kept_bytes = 0
 
-    def make(self, job: JobRun, number: int, features: NDArray[np.int16] | None = None) -> None:
+    def make(self, job: JobRun, number: int) -> None:
         """See Writer.
 
         Raises:
@@ -192,9 +183,8 @@ class Sender:
         """
         one = job.rounds[number]
         keys = {agent: job.parties[agent].verify_key for agent in job.agents if agent in job.parties}
-        largest = max(len(self._ask(job, one, features)), len(_opening(job, one, 0, keys)))
+        largest = max(len(self._ask(job, one)), len(_opening(job, one, 0, keys)))
         if largest > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES - 2 * SIGNATURE_BYTES:
-            self.forget([one.round_digest])
             raise TooLarge(
                 f"a batch of {one.num_queries} queries makes a message of {largest} bytes, and at most "
                 f"{MAX_MESSAGE_BYTES} are sent; ask fewer queries at once, or use a backbone with shorter features"
@@ -233,7 +223,6 @@ class Sender:
                 return self._to_all("sum", send.talliers, job, one, request.encode())
             case fx.TellSettled():
                 rounds = [job.rounds[number] for number in send.numbers]
-                self.forget([one.round_digest for one in rounds])
                 return [
                     letter
                     for one in rounds
@@ -241,12 +230,6 @@ class Sender:
                 ]
             case _:
                 return []
-
-    def forget(self, round_digests: list[str]) -> None:
-        """See Writer."""
-        for digest in round_digests:
-            _, body = self._asks.pop(digest, ((), b""))
-            self._kept_bytes -= len(body)
 
     def _to_all(
         self, kind: Kind, recipients: tuple[str, ...] | list[str], job: JobRun, one: RoundRun | None, body: bytes
@@ -257,22 +240,12 @@ class Sender:
             for recipient in recipients
         ]
 
-    def _ask(self, job: JobRun, one: RoundRun, features: NDArray[np.int16] | None = None) -> bytes:
+    def _ask(self, job: JobRun, one: RoundRun) -> bytes:
         talliers = tallier_keys(job.parties, job.task.talliers)
-        known, body = self._asks.get(one.round_digest, ((), b""))
-        if known == talliers:
-            return body
-        read = self._questions.read(job.job_id) if features is None else features
-        batch = batch_of(read, job, one)
+        batch = batch_of(self._questions.read(job.job_id), job, one)
         if batch.digest != one.batch_digest:
             raise WrongDigest("the prepared questions are not those the round was made of; submit the job again")
-        body = Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
-        self.forget([one.round_digest])
-        self._asks[one.round_digest] = (talliers, body)
-        self._kept_bytes += len(body)
-        while self._kept_bytes > _KEPT_BYTES and len(self._asks) > 1:
-            self.forget([next(iter(self._asks))])
-        return body
+        return Ask(task=job.task, batch=batch, talliers=talliers, expires_at=job.expires_at_s).encode()
 
 
 def batch_of(features: NDArray[np.int16], job: JobRun, one: RoundRun) -> QueryBatch:

@@ -221,7 +221,6 @@ class Anchor:
         self.path = path
         self._sync_every_s = sync_every_s
         self._synced_at = -SYNC_EVERY_S
-        self._parsed: tuple[bytes | None, Head | None] = (None, None)
         self._accepted: bytes | None = None
 
     def read(self) -> Head | None:
@@ -232,10 +231,7 @@ class Anchor:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                data = read_small(self.path, RECORD_BYTES)
-                if data != self._parsed[0]:
-                    self._parsed = (data, _parse(data))
-                return self._parsed[1]
+                return _parse(read_small(self.path, RECORD_BYTES))
             except FileNotFoundError:
                 return None
             except (InvalidSetting, ValueError, KeyError, TypeError):
@@ -269,7 +265,6 @@ class Anchor:
         try:
             record = _record(head)
             self._write(record)
-            self._parsed = (record, head)
             self._accepted = record
         except OSError as error:
             raise Unavailable(

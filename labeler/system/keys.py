@@ -50,9 +50,6 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _KEYS_REMEMBERED = 4096
 """Cache of valid public keys: a party's key is checked once, and not at each of its messages."""
 
-_SIGNATURES_REMEMBERED = 128
-"""Cache of valid signatures: one is checked before its message's body is read, and again with the body."""
-
 
 @dataclass(frozen=True)
 class PublicKeys:
@@ -286,7 +283,7 @@ def verify_header(header: Header, signature: bytes, verify_key: str) -> None:
         InvalidSetting: the key is invalid or weak.
     """
     try:
-        _check_signature(verify_key, _signed_bytes(header), signature)
+        _verifier(verify_key).verify(_signed_bytes(header), signature)
     except (BadSignatureError, CryptoError):
         raise Forged(
             f"the signature of a message in the name of {header.sender!r} does not hold; it was changed on "
@@ -342,12 +339,6 @@ def _verifier(key: str) -> VerifyKey:
     if not crypto_core_ed25519_is_valid_point(data):
         raise InvalidSetting("verify_key is no Ed25519 key, or a weak one; `labeler keys` makes good ones")
     return VerifyKey(data)
-
-
-@lru_cache(maxsize=_SIGNATURES_REMEMBERED)
-def _check_signature(key: str, data: bytes, signature: bytes) -> None:
-    """Raise what the library raises. Valid signatures are cached; invalid ones are always checked again."""
-    _verifier(key).verify(data, signature)
 
 
 @lru_cache(maxsize=_KEYS_REMEMBERED)
