@@ -1,8 +1,9 @@
 """The four models that students are made of: prototypes, matched components, spreading and linear discriminants.
 
 Every learner prepares the public images once and then learns from any number of releases about them. `learn` takes the
-release and, of each public image, the answer that stands for it. All of it is post-processing of public features and
-of what was released: nothing is charged.
+release and, of each public image, the answer that stands for it. Learners are made of the public features, of shape
+(num_images, dimension), the number C of classes, and a seed for the projection. All of it is post-processing of public
+features and of what was released: nothing is charged.
 
 **Matching.** The class of each component of the public images has an exact posterior, given noisy counts and their
 known noise. Public images fall into components k = 1..C. S_qk is the share of component k's images that
@@ -122,11 +123,6 @@ class PrototypeLearner:
     of each class under the released answers; then five times each public image takes the posterior under the
     prototypes times evidence^0.5, and prototypes become the mean directions under these.
 
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
-
     References:
         Banerjee et al. 2005, "Clustering on the unit hypersphere using von Mises-Fisher distributions".
     """
@@ -204,11 +200,6 @@ class MatchedLearner:
 
     The probabilities take the counts at their known noise. They do not know that a component may hold several classes:
     what people read goes through `feature_store.students.answers`.
-
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection and the public components.
     """
 
     def __init__(self, public_features: NDArray[np.generic], *, num_classes: int, seed: int) -> None:
@@ -307,11 +298,6 @@ class SpreadingLearner:
 
     It assumes nothing about the shape of a class, so it wins when a class lies in many places and enough questions were
     answered to reach them all. It iterates F <- alpha * S F + (1 - alpha) * Y, S the symmetrically normalised graph.
-
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
 
     References:
         Zhou et al. 2004, "Learning with local and global consistency".
@@ -415,11 +401,6 @@ class DiscriminantLearner:
         weight_c = S^-1 m_c,      bias_c = -<m_c, weight_c> / 2.
 
     So a class that noise has drowned gets what the others do not claim. S is public, so it is exact and free.
-
-    Args:
-        public_features: shape (num_images, dimension).
-        num_classes: C.
-        seed: for the projection.
 
     References:
         Wiener 1949; Fisher 1936; Mehta et al. 2023, "Large scale transfer learning for differentially private image
