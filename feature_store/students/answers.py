@@ -401,10 +401,7 @@ def fit_temperature(
     queries, classes = answers.noisy_votes.shape
     sizes = np.bincount(assignment, minlength=queries)
     kept = answers.answered & (sizes > 0)
-    sizes = np.maximum(sizes, 1)[:, None]
-    counts = np.zeros((queries, classes))
-    np.add.at(counts, (assignment, probabilities.argmax(axis=1)), 1.0)
-    shares = counts / sizes
+    shares = cell_shares(probabilities.argmax(axis=1), assignment, (queries, classes))
     votes, rest = answers.noisy_votes[kept], 1.0 - shares[kept]
     agree, differ = (votes * shares[kept]).sum(axis=1), (votes * rest).sum(axis=1)
     noise, mean = answers.total_sigma_votes**2, mean_votes(answers)
@@ -414,7 +411,7 @@ def fit_temperature(
         """The likelihood of the counts that agree and differ, up to a constant; M_q integrated out."""
         said = np.zeros_like(shares)
         np.add.at(said, assignment, sharpened(probabilities, temperature))
-        agreed = (said / sizes * shares).sum(axis=1)[kept]
+        agreed = (said * shares).sum(axis=1)[kept] / sizes[kept]
         share = np.clip((1 - SMEAR) * agreed + SMEAR / classes, _LEAST_SHARE, _MOST_SHARE)
         var_agree, var_differ = agree_noise + mean * share, differ_noise + mean * (1 - share)
         over, under = agree - mean * share, differ - mean * (1 - share)
@@ -427,6 +424,22 @@ def fit_temperature(
     logs = np.log(_TEMPERATURES) / SPREAD
     likelihood = np.array([log_likelihood(float(one)) for one in _TEMPERATURES])
     return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
+
+
+def cell_shares(
+    labels: NDArray[np.integer], assignment: NDArray[np.integer], shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """Share of each class among the labels of the images of each query; zero where it has none.
+
+    Args:
+        labels: shape (num_images,).
+        assignment: shape (num_images,), the query that stands for each image.
+        shape: (num_queries, num_classes).
+    """
+    counts = np.zeros(shape)
+    np.add.at(counts, (assignment, labels), 1.0)
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    return shares
 
 
 def mean_votes(answers: NoisyAnswers) -> float:
@@ -447,9 +460,7 @@ def vote_agreement(labels: NDArray[np.integer], answers: NoisyAnswers, assignmen
     """
     assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
     votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
-    counts = np.zeros(votes.shape)
-    np.add.at(counts, (assignment, labels), 1.0)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    shares = cell_shares(labels, assignment, votes.shape)
     total = mean_votes(answers) * int(answers.answered.sum())
     guessing = 1.0 / answers.num_classes
     return float(np.clip((votes * shares).sum() / total, guessing, 1 - SMEAR))

@@ -58,6 +58,7 @@ from feature_store.students.answers import (
     SMEAR,
     NoisyAnswers,
     asked_posterior,
+    cell_shares,
     majority_share,
     sharpened,
     vote_agreement,
@@ -210,11 +211,9 @@ def _mean_votes(answers: NoisyAnswers) -> float:
 
 def _votes(answers: NoisyAnswers, truth: NDArray[np.integer], assignment: NDArray[np.integer]) -> NDArray[np.float64]:
     """Votes of the second world, before noise, shape (num_questions, num_classes)."""
-    shares = np.zeros((len(answers.labels), answers.num_classes))
-    np.add.at(shares, (assignment, truth), 1.0)
-    sizes = shares.sum(axis=1, keepdims=True)
-    alike = np.divide(shares, sizes, out=np.full_like(shares, 1 / answers.num_classes), where=sizes > 0)
-    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * alike + SMEAR / answers.num_classes)
+    shares = cell_shares(truth, assignment, (len(answers.labels), answers.num_classes))
+    shares[~shares.any(axis=1)] = 1 / answers.num_classes
+    votes: NDArray[np.float64] = _mean_votes(answers) * ((1 - SMEAR) * shares + SMEAR / answers.num_classes)
     return votes
 
 
