@@ -27,7 +27,6 @@ from labeler.evidence.document import (
     Guarantee,
     Job,
     Mechanism,
-    Refusal,
     TaskFacts,
     TaskFindings,
     Unit,
@@ -146,7 +145,10 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
             made=_made(document, who),
             remarks=document.remarks,
             tasks=[_task(one, found) for one, found in zip(facts.tasks, document.tasks, strict=False)],
-            audits=_audits(document),
+            audits=[
+                one.model_dump() | {"unit": _UNITS[_UNIT_OF[one.level]], "runs": f"{one.runs:,}"}
+                for one in document.audits
+            ],
             confidence=", ".join(sorted({one.confidence for one in document.audits})),
             accounts=_accounts(document),
             delta=facts.delta,
@@ -325,19 +327,11 @@ def _job(job: Job) -> dict[str, Any]:
         "questions": f"{job.questions:,}",
         "asked": f"{len(job.asked):,}",
         "charged": f"{len(posted):,} of {_count(len(job.rounds), 'round')}{last}" if posted else "nothing",
-        "refusals": [_refusal(one) for one in refusals],
+        "refusals": [
+            f"{one.agent} {one.said}{': ' * bool(one.sentence or one.reason)}{one.sentence or one.reason}"
+            for one in refusals
+        ],
     }
-
-
-def _refusal(refusal: Refusal) -> str:
-    words = refusal.sentence or refusal.reason
-    return f"{refusal.agent} {refusal.said}{': ' * bool(words)}{words}"
-
-
-def _audits(document: Evidence) -> list[dict[str, Any]]:
-    return [
-        one.model_dump() | {"unit": _UNITS[_UNIT_OF[one.level]], "runs": f"{one.runs:,}"} for one in document.audits
-    ]
 
 
 def _accounts(document: Evidence) -> list[dict[str, str]]:

@@ -399,6 +399,8 @@ def card(stamp: ImageStamp, count: int, *, with_pictures: bool) -> str:
     instance: Any = guarantee.get("instance", {})
     epsilon = instance.get("epsilon") if isinstance(instance, dict) else None
     said = "no bound" if epsilon is None else f"epsilon {epsilon:.4g}"
+    # A name from elsewhere inside a table of Markdown, in which it marks nothing up.
+    task = stamp.task_name.replace("`", "'").replace("|", "/")
     seeded = (
         "\n**This is a simulation: its noise came from a known seed and protects nobody.**\n" if stamp.is_seeded else ""
     )
@@ -443,7 +445,7 @@ that ran (differential privacy). {guarantee.get("holds_against", "")}
 
 | | |
 |---|---|
-| task | {_in_code(stamp.task_name)} `{stamp.task_digest}` |
+| task | {f"`{task}`" if task else ""} `{stamp.task_digest}` |
 | job | `{stamp.job_id}` |
 | made | {stamp.created_at} |
 
@@ -453,12 +455,6 @@ The licence of the images is that of their source.
 
 def _task_in_words(stamp: ImageStamp) -> str:
     return f"task {stamp.task_name} ({stamp.task_digest[:12]})" if stamp.task_name else f"task {stamp.task_digest}"
-
-
-def _in_code(name: str) -> str:
-    """A name from elsewhere inside a table of Markdown, in which it marks nothing up."""
-    plain = name.replace("`", "'").replace("|", "/")
-    return f"`{plain}`" if plain else ""
 
 
 def _schema(stamp: ImageStamp, *, with_pictures: bool) -> pa.Schema:

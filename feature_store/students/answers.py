@@ -120,8 +120,9 @@ class NoisyAnswers:
                 )
             if not np.isfinite(self.noisy_votes[self.answered]).all():
                 raise BadData("noisy votes hold NaN or infinity; the release is damaged, export it again")
-        if self.assignment is not None and (
-            self.assignment.ndim != 1 or self.assignment.size == 0 or not _within(self.assignment, num_queries)
+        numbers = self.assignment
+        if numbers is not None and (
+            numbers.ndim != 1 or numbers.size == 0 or numbers.min() < 0 or numbers.max() >= num_queries
         ):
             raise BadData(f"every public image must be assigned to one of the {num_queries} queries")
 
@@ -274,10 +275,6 @@ def check_features(features: NDArray[np.generic], what: str) -> None:
         raise BadData(f"{what} features hold NaN or infinity; embed these images again")
     if not features.any(axis=1).all():
         raise BadData(f"a row of the {what} features is all zero, so it has no direction; leave this image out")
-
-
-def _within(numbers: NDArray[np.integer], bound: int) -> bool:
-    return bool(numbers.min() >= 0 and numbers.max() < bound)
 
 
 _LEAST_DEVIATION: Final = 1e-9

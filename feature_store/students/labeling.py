@@ -181,7 +181,9 @@ def temperatures(
         parts: masks of shape (num_images,); each gets its own temperature, 1 where it is empty.
         seed: of the second world.
     """
-    if not _is_needed(answers):
+    # Noise may hide which class leads in single answers; none, or noise far below the votes, misleads nobody.
+    lead, sigma = _mean_votes(answers) * (1 - SMEAR), answers.total_sigma_votes
+    if sigma == 0 or winning_chance(min(lead / sigma, 15.0), answers.num_classes) >= STANDS_OUT:
         return (1.0,) * len(parts)
     truth = probabilities.argmax(axis=1)
     votes = _votes(answers, truth, assignment)
@@ -194,14 +196,6 @@ def temperatures(
     return tuple(
         _least(np.concatenate([one[part] for one in said]), np.tile(truth[part], REHEARSALS)) for part in parts
     )
-
-
-def _is_needed(answers: NoisyAnswers) -> bool:
-    """Tell whether noise may hide which class leads in single answers; noise far below it misleads nobody."""
-    if answers.total_sigma_votes == 0:
-        return False
-    lead = _mean_votes(answers) * (1 - SMEAR)
-    return winning_chance(min(lead / answers.total_sigma_votes, 15.0), answers.num_classes) < STANDS_OUT
 
 
 def _mean_votes(answers: NoisyAnswers) -> float:

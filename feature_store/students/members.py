@@ -491,22 +491,18 @@ def match(log_likelihood: NDArray[np.float64], supported: NDArray[np.bool_]) -> 
         # Where nothing speaks for any, nothing speaks against any either.
         possible = supported | (not supported.any())
         return _free(np.where(possible, log_likelihood, -np.inf))
-    balanced, free = _balanced(log_likelihood), _free(log_likelihood)
-    evidence = float(np.logaddexp(balanced.log_evidence, free.log_evidence))
-    weight = math.exp(balanced.log_evidence - evidence)
-    return Matching(weight * balanced.chances + (1 - weight) * free.chances, evidence - math.log(2))
+    exact = len(log_likelihood) <= EXACT_CLASSES
+    balanced, log_permanent = (_permanents if exact else _scaled)(log_likelihood)
+    log_balanced, free = log_permanent - float(gammaln(len(log_likelihood) + 1)), _free(log_likelihood)
+    evidence = float(np.logaddexp(log_balanced, free.log_evidence))
+    weight = math.exp(log_balanced - evidence)
+    return Matching(weight * balanced + (1 - weight) * free.chances, evidence - math.log(2))
 
 
 def _free(log_likelihood: NDArray[np.float64]) -> Matching:
     totals = logsumexp(log_likelihood, axis=1)
     evidence = float(totals.sum()) - len(log_likelihood) * math.log(log_likelihood.shape[1])
     return Matching(np.exp(log_likelihood - totals[:, None]), evidence)
-
-
-def _balanced(log_likelihood: NDArray[np.float64]) -> Matching:
-    exact = len(log_likelihood) <= EXACT_CLASSES
-    chances, log_permanent = (_permanents if exact else _scaled)(log_likelihood)
-    return Matching(chances, log_permanent - float(gammaln(len(log_likelihood) + 1)))
 
 
 def _permanents(log_likelihood: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -300,15 +300,10 @@ def _planned(
     compared = {"steady": steady, "blended": blended} if math.isfinite(steady) else {}
     if steady - blended > max(LEAST_GAIN * steady, LEAST_STANDARD_ERRORS * standard_error):
         return "blended", compared
-    return ("pooled" if _votes_stand_out(answers) else "followed"), compared
-
-
-def _votes_stand_out(answers: NoisyAnswers) -> bool:
-    """Tell whether the mean votes of a class are at least STANDS_OUT times the noise of one count; not of winners."""
     if answers.noisy_votes is None:
-        return False
+        return "followed", compared
     votes = float(answers.noisy_votes[answers.answered].sum()) / answers.num_classes
-    return votes >= STANDS_OUT * answers.total_sigma_votes
+    return ("pooled" if votes >= STANDS_OUT * answers.total_sigma_votes else "followed"), compared
 
 
 def _on_votes(
