@@ -93,12 +93,7 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
     """Decode one image to RGB.
 
     16-bit grey is scaled to 8 bits; a palette is looked up; transparent pixels are laid on white; an animation gives
-    its first frame; the EXIF orientation is applied. DICOM and
-    HEIC need the extras of those names.
-
-    Args:
-        data: the bytes of a file, or its path.
-        max_pixels: most width times height.
+    its first frame; the EXIF orientation is applied. DICOM and HEIC need the extras of those names.
 
     Raises:
         UnreadableImage: no image, truncated, too large, or of floating-point pixels whose range nobody knows.

@@ -149,12 +149,6 @@ def loaded_batches(
 
     Each batch but the last has `batch_size` images that can be used, and what lies between them that cannot: a forward
     pass costs the same however many images it has.
-
-    Args:
-        load: makes an image of an index; runs in any thread.
-        indices: in the source's order.
-        batch_size: usable images of a batch.
-        threads: that load.
     """
     remaining = iter(indices)
     waiting: deque[Future[list[Loaded]]] = deque()
@@ -212,12 +206,7 @@ def digested(images: ImageSource, digester: SiteKey, batch: Embedded) -> Embedde
 
 
 def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None:
-    """Add a batch to a shard that is being written; when this returns it survives a crash.
-
-    Args:
-        writer: its position is that of the batch.
-        batch: what follows next in the source.
-    """
+    """Add a batch to a shard that is being written; when this returns it survives a crash."""
     images, items = records.images, batch.items
     skipped = list(images.left_out) if writer.position == 0 else []
     skipped += [Skipped(images.names[item.index], item.reason) for item in items if item.pixels is None]

@@ -135,9 +135,6 @@ def select_queries(
 def model_rows(dimension: int) -> NDArray[np.int16]:
     """The unit vectors of feature space, then zero: there a linear model's scores are its weights and its intercept.
 
-    Args:
-        dimension: of the features.
-
     Returns:
         int16, shape (dimension + 1, dimension), quantised like shards.
     """

@@ -126,12 +126,7 @@ _Pairs = list[tuple[str, _Value]]
 
 
 def render_page(document: Evidence, *, verify_key: str = "", signature: str = "") -> str:
-    """The page.
-
-    Args:
-        document: what it shows.
-        verify_key, signature: of the signed file; empty where it is not signed.
-    """
+    """The page."""
     facts = document.facts
     who = "the coordinator" if facts.scope.party == "coordinator" else f"agent {facts.scope.party_id}"
     signed = [("Signed with key", _Value(verify_key, True)), ("Signature", _Value(signature, True))]

@@ -52,9 +52,6 @@ class Wanted:
 def export_images(format: ExportFormat, wanted: Wanted) -> Path:
     """Write labels in a format.
 
-    Returns:
-        What was written: a folder, or a file.
-
     Raises:
         InvalidSetting: no such format, the folder of images is needed, or the place is taken.
         BadData: an image is not there, or the table is no table of image labels.
@@ -270,13 +267,7 @@ def write_croissant(wanted: Wanted) -> Path:
 
 
 def describe(stamp: ImageStamp, *, count: int, sha256: str, size: int) -> dict[str, Any]:
-    """The Croissant document of a table of labels.
-
-    Args:
-        stamp: of the job.
-        count: rows.
-        sha256, size: of the Parquet file.
-    """
+    """The Croissant document of a table of labels."""
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",

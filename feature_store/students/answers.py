@@ -448,13 +448,7 @@ def mean_votes(answers: NoisyAnswers) -> float:
 
 
 def vote_agreement(labels: NDArray[np.integer], answers: NoisyAnswers, assignment: NDArray[np.integer]) -> float:
-    """The share of released votes that agree with a student's labels, between guessing and certainty.
-
-    Args:
-        labels: shape (num_images,), the student's.
-        answers: with noisy votes.
-        assignment: shape (num_images,), the answer that stands for each image.
-    """
+    """The share of released votes that agree with a student's labels, between guessing and certainty."""
     assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
     votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
     shares = cell_shares(labels, assignment, votes.shape)

@@ -415,9 +415,6 @@ def write_report(report: JobReport, out: Path) -> None:
     data for are removed, so that a folder never shows two jobs. `report.json` and `pseudo_labels.parquet`,
     to which the page links, are the caller's to write.
 
-    Args:
-        out: the folder; made if it is missing.
-
     Raises:
         UnreadableImage: a thumbnail is not a readable PNG image; nothing is written.
     """
