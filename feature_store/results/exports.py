@@ -100,9 +100,6 @@ def write_csv(wanted: Wanted) -> Path:
     if are_attributes(wanted.table):
         columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
         writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
-    if are_attributes(wanted.table):
-        columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
-        writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
         has = [wanted.table[name].to_pylist() for name in columns]
         for source, *row in zip(wanted.table["source"].to_pylist(), *has, strict=True):
             writer.writerow([source, *(int(one) for one in row)])
