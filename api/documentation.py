@@ -63,13 +63,15 @@ def answers(
         is_open: the route takes no token.
         other: further answers, by "status_NNN".
     """
-    content = {"application/json": {"example": _guarded(example)}}
+    content = {"application/json": {"example": _swapped(example, None, _NULL)}}
     documented: Answers = {status: {"description": description, "content": content}}
     # A route that may refuse a body's type may also receive malformed JSON.
     of_body = (400,) if 415 in problems else ()
     every = (*of_body, *problems) if is_open else (*of_body, 401, 403, 429, 503, *problems)
     documented.update({code: problem(code) for code in sorted(every)})
-    documented.update({int(name.removeprefix("status_")): _guarded(answer) for name, answer in other.items()})
+    documented.update(
+        {int(name.removeprefix("status_")): _swapped(answer, None, _NULL) for name, answer in other.items()}
+    )
     return documented
 
 
@@ -115,7 +117,7 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
                 # Every route that writes may find the disk full.
                 operation["responses"].setdefault("507", problem(507))
             operation["security"] = _SECURITY.get(need or "open", [{"token": []}])
-    freed: dict[str, Any] = _freed(made)
+    freed: dict[str, Any] = _swapped(made, _NULL, None)
     app.openapi_schema = freed
     return freed
 
@@ -130,21 +132,13 @@ _WRITING = frozenset({"post", "put", "patch", "delete"})
 _NULL = "(null)"
 
 
-def _guarded(node: Any) -> Any:
-    """Replace nulls of an example by a word, because FastAPI drops nulls, and with them required members."""
+def _swapped(node: Any, old: str | None, new: str | None) -> Any:
+    """Replace a value in an example: FastAPI drops nulls, and with them required members, so a word stands for them."""
     if isinstance(node, dict):
-        return {name: _guarded(value) for name, value in node.items()}
+        return {name: _swapped(value, old, new) for name, value in node.items()}
     if isinstance(node, list):
-        return [_guarded(value) for value in node]
-    return _NULL if node is None else node
-
-
-def _freed(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {name: _freed(value) for name, value in node.items()}
-    if isinstance(node, list):
-        return [_freed(value) for value in node]
-    return None if node == _NULL else node
+        return [_swapped(value, old, new) for value in node]
+    return new if node == old else node
 
 
 def _need(method: str, path: str) -> Need | None:
