@@ -108,7 +108,8 @@ def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "lab_..."}}
     for path, operations in made["paths"].items():
         for method, operation in operations.items():
-            need = _need(method.upper(), path)
+            named = (method.upper(), path)
+            need = ACCESS.get(named) or ACCESS.get((named[0], path.replace("}", ":path}")))
             operation["x-least-role"] = need
             if path.startswith(VERSIONED):
                 # Every route may receive an unknown parameter.
@@ -139,10 +140,6 @@ def _swapped(node: Any, old: str | None, new: str | None) -> Any:
     if isinstance(node, list):
         return [_swapped(value, old, new) for value in node]
     return new if node == old else node
-
-
-def _need(method: str, path: str) -> Need | None:
-    return ACCESS.get((method, path)) or ACCESS.get((method, path.replace("}", ":path}")))
 
 
 MAX_PAGE = 200
@@ -196,8 +193,10 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader  # imported here: a coordinator starts without it
 
     made = Environment(loader=PackageLoader("api", "templates"), autoescape=True, trim_blocks=True)
-    made.filters |= {"kind": kind_of, "pretty": _pretty, "ways": ways_of, "fields": fields_of}
-    made.filters |= {"anchor": anchor_of, "prose": prose}
+    made.filters |= {"kind": kind_of, "ways": ways_of, "fields": fields_of, "anchor": anchor_of, "prose": prose}
+    made.filters["pretty"] = lambda value: (
+        value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    )
     return made
 
 
@@ -271,7 +270,3 @@ def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], b
     """Return (name, schema, is required) of each field."""
     required = set(schema.get("required", ()))
     return [(name, one, name in required) for name, one in schema.get("properties", {}).items()]
-
-
-def _pretty(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)

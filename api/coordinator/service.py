@@ -142,7 +142,7 @@ class Coordinator:
             open_accounts=lambda agent_id: open_accounts(stores.ledger, config, [agent_id]),
             clock=clock,
         )
-        self.roster = Roster(config, stores, keys.public, self.mailroom, self.invitations, clock=clock)
+        self.roster = Roster(config, stores, keys.public, self.mailroom.witnesses, self.invitations, clock=clock)
         self.health = Health(
             config,
             stores.ledger,

@@ -57,8 +57,6 @@ def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Prepa
                 backbone_of=lambda _: "pixels:4",
                 max_pixels=10**6,
                 max_job_pixels=10**9,
-                ask_again_s=0.0,
-                steady=time.monotonic,
             )
         )
         return made[-1]
