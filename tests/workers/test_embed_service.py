@@ -193,24 +193,6 @@ def test_what_cannot_be_embedded_fails_with_a_reason(office: Office, upload: pa.
     assert failure["problem_type"] in ("bad-data", "invalid-setting", "unreadable-image")
 
 
-def test_after_a_job_that_failed_the_next_one_is_done(office: Office) -> None:
-    bad = office.job("job-1", images_table([b"no image"]))
-    good = office.job("job-2", images_table([png(pictures(1)[0])]))
-    office.finish(good)
-    assert (bad / "failed.json").exists()
-
-
-def test_work_that_was_done_is_not_done_again(office: Office) -> None:
-    folder = office.job("job-1", images_table([png(pictures(1)[0])]))
-    office.finish(folder)
-    stamp = (folder / "public.shard").stat().st_mtime_ns
-    request = EmbedRequest(fingerprint=BACKBONE.fingerprint)
-    office.board.put("somebody", "job-1", request)
-    other = office.job("job-2", images_table([png(pictures(1)[0])]))
-    office.finish(other)
-    assert (folder / "public.shard").stat().st_mtime_ns == stamp
-
-
 def test_work_that_kills_whoever_takes_it_is_given_up(office: Office) -> None:
     folder = office.job("job-1", images_table([png(pictures(1)[0])]))
     begun = office.home / "embedding" / lane_of("somebody") / "turn"
