@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,24 @@ class Site:
     home: Path
     shard: Shard
     relay: Any
-    talliers: dict[str, PartyKeys]
     batch: QueryBatch
     start: Callable[..., Any]
     now: datetime = NOW
+    talliers: dict[str, PartyKeys] = field(
+        default_factory=lambda: {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    )
+
+    def make(self, policy: Policy | None = None, **settings: Any) -> None:
+        """Make its home, or give it other settings, and let the relay know it."""
+        fields = {"coordinator_url": self.relay.url, "shard": str(self.shard.path), "engine": "numpy"} | settings
+        config = AgentConfig(agent_id=AGENT, **fields)
+        self.relay.enrolled[AGENT] = create_agent_home(self.home, config, policy or self.policy())
+
+    def start_once(self) -> None:
+        """Start its process and stop it at once: what keeps it from starting is raised."""
+        stopped = threading.Event()
+        stopped.set()
+        run_agent(self.home, stop=stopped, clock=lambda: self.now)
 
     def policy(self, **changes: Any) -> Policy:
         allow = {
@@ -154,12 +168,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> Site:
-    shard = make_shard("own")
     batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    site = Site(tmp_path / "agent", shard, relay, talliers, batch, start)
-    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
-    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    site = Site(tmp_path / "agent", make_shard("own"), relay, batch, start)
+    site.make()
     return site
 
 
