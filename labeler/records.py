@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 
 from labeler.descent import BLOCK_ROWS, LEAST_BLOCK_ROWS
 from labeler.errors import BadData
-from labeler.setting import Setting
 
 if TYPE_CHECKING:
     from labeler.task import Task
@@ -364,7 +363,7 @@ class PublicAxes:
         return mapped
 
 
-def axes_of(task: Setting, asked: NDArray[np.int16] | None) -> PublicAxes | None:
+def axes_of(task: Task, asked: NDArray[np.int16] | None) -> PublicAxes | None:
     """Return the public map of a task whose rows were asked about; None if it has none.
 
     Raises:
