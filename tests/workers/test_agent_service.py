@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +31,7 @@ from labeler.system.erasable import ERASABLE_FOLDER, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
+from tests.workers.builders import killed_at, policy_of
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
 from workers.agent.driver import AgentDriver
@@ -45,6 +44,11 @@ from workers.party.link import converse
 
 AGENT = "hospital-1"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+PROCESS = (
+    "from workers.agent.service import run_agent; run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
+)
 
 
 @dataclass
@@ -74,22 +78,11 @@ class Site:
         run_agent(self.home, stop=stopped, clock=lambda: self.now)
 
     def policy(self, **changes: Any) -> Policy:
-        allow = {
-            "backbones": [self.shard.fingerprint],
-            "tasks": "any",
-            "methods": ["knn", "reverse-knn"],
-            "max_queries_per_day": 1000,
-            "releases": ["histogram", "winner"],
-            "max_noise_contributors": 3,
-            "approval": False,
-        }
-        return Policy.model_validate(
-            {
-                "budget": {"instance_epsilon": 5.0, "agent_epsilon": "unlimited", "delta": 1e-5},
-                "allow": allow | changes,
-                "talliers": {name: keys.public.seal_key for name, keys in self.talliers.items()},
-                "coordinator": {"verify_key": self.relay.keys.public.verify_key},
-            }
+        return policy_of(
+            budget={"instance_epsilon": 5.0},
+            talliers={name: keys.public.seal_key for name, keys in self.talliers.items()},
+            verify_key=self.relay.keys.public.verify_key,
+            **({"backbones": [self.shard.fingerprint], "releases": ["histogram", "winner"]} | changes),
         )
 
     def write_policy(self, **changes: Any) -> None:
@@ -122,20 +115,7 @@ class Site:
 
     def killed_at(self, point: str) -> None:
         """Run the agent in a process of its own, which ends itself by SIGKILL where it comes to that step."""
-        fault = self.home.parent / "fault"
-        fault.write_text(point)
-        code = (
-            "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-            "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-        )
-        died = subprocess.run(
-            [sys.executable, "-c", code, str(self.home)],
-            env=os.environ | {"LABELER_FAULTS": str(fault)},
-            cwd=Path(__file__).parents[2],
-            timeout=60,
-            check=False,
-        )
-        assert died.returncode == -signal.SIGKILL
+        killed_at(point, self.home.parent / "fault", PROCESS, self.home)
 
     def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
         """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
@@ -541,10 +521,7 @@ def test_what_nobody_misses_any_more_is_erased_and_refused_for_ever_in_the_same_
 def test_an_agent_process_goes_on_while_records_are_erased_and_closes_their_files(site: Site) -> None:
     first, second = site.ask(), site.ask(sigma_votes=41.0)
     site.send(first)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
+    code = f"import sys, threading; from pathlib import Path; {PROCESS}"
     with subprocess.Popen([sys.executable, "-c", code, str(site.home)], cwd=Path(__file__).parents[2]) as agent:
         try:
             site.shares(first, 1)

@@ -13,7 +13,6 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import DBAPIError
 
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from labeler.accounting.lifetime import set_aside_nano, vote_nano
 from labeler.budget import budget_for
 from labeler.errors import JournalBroken, LabelerError
@@ -25,6 +24,7 @@ from labeler.messages.bodies import Ask
 from labeler.sharing import unshard
 from labeler.system.site_key import SiteKey
 from labeler.tally import QueryBatch
+from tests.workers.builders import shard_of_rows
 from tests.workers.conftest import CLASSES, DIMENSION
 from tests.workers.test_agent_service import AGENT, NOW, Site
 from workers.agent.policy import Policy, policy_toml
@@ -46,14 +46,11 @@ def write(
     features = centres[labels] + 0.3 * rng.normal(size=(RECORDS, DIMENSION))
     rows = np.concatenate([np.arange(RECORDS), np.arange(twice)])
     digests = None if key is None else key.digests("image", [b"image %d" % number for number in rows])
-    with ShardWriter(
-        path, classes=CLASSES, fingerprint=fingerprint, dimension=DIMENSION, public=False, backbone={"kind": "pixels"},
-        site_key=None if key is None else key.name, random_bytes=np.random.default_rng(ids).bytes, max_records=1000,
-    ) as writer:  # fmt: skip
-        names = [f"{number}.png" for number in range(len(rows))]
-        writer.append(features[rows], labels[rows], names, image_digests=digests)
-        writer.finish()
-    return Shard.open(path)
+    return shard_of_rows(
+        path, features[rows], labels[rows], classes=CLASSES, fingerprint=fingerprint, image_digests=digests,
+        backbone={"kind": "pixels"}, site_key=None if key is None else key.name, max_records=1000,
+        random_bytes=np.random.default_rng(ids).bytes,
+    )  # fmt: skip
 
 
 class LifeSite(Site):
