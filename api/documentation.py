@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,7 +19,7 @@ from markupsafe import Markup
 from pydantic import BaseModel
 
 from api import examples
-from api.access import ACCESS, VERSIONED, Need, caller, reader
+from api.access import ACCESS, VERSIONED, Need, reader
 from api.coordinator.ownership import Reader
 from api.problems import BY_STATUS, MEDIA_TYPE, TYPE_PREFIX
 from api.schema import KEY
@@ -83,20 +83,6 @@ BUDGET_REFUSAL = {
 def body(model: type[BaseModel], example: Any) -> dict[str, Any]:
     """Return the content of a JSON request body with its example, for routes that read their body themselves."""
     return {"schema": {"$ref": SCHEMA_REF.format(model=model.__name__)}, "example": example}
-
-
-def once(app: FastAPI, name: str, make: Callable[[], bytes | memoryview]) -> bytes:
-    """Return a document that depends only on the app's routes: made at the first request, then cached.
-
-    Strangers may request it any number of times.
-
-    Args:
-        make: makes it, in milliseconds.
-    """
-    kept: dict[str, bytes] = app.state.made_once
-    if name not in kept:
-        kept[name] = bytes(make())
-    return kept[name]
 
 
 def document(app: FastAPI, *extra_models: type[BaseModel]) -> dict[str, Any]:
@@ -167,9 +153,6 @@ def _need(method: str, path: str) -> Need | None:
 
 MAX_PAGE = 200
 MAX_ID_LENGTH = 100
-
-Caller = Annotated[str, Depends(caller)]
-"""Id of the request's token."""
 
 Who = Annotated[Reader, Depends(reader)]
 """The reader, for routes whose answer depends on ownership."""

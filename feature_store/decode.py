@@ -3,17 +3,17 @@
 **DICOM** (this is the one door to pydicom) becomes grey or colour as a reader of the image sees it. What is done to the
 pixels, in this order, as the standard says (PS3.3 C.7.6.3, C.11.1, C.11.2):
 
-    stored values       8 or 16 bits, signed or not; compressed ones are decompressed where pydicom can by itself
-    modality            rescale slope and intercept, or the modality lookup table
-    values of interest  the first window (or lookup table) of the file; without one, the image's own smallest to largest
-    MONOCHROME1         is inverted, so that more is brighter, as for MONOCHROME2
-    colour              RGB and YBR become RGB, palettes are looked up; no window applies
+    stored values       8 or 16 bits, signed or not; compressed ones are decompressed where pydicom can by itself.
+    modality            rescale slope and intercept, or the modality lookup table.
+    values of interest  the first window (or lookup table) of the file; without one, the image's smallest to largest.
+    MONOCHROME1         is inverted, so that more is brighter, as for MONOCHROME2.
+    colour              RGB and YBR become RGB, palettes are looked up; no window applies.
 
-The result has 8 bits. A file with more than one frame is refused: whoever embeds it says which frame is the image.
+The result has 8 bits. A file with more than one frame is refused: its owner decides which frame is the image.
 Only what the pixels need is read of the header: no name, no date and no identifier of a patient.
 
-**Warnings** of the libraries that decode quote what stands in an image, as often as there are images. Each line of
-their code that warns is told once, in our log, without what it said.
+**Warnings** of the libraries that decode quote the content of an image, as often as there are images. Each line of
+their code that warns is reported once, in our log, without what it said.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def decode_image(data: bytes | Path, *, max_pixels: int = MAX_PIXELS) -> Image.I
         raise
     except UnidentifiedImageError:
         raise UnreadableImage("not an image of a known format") from None
-    # Pillow has a limit of its own; where warnings are errors, so is its warning.
+    # Pillow has its own limit; where warnings are errors, so is its warning.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise UnreadableImage(f"too large: more than {max_pixels} pixels") from None
     except FileNotFoundError:
@@ -134,7 +134,8 @@ def header_pixels(data: bytes) -> int:
     """Width times height as the header says, before anything is decoded; 0 where it is no image."""
     with suppress(Exception):
         if is_dicom(data):
-            return dicom_pixels(data)
+            rows, columns = _size(_dataset(data, with_pixels=False))
+            return rows * columns
         with _opened(io.BytesIO(data), data) as image:
             return int(image.size[0] * image.size[1])
     return 0
@@ -155,7 +156,7 @@ def _opened(file: Path | io.BytesIO, head: bytes) -> Image.Image:
         from pillow_heif import HeifImageFile
     except ImportError:
         raise UnreadableImage("a HEIC image, which needs the extra 'heic': install private-labeler[heic]") from None
-    return HeifImageFile(file)  # type: ignore[no-untyped-call]  # a subclass of Pillow's, without types of its own
+    return HeifImageFile(file)  # type: ignore[no-untyped-call]  # a subclass of Pillow's, untyped
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -204,7 +205,7 @@ _TAGS = (
 
 
 def is_dicom(head: bytes) -> bool:
-    """Whether the first 132 bytes are those of a DICOM file."""
+    """Tell whether the first 132 bytes are those of a DICOM file."""
     return head[_PREAMBLE : _PREAMBLE + len(_MAGIC)] == _MAGIC
 
 
@@ -238,12 +239,6 @@ def read_dicom(data: bytes | Path, *, max_pixels: int) -> Image.Image:
     if pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8:
         return Image.fromarray(pixels)  # YBR was turned into RGB when it was read
     raise UnreadableImage(f"DICOM pixels of kind {kind[:20]!r}; grey, RGB, YBR and palettes of 8 bits are read")
-
-
-def dicom_pixels(data: bytes) -> int:
-    """Width times height as the header says."""
-    rows, columns = _size(_dataset(data, with_pixels=False))
-    return rows * columns
 
 
 def _dataset(data: bytes | Path, *, with_pixels: bool) -> Any:
@@ -314,7 +309,7 @@ def _empty(dataset: Any, what: str) -> bool:
 
 
 def _range(dataset: Any) -> tuple[float, float]:
-    """What stands for black and for white after a window or a table: pydicom gives the range of the values before it.
+    """Return the values of black and of white after a window or a table: pydicom gives the range of the values before.
 
     With a negative slope the first is the larger.
     """

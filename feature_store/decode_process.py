@@ -1,13 +1,13 @@
-"""A stranger's images are decoded in a process of its own, whose memory the system bounds and which ends with its job.
+"""A stranger's images are decoded in a separate process, whose memory the system bounds and which ends with its job.
 
-    embedder   starts the decoder on jobs/JOB/upload.parquet  ----->  limits itself, adds up the pixels of all headers
-               looks every moment whether the job still waits,        decodes two at a time, resizes, sends
-               kills the decoder where it does not            <-----  about the network's pixels, in order
+The embedder starts the decoder on jobs/JOB/upload.parquet and looks every moment whether the job still waits; if it
+does not, it kills the decoder. The decoder limits itself, adds up the pixels of all headers, decodes two images at a
+time, resizes them, and sends about the network's pixels, in order.
 
-An image unpacks to a thousand times its size and takes seconds; whatever it does to the library happens over there. The
-embedder holds pixels of about the size its network takes and nothing else, so its own memory does not grow with what it
-is sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's
-memory is not bounded.
+An image unpacks to a thousand times its size and takes seconds; its effect on the library stays in the decoder. The
+embedder holds pixels of about the size its network takes and nothing else. So its memory does not grow with what it is
+sent, and it stops within a moment, in the middle of an image as well. On systems other than Linux the decoder's memory
+is not bounded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _GONE = "decoding it takes more memory or time than is given to one image, or it
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """How much decoding may take.
+    """Bounds on decoding.
 
     Attributes:
         max_pixels: of one image, width times height.
@@ -166,8 +166,10 @@ def _main(arguments: str, out: BinaryIO) -> None:
         rows = settings["rows"]
         if rows is None and not settings["start"]:
             check_job_pixels(source, limits)
-        decoder = _Decoder(source, Transform.model_validate(settings["transform"]), limits)
-        for head, data in decoder.run(range(settings["start"], len(source.names)) if rows is None else rows):
+        transform = Transform.model_validate(settings["transform"])
+        for head, data in _decoded(
+            source, transform, limits, range(settings["start"], len(source.names)) if rows is None else rows
+        ):
             write_frame(out, head, data)
         write_frame(out, {"kind": "end"})
     except LabelerError as error:
@@ -187,44 +189,38 @@ def check_job_pixels(source: ParquetSource, limits: PixelLimits) -> None:
             raise TooLarge(job_pixels_refusal(index + 1, total, limits.max_job_pixels))
 
 
-class _Decoder:
-    """Decodes a few images ahead of whoever takes them."""
+def _decoded(
+    source: ParquetSource, transform: Transform, limits: PixelLimits, rows: Iterable[int]
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Decode a few images ahead of the caller, and yield the answer about each."""
+    large = threading.Lock()
 
-    def __init__(self, source: ParquetSource, transform: Transform, limits: PixelLimits) -> None:
-        self._source = source
-        self._transform = transform
-        self._limits = limits
-        self._large = threading.Lock()
-
-    def run(self, rows: Iterable[int]) -> Iterator[tuple[dict[str, Any], bytes]]:
-        waiting: deque[Future[tuple[dict[str, Any], bytes]]] = deque()
-        with ThreadPoolExecutor(THREADS) as pool:
-            try:
-                for index in rows:
-                    waiting.append(pool.submit(self._one, index))
-                    if len(waiting) >= _AHEAD:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
-
-    def _one(self, index: int) -> tuple[dict[str, Any], bytes]:
-        """What is to be said of an image."""
+    def one(index: int) -> tuple[dict[str, Any], bytes]:
         try:
-            data = self._source.file(index)
-            with self._large if header_pixels(data) > LARGE_PIXELS else nullcontext():
-                image = decode_for(data, self._transform, max_pixels=self._limits.max_pixels)
+            data = source.file(index)
+            with large if header_pixels(data) > LARGE_PIXELS else nullcontext():
+                image = decode_for(data, transform, max_pixels=limits.max_pixels)
                 # What resizes a turbo image takes seconds to load, which this process would spend on every slice.
-                is_turbo = self._transform.decoder == "turbo"
-                square = region(image, self._transform) if is_turbo else prepare_image(image, self._transform)
+                square = region(image, transform) if transform.decoder == "turbo" else prepare_image(image, transform)
                 return {"kind": "pixels", "height": square.shape[0], "width": square.shape[1]}, square.tobytes()
         except (UnreadableImage, BadData) as error:
             return {"kind": "bad", "sentence": str(error)[:_MOST_LETTERS]}, b""
 
+    waiting: deque[Future[tuple[dict[str, Any], bytes]]] = deque()
+    with ThreadPoolExecutor(THREADS) as pool:
+        try:
+            for index in rows:
+                waiting.append(pool.submit(one, index))
+                if len(waiting) >= _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
 
 def _bound(limits: PixelLimits) -> None:
-    """Room for one of the largest images, and for small ones beside it."""
+    """Bound memory to one of the largest images and a small one at the same time."""
     most = max(limits.max_pixels, LARGE_PIXELS) + LARGE_PIXELS
     bound_process(ROOM_BYTES + BYTES_PER_PIXEL * most)
     # Pillow's own bound warns at a size that is allowed here; ours is checked before anything is decoded.

@@ -1,14 +1,14 @@
-"""From a source of images to a shard: read, prepare, embed, quantise, write; resumable after any batch.
+"""From a source of images to a shard: read, prepare, embed, quantize, write; resumable after any batch.
 
-Each step is a function that can run where it is cheapest:
+Each step is a function that can run where it is cheapest.
 
-    load_image          one image: read, decode, prepare    any thread or process; needs no network and no GPU
-    loaded_batches      many of them on all cores, ahead of whoever takes them, in the source's order
-    embedded_batches    forward passes, each of as many images as the network takes at once
-    appended_batches    rows of a shard, durably            one process, in the source's order
+    load_image          one image: read, decode, prepare; any thread or process, no network and no GPU.
+    loaded_batches      many of them on all cores, ahead of the caller, in the source's order.
+    embedded_batches    forward passes, each of as many images as the network takes at once.
+    append_batch        rows of a shard, durably; one process, in the source's order.
 
-What one step makes of an image depends on that image alone, never on its batch, so the steps may be spread over
-threads, processes or machines, stopped and gone on with, and give the same shard.
+The result of a step for an image depends on that image alone, never on its batch. So the steps may be spread over
+threads, processes or machines, stopped and resumed, and they give the same shard.
 
 More than 600 lines: the one path from a source to rows must be read together.
 """
@@ -36,10 +36,10 @@ from feature_store.backbones.backbone import Backbone, ImageLike, decode_for, pr
 from feature_store.backbones.spec import Transform
 from feature_store.decode import Skipped, png_thumbnail
 from feature_store.rows import usable_rows
-from feature_store.same_images import KeptFirst, find_same_images, keep_first, named, refusal, refuse_same_bytes
+from feature_store.same_images import find_same_images, keep_first, named, refusal, refuse_same_bytes
 from feature_store.shard import MANIFEST_NAME, Shard
 from feature_store.shard_writer import ShardWriter
-from feature_store.sources import AttributeSource, ImageSource, PersonColumn, open_source, source_digest
+from feature_store.sources import AttributeSource, ImageSource, PersonColumn, image_blocks, open_source, source_digest
 from labeler.errors import BadData, InvalidSetting, StorageFull, UnreadableImage
 from labeler.settings import check_names_are_text, misspelt
 from labeler.system.files import PRIVATE_FILE, is_full, replace_file
@@ -50,9 +50,6 @@ _THUMBNAIL_PIXELS = 64
 _AT_ONCE = 8
 """Images that a thread takes together: handing over one at a time would cost more than decoding a small one."""
 
-
-_MOST_WAITING = 32
-"""Batches that wait for a disk; then the device waits, too."""
 
 _MOST_SKIPPED = 4096
 """Images that cannot be used in one batch: after so many it ends, so that they are not tried again after a crash."""
@@ -92,11 +89,11 @@ class Embedded:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What rows of a shard say besides their features; index by index of the source. Private; does not print.
+    """Columns of a shard besides its features; index by index of the source. Private; does not print.
 
     Attributes:
         labels: places in the class list, -1 where unknown.
-        people: whose image each is, digests under the site's key; None where nobody says.
+        people: digest of each image's person under the site's key; None where nobody says.
     """
 
     images: ImageSource = field(repr=False)
@@ -121,66 +118,27 @@ def load_image(
     """
     try:
         file = images.file(index)
-        image = _decoded(images, index, file, transform)
-        thumbnail = None
+        image = images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
+        thumbnail, digest = None, b""
         if keep_thumbnail:
-            thumbnail = png_thumbnail(_picture(image), side=_THUMBNAIL_PIXELS)
-        digest = b""
+            picture = image
+            if not isinstance(picture, Image.Image):
+                picture = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+            thumbnail = png_thumbnail(picture, side=_THUMBNAIL_PIXELS)
         if digester is not None:
-            digest = digester.digest("image", (file,) if isinstance(file, bytes) else images.blocks(index))
+            digest = digester.digest("image", (file,) if isinstance(file, bytes) else image_blocks(images, index))
         return Loaded(index, prepare_image(image, transform), thumbnail, "", digest)
     except (UnreadableImage, BadData) as error:
         return Loaded(index, None, None, str(error))
 
 
-def appended_batches(
-    writer: ShardWriter, records: Records, batches: Iterable[Embedded], *, aside: bool
-) -> Generator[int]:
-    """Add batch after batch; gives the writer's position whenever more of them survives a crash.
-
-    Args:
-        aside: in a thread of its own, what has come meanwhile at once: a device need not wait for a disk.
-    """
-    if not aside:
-        for batch in batches:
-            append_batch(writer, records, batch)
-            yield writer.position
-        return
-    waiting: list[Embedded] = []
-    writing: Future[None] | None = None
-    with ThreadPoolExecutor(1, thread_name_prefix="append") as pool:
-        for batch in batches:
-            waiting.append(batch)
-            if writing is not None and (writing.done() or len(waiting) == _MOST_WAITING):
-                writing.result()
-                writing = None
-                yield writer.position
-            if writing is None:
-                writing = pool.submit(append_batch, writer, records, _joined(waiting))
-                waiting = []
-        if writing is not None:
-            writing.result()
-    if waiting:
-        append_batch(writer, records, _joined(waiting))
-    if writing is not None:
-        yield writer.position
-
-
-def _joined(batches: list[Embedded]) -> Embedded:
-    items = [item for batch in batches for item in batch.items]
-    return Embedded(items, np.concatenate([batch.features for batch in batches]))
-
-
 def image_for(images: ImageSource, index: int, transform: Transform) -> ImageLike:
-    """One image of a source, decoded for a network as `load_image` decodes it.
+    """Return one image of a source, decoded for a network.
 
     Raises:
         UnreadableImage: it cannot be read.
     """
-    return _decoded(images, index, images.file(index), transform)
-
-
-def _decoded(images: ImageSource, index: int, file: bytes | Path | None, transform: Transform) -> ImageLike:
+    file = images.file(index)
     return images.read(index) if file is None else decode_for(file, transform, max_pixels=images.max_pixels)
 
 
@@ -193,7 +151,7 @@ def loaded_batches(
     pass costs the same however many images it has.
 
     Args:
-        load: what becomes of an index; runs in any thread.
+        load: makes an image of an index; runs in any thread.
         indices: in the source's order.
         batch_size: usable images of a batch.
         threads: that load.
@@ -231,26 +189,23 @@ def loaded_batches(
 
 
 def embedded_batches(backbone: Backbone, batches: Iterable[list[Loaded]]) -> Generator[Embedded]:
-    """Batches with their features; where a device computes, one pass is under way while the next is made ready."""
-    begun: deque[tuple[list[Loaded], Callable[[], NDArray[np.float32]]]] = deque()
+    """Batches with their features."""
     for items in batches:
         pixels = [item.pixels for item in items if item.pixels is not None]
-        begun.append((items, backbone.begin(np.stack(pixels)) if pixels else _nothing(backbone.dimension)))
-        if len(begun) > backbone.passes_ahead:
-            items, wait = begun.popleft()
-            yield Embedded(items, wait())
-    for items, wait in begun:
-        yield Embedded(items, wait())
+        features = np.empty((0, backbone.dimension), dtype=np.float32)
+        yield Embedded(items, backbone.embed_prepared(np.stack(pixels)) if pixels else features)
 
 
 def digested(images: ImageSource, digester: SiteKey, batch: Embedded) -> Embedded:
-    """A batch that came from where the site's key is not, with the digests of its images.
+    """Add the digests of its images to a batch that came from a process without the site's key.
 
     Raises:
         UnreadableImage: an image that was embedded cannot be read any more.
     """
     items = [
-        item if item.pixels is None else replace(item, digest=digester.digest("image", images.blocks(item.index)))
+        item
+        if item.pixels is None
+        else replace(item, digest=digester.digest("image", image_blocks(images, item.index)))
         for item in batch.items
     ]
     return replace(batch, items=items)
@@ -285,18 +240,8 @@ def append_batch(writer: ShardWriter, records: Records, batch: Embedded) -> None
     )
 
 
-def _picture(image: ImageLike) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image
-    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-
-
-def _nothing(dimension: int) -> Callable[[], NDArray[np.float32]]:
-    return lambda: np.empty((0, dimension), dtype=np.float32)
-
-
 Duplicates = Literal["refuse", "keep-first", "keep-all"]
-"""What becomes of private images that are there more than once."""
+"""The treatment of private images that are there more than once."""
 
 Progress = Callable[[int, int], None]
 Loader = Callable[[int], Generator[list[Loaded]]]
@@ -321,7 +266,7 @@ def all_cores() -> int:
 
 @dataclass(frozen=True)
 class EmbedReport:
-    """What became of a source.
+    """The outcome of embedding a source.
 
     Attributes:
         path: folder of the shard.
@@ -333,7 +278,7 @@ class EmbedReport:
             ("" where they do not). Those under different labels come first. For the site's own people.
         passed_over: files that are certainly no images (feature_store.sources).
         copies, contradictions, shared: how many private images were left out, and why (feature_store.same_images).
-        listed: the table of them beside the shard; None where there is none.
+        listed: the table of them next to the shard; None where there is none.
     """
 
     path: Path
@@ -389,8 +334,8 @@ def embed_source(
         progress: called after every batch with (images done, images in all).
         thumbnails: keep a small PNG of each image; by default for public images, and refused for private ones.
         threads: that read and prepare images while the backbone computes; as many as there are cores when None.
-        persons: where it is said whose images are whose; kept with a private shard, as digests.
-        duplicates: what becomes of private images that are there more than once: of each person's identical ones the
+        persons: the place that names the person of each image; kept with a private shard, as digests.
+        duplicates: the treatment of private images that are there more than once: of each person's identical ones the
             first is kept, and none under different labels (the default; feature_store.same_images); or they are
             refused, or all kept. Public ones are all kept, and reported.
         key: the site's key for digests of persons and images, or its file; by default the file SITE_KEY_FILE beside
@@ -425,7 +370,7 @@ def embed_source(
         )
     path = Path(out)
     if path.exists() and not (path / MANIFEST_NAME).is_file():
-        # Before the site's key is made beside it, and before anything is read.
+        # Before the site's key is made in the same folder, and before anything is read.
         raise InvalidSetting(
             f"the shard is to be written to {str(path)!r}, which is there already and is no shard; name a new folder"
         )
@@ -487,9 +432,10 @@ def embed_source(
             refuse_same_bytes(images, labels, people, digester, scanned)
         rows = Records(images, labels, people, keep_thumbnails)
         with closing(embedded(range(writer.position, total))) as batches:
-            for position in appended_batches(writer, rows, batches, aside=network.passes_ahead > 0):
+            for batch in batches:
+                append_batch(writer, rows, batch)
                 if progress is not None:
-                    progress(position, total)
+                    progress(writer.position, total)
         skipped = writer.skipped()
         first = keep_first(writer.gathered()) if policy == "keep-first" else None
         same = find_same_images(writer.gathered()) if first is None else first.same
@@ -501,7 +447,10 @@ def embed_source(
             writer.finish()
         else:
             records = int(first.keep.sum())
-            _list_same_images(path, first, writer)
+            if first.same:
+                replace_file(same_images_list(path), first.listed(writer.sources()), mode=PRIVATE_FILE)
+            else:
+                same_images_list(path).unlink(missing_ok=True)  # of an earlier shard of this name
             writer.finish(keep=first.keep)
     report = EmbedReport(
         path, records, skipped, resumed_from, names, network.fingerprint, notes, said, images.passed_over
@@ -520,13 +469,6 @@ def embed_source(
 def same_images_list(shard: Path) -> Path:
     """The table of identical images of a shard: names of files, for nobody but its owner."""
     return shard.with_name(f"{shard.name}.duplicates.csv")
-
-
-def _list_same_images(path: Path, first: KeptFirst, writer: ShardWriter) -> None:
-    if first.same:
-        replace_file(same_images_list(path), first.listed(writer.sources()), mode=PRIVATE_FILE)
-    else:
-        same_images_list(path).unlink(missing_ok=True)  # of an earlier shard of this name
 
 
 def match_labels(images: ImageSource, classes: tuple[str, ...], *, public: bool) -> NDArray[np.int16]:
@@ -597,7 +539,7 @@ def _job_digest(
 ) -> str:
     settings: list[object] = [source_digest(images), backbone.fingerprint, list(classes), public, thumbnails]
     if labels.ndim > 1:
-        # Labels are in the source's own digest, attributes beside it.
+        # Labels are in the source's own digest, attributes are not.
         settings.append({"attributes": hashlib.sha256(np.ascontiguousarray(labels, dtype="<i2").tobytes()).hexdigest()})
     if people is not None:
         # Digests under the site's key: a plain hash of names of people would let others check guesses.
@@ -664,14 +606,14 @@ def _report_finished(
 
 
 def _holds(shard: Shard, images: ImageSource, digester: SiteKey) -> bool:
-    """Whether some of a private shard's records are still these images: folders of two sites may name theirs alike."""
+    """Tell whether some of a private shard's records are still these images: two sites may use the same names."""
     if shard.image_digests is None or shard.site_key != digester.name:
         return True  # it kept nothing to compare them by
     place = {name: index for index, name in enumerate(images.names)}
     sources = shard.sources
     for row in shard.rows[:: max(1, len(shard.rows) // _COMPARED)].tolist():
         try:
-            found = as_digests(digester.digest("image", images.blocks(place[sources[row]])))
+            found = as_digests(digester.digest("image", image_blocks(images, place[sources[row]])))
         except (KeyError, UnreadableImage):
             return False
         if not np.array_equal(found.ravel(), shard.image_digests[row]):

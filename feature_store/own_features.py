@@ -9,8 +9,8 @@ A file holds the rows and, if it likes, what belongs to them:
 Ids, labels and persons may also come in files of their own: an array (.npy), or text, one a line.
 
 The program neither sees the images or texts nor loads the backbone, so a backbone is only declared: its name, and what
-it was fitted on. A name proves nothing. So everybody who takes part embeds one public probe, whose features stand in
-each shard and are compared before anything is paid for (feature_store.rows.refuse_other_probe).
+it was fitted on. A name proves nothing. So everybody who takes part embeds one public probe. Its features are kept in
+each shard, and compared before anything is paid for (feature_store.rows.refuse_other_probe).
 
 Features that were fitted on records that vote void the guarantee: when one record leaves, every feature moves, and not
 only its own. Such a shard is never made.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
@@ -66,7 +66,6 @@ class DeclaredBackbone:
     dimension: int
     probe: NDArray[np.floating] = field(repr=False)
     batch_size: int = 1
-    passes_ahead: int = 0
     transform: Transform = field(default=Transform(resize=1, crop=1, mean=(0.5,), std=(1.0,)), repr=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +97,7 @@ class DeclaredBackbone:
             f"backbone {self.name!r} is run by its owner; give the features that it makes (labeler embed --features)"
         )
 
-    begin = embed = embed_prepared
+    embed = embed_prepared
 
 
 class FeatureSource:
@@ -170,7 +169,7 @@ class FeatureSource:
         return self._persons is not None
 
     def column(self, name: str) -> list[str | None]:
-        """Whose record each is; the only column there is."""
+        """The person of each record; the only column there is."""
         if name != "persons" or self._persons is None:
             raise InvalidSetting(f"these features came without {name!r}; name the array or file (--persons)")
         return [one or None for one in self._persons]
@@ -179,12 +178,9 @@ class FeatureSource:
         """A blank picture: there is none of a feature, and a record that is there is no unreadable image."""
         return Image.new("RGB", (1, 1))
 
-    def file(self, _: int) -> None:
-        return None
-
-    def blocks(self, index: int) -> Iterator[bytes]:
-        """What is one record: its row as it is stored."""
-        yield quantize(self.rows[index : index + 1]).astype("<i2").tobytes()
+    def file(self, index: int) -> bytes:
+        """The row of one record, as it is stored."""
+        return quantize(self.rows[index : index + 1]).astype("<i2").tobytes()
 
     def embedded(self, _: Backbone, __: Callable[[int], Loaded], indices: range) -> Generator[Embedded]:
         """The rows as batches of a source, for `embed_source`."""

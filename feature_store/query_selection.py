@@ -1,12 +1,12 @@
 """Which public questions to ask. Choosing costs no privacy: only public features and a public seed are read.
 
-Four strategies. `all` asks about every public image, `random` about a sample of them, `clustered` and `spectral`
-about the centres of groups of similar images: a centre is a synthetic feature, no image, and one
-answer labels the whole group. Fewer, better questions buy more than any accounting. Where agents are asked for a linear
-model there is nothing to choose: `weights` are the rows at which the scores of such a model are its weights.
+Four strategies. `all` asks about every public image, `random` about a sample of them. `clustered` and `spectral` ask
+about the centers of groups of similar images: a center is a synthetic feature, no image, and one answer labels the
+whole group. Fewer, better questions buy more than any accounting. Where agents are asked for a
+linear model there is nothing to choose: `weights` are the rows at which the scores of such a model are its weights.
 
-Why no strategy has a price: agents answer whatever is asked, and a task's price holds for any questions that were
-fixed before an answer was known, as these are: they are a function of public images, a count and a public seed.
+No strategy has a price. Agents answer whatever is asked, and a task's price holds for any questions that were fixed
+before an answer was known. These are: they are a function of public images, a count and a public seed.
 
 Clusters are k-means cells of the directions of the leading principal components: the small
 components of a backbone's features are mostly noise, and leaving them out makes the groups purer
@@ -17,10 +17,10 @@ the **original** space, because that is where private records measure their simi
 its answer labels is the same.
 
 A digit or a kind of object fills a bent region of feature space. K-means cuts such a region where a ball ends; a walk
-over nearest neighbours stays in it. So each image is joined with its `neighbors` nearest images, A is the symmetric
-adjacency of that graph and D its degrees, and images are told apart by the leading eigenvectors of D^-1/2 A D^-1/2,
-MORE_AXES more than there are groups, as rows of unit length (Ng, Jordan, Weiss 2001, "On spectral clustering");
-k-means divides those rows.
+over nearest neighbors stays in it. So each image is joined with its `neighbors` nearest images. A is the symmetric
+adjacency of that graph and D its degrees. The leading eigenvectors of D^-1/2 A D^-1/2, MORE_AXES more than there are
+groups, distinguish images, as rows of unit length (Ng, Jordan, Weiss 2001, "On spectral clustering"); k-means divides
+those rows.
 
 **Islands.** Eigenvectors of a graph in several pieces are those of its pieces, and each piece has the eigenvalue 1: a
 solver that starts from one vector may find it too rarely. They are solved apart, and the largest values of all are
@@ -33,7 +33,7 @@ public number: LEAST_NEIGHBORS and one for each ten images, NEIGHBORS at most. W
 for each group no number of neighbours told classes apart as well as k-means of the images themselves, which then is
 what is done. All three were chosen on digits of USPS, 3 to 50 images for each of 10 and 20 groups.
 
-**Large sets.** Above MOST_LANDMARKS images a random sample of so many is grouped, and every other image joins the group
+**Large sets.** Above MOST_LANDMARKS images a random sample of that size is grouped. Every other image joins the group
 of most of its nearest landmarks: time and memory stay those of the sample, plus one search.
 """
 
@@ -162,7 +162,7 @@ def axis_rows(public_features: NDArray[np.int16], count: int) -> NDArray[np.int1
         int16, shape (count + 1, dimension).
 
     Raises:
-        InvalidSetting: the images do not have so many axes.
+        InvalidSetting: the images have fewer axes.
     """
     rows = public_features.astype(np.float64)
     mean = rows.mean(axis=0)
@@ -298,7 +298,7 @@ def spectral_groups(
 
 
 def neighbors(images: int, count: int) -> int:
-    """How many nearest images each of so many is joined with, for so many groups; 0 where there is no walk."""
+    """Return how many nearest images each image is joined with; 0 where there is no walk."""
     for_each = images // count
     return 0 if for_each < FEW_IMAGES else min(NEIGHBORS, LEAST_NEIGHBORS + for_each // 10)
 

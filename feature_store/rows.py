@@ -152,8 +152,7 @@ def refuse_other_probe(first: str, other: str, dimension: int, *, first_name: st
 class GatheredRows:
     """Some rows of the features, in a given order.
 
-    An index always reads through it, also where the rows lie in order: the first deletion must not change how they are
-    read.
+    An index always reads through it, even rows in order: the first deletion must not change how they are read.
 
     Args:
         features: int16 (n, d); in memory or memory-mapped.
@@ -162,32 +161,26 @@ class GatheredRows:
     """
 
     def __init__(self, features: NDArray[np.int16], rows: NDArray[np.int64], chunk_bytes: int) -> None:
-        self._features = features
-        self._rows = rows
-        self._chunk_bytes = chunk_bytes
+        self.features, self.rows, self._chunk_bytes = features, rows, chunk_bytes
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def dimension(self) -> int:
-        return int(self._features.shape[1])
+        return int(self.features.shape[1])
 
     def part(self, start: int, stop: int) -> GatheredRows:
         """Rows from `start` to before `stop` of these."""
-        return GatheredRows(self._features, self._rows[start:stop], self._chunk_bytes)
-
-    def source(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """The features as they lie, and which rows of them these are, in order: for whoever reads them in place."""
-        return self._features, self._rows
+        return GatheredRows(self.features, self.rows[start:stop], self._chunk_bytes)
 
     def chunks(self) -> Iterator[tuple[slice, NDArray[np.int16]]]:
-        """Where a piece belongs among these rows, and the piece: int16, C order, a copy of its own."""
+        """Yield the place of a piece among these rows, and the piece: int16, C order, a copy."""
         step = max(1, self._chunk_bytes // (4 * self.dimension))
-        for start in range(0, len(self._rows), step):
-            some = self._rows[start : start + step]
-            yield slice(start, start + len(some)), np.ascontiguousarray(self._features[some])
-        unmap_pages(self._features)
+        for start in range(0, len(self.rows), step):
+            some = self.rows[start : start + step]
+            yield slice(start, start + len(some)), np.ascontiguousarray(self.features[some])
+        unmap_pages(self.features)
 
 
 def row_chunks(features: NDArray[np.int16], bytes_per_row: int, chunk_bytes: int) -> Iterator[slice]:

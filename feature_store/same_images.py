@@ -14,15 +14,15 @@ with different labels none does. Then a record may stand for several files, so t
     which files of a person become records depends on that person's files alone.
 
 *A file* that comes or goes changes its own group of identical images and no other: a feature is a function of its image
-(feature_store.embedding). Such a group is one record or none before, and one or none after; where it is one both
+(feature_store.embedding). Such a group is one record or none before, and one or none after. If it is one both
 times, both have the same feature, label and person, and their ids are random. So shards with and without one
 file differ in one record at most. *A person* whose files all come or go changes no record of anybody else, which is
 what prices of people count on (labeler.methods.sensitivity). Were identical images of two people one record, or none,
-a person who leaves would let one image of each such other person in: as many records as the two share images, whatever
-`records_per_person` says. So each person keeps their own, and the site is told.
+a person who leaves would let one image of each such other person in. That is as many records as the two share images,
+whatever `records_per_person` says. So each person keeps their own, and the site reads a report.
 
-Where identical images are refused, equal bytes are looked for before hours go into embedding, and refused in a sentence
-that counts; names of files stand beside it, for the people of the site.
+Where identical images are refused, equal bytes are looked for before hours go into embedding. The refusal is a sentence
+that counts; it carries the names of files for the people of the site.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.sources import ImageSource
+from feature_store.sources import ImageSource, image_blocks
 from labeler.errors import IdenticalImages, UnreadableImage
 from labeler.system.site_key import DIGEST_WORDS, KEY_BYTES, Digests, SiteKey, as_digests
 
@@ -62,7 +62,7 @@ class Comparable(Protocol):
 
 @dataclass(frozen=True)
 class SameImages:
-    """Records that are one image. Private; whoever prints it prints names of files to the site's own people.
+    """Records that are one image. Private; a caller prints names of files to the site's own people only.
 
     Attributes:
         rows: their row numbers, ascending.
@@ -152,11 +152,11 @@ def _ordered(
 
 @dataclass(frozen=True, eq=False)
 class KeptFirst:
-    """What becomes of records that are one image; see the module. Private; does not print.
+    """The decision about records that are one image; see the module. Private; does not print.
 
     Attributes:
         keep: which records stay, shape (n,).
-        same: every group of records that are one image, whoever's they are.
+        same: every group of records that are one image, of one person or several.
         copies: how many records go because an equal one of the same person stays.
         contradictions: how many go because identical images of their person have different labels.
         shared: how many images are there under several people, each of whom keeps their own.
@@ -209,7 +209,7 @@ def refuse_same_bytes(
     readable = np.ones(len(digests), dtype=bool)
     for index in range(len(digests)):
         try:
-            digests[index] = as_digests(digester.digest("image", images.blocks(index)))
+            digests[index] = as_digests(digester.digest("image", image_blocks(images, index)))
         except UnreadableImage:
             readable[index] = False
         if scanned is not None and (index % _SCANNED_AT_ONCE == 0 or index + 1 == len(digests)):

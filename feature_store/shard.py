@@ -9,9 +9,8 @@ A shard is a folder:
     record_ids.npy       int64 (n,): random, unique, for life; ties between neighbours are broken by them
     sources.jsonl        one JSON string per row: the image's name within its source
     skipped.jsonl        one [name, reason] per image that could not be read
-    thumbnails.parquet   record_id, png; public shards only
-    persons.npy          int64 (n, 2): whose record it is, a digest under the site's key; private shards that were told
-    image_digests.npy    int64 (n, 2): of the image itself, likewise; private shards whose images were compared
+    persons.npy          int64 (n, 2): digest of its person under the site's key; private shards that know persons
+    image_digests.npy    int64 (n, 2): digest of the image, likewise; private shards whose images were compared
     answers-for.json     private shards that answer: {"version", "agent", "journal": hash of the first entry of its
                          ledger, which is salted}
 
@@ -26,9 +25,8 @@ agent's journal counts what its records have told. A second home on the same sha
 record would get a second budget. So the first home that answers from a shard writes its journal into the shard's
 folder, and any other is refused. A copy of the folder takes the mark along; a home that is moved keeps its journal.
 
-It catches mistakes, not intent: whoever embeds the same images again, or deletes the mark, has a shard of which nothing
-is known. `labeler run` has no journal that lasts, and neither reads nor writes the mark.
-
+It catches mistakes, not intent: embedding the same images again, or deleting the mark, gives a shard without a history.
+`labeler run` has no journal that lasts, and neither reads nor writes the mark.
 More than 600 lines: the layout of a shard, its manifest and its checks must be read together.
 """
 
@@ -73,20 +71,34 @@ class Shard:
         labels: int16, shape (n,), or (n, C) where `has_attributes`. Secret in a private shard; in a public one only for
             scoring.
         record_ids: int64, shape (n,).
-        version: changes when a record is deleted.
-        persons: int64, shape (n, 2), equal for records of one person; None where the shard was not told. Secret.
+        persons: int64, shape (n, 2), equal for records of one person; None where the shard knows none. Secret.
         image_digests: int64, shape (n, 2), equal for equal images; None where they were not compared. Secret.
+        classes, fingerprint, backbone, dimension, job: see `Manifest`.
+        has_attributes: whether a record may have any number of the classes, rather than exactly one.
+        knows_persons: whether it was set up with the person of each record; a public fact.
+        max_records: a public bound on its records, declared when it was set up; None where nothing was declared.
+        site_key: name of the key of its digests; those of two shards compare only where it is the same.
     """
 
     def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
         self.path = path
         self._manifest = manifest
-        self._known_version: tuple[Manifest | None, str] = (None, "")
+        self._arrays = arrays
         self.features: NDArray[np.int16] = arrays["features.npy"]
         self.labels: NDArray[np.int16] = arrays["labels.npy"]
         self.record_ids: NDArray[np.int64] = arrays["record_ids.npy"]
         self.persons: NDArray[np.int64] | None = arrays.get("persons.npy")
         self.image_digests: NDArray[np.int64] | None = arrays.get("image_digests.npy")
+        self.is_public = manifest.role == "public"
+        self.classes = manifest.classes
+        self.has_attributes = manifest.attributes
+        self.fingerprint = manifest.fingerprint
+        self.backbone = manifest.backbone
+        self.dimension = manifest.dimension
+        self.knows_persons = self.persons is not None
+        self.max_records = manifest.max_records
+        self.site_key = manifest.site_key
+        self.job = manifest.job
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Shard:
@@ -139,31 +151,6 @@ class Shard:
         self._check_values()
 
     @property
-    def is_public(self) -> bool:
-        return self._manifest.role == "public"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._manifest.classes
-
-    @property
-    def has_attributes(self) -> bool:
-        """Whether a record may have any number of the classes, rather than exactly one."""
-        return self._manifest.attributes
-
-    @property
-    def fingerprint(self) -> str:
-        return self._manifest.fingerprint
-
-    @property
-    def backbone(self) -> dict[str, Any]:
-        return self._manifest.backbone
-
-    @property
-    def dimension(self) -> int:
-        return self._manifest.dimension
-
-    @property
     def not_covered(self) -> str:
         """Private records that the guarantee does not cover, in a sentence; empty where there are none."""
         return OF_OTHER_RECORDS if self.backbone.get("fitted_on") == "other-records" else ""
@@ -173,32 +160,13 @@ class Shard:
         """A public probe's features as its maker embedded them (feature_store.rows); None where this program did."""
         return str(self.backbone.get("probe", "")) if self.backbone.get("kind") == "features" else None
 
-    @property
+    @cached_property
     def version(self) -> str:
-        if self._known_version[0] is not self._manifest:
-            # A bound that is declared later changes no record, and no noise that is drawn for them.
-            undeclared = self._manifest.model_copy(update={"max_records": None})
-            self._known_version = (self._manifest, undeclared.version)
-        return self._known_version[1]
+        """A digest that changes when a record is deleted.
 
-    @property
-    def knows_persons(self) -> bool:
-        """Whether it was told whose records it holds: a fact of how it was set up, whoever they are."""
-        return self.persons is not None
-
-    @property
-    def max_records(self) -> int | None:
-        """A public bound on how many records it holds, declared when it was set up; None where nothing was declared."""
-        return self._manifest.max_records
-
-    @property
-    def site_key(self) -> str | None:
-        """Name of the key that its digests are under; those of two shards compare only where it is the same."""
-        return self._manifest.site_key
-
-    @property
-    def job(self) -> str:
-        return self._manifest.job
+        A bound that is declared later changes no record, and no noise that is drawn for them.
+        """
+        return self._manifest.model_copy(update={"max_records": None}).version
 
     @cached_property
     def alive(self) -> NDArray[np.bool_]:
@@ -236,7 +204,7 @@ class Shard:
         return f"<public shard {self.path.name!r}: {len(self)} records, dimension {self.dimension}, labels not shown>"
 
     def drawn(self, records: int) -> Shard:
-        """A shard in memory with the public facts of this one and drawn rows; of its records nothing takes part."""
+        """Return a shard in memory with the public facts of this one and drawn rows; it reads none of its records."""
         rng, classes = np.random.default_rng(records), len(self.classes)
         shape, values = ((records, classes), 2) if self.has_attributes else ((records,), classes)
         arrays: dict[str, NDArray[Any]] = {
@@ -244,23 +212,16 @@ class Shard:
             "labels.npy": rng.integers(0, values, size=shape, dtype=np.int16),
             "record_ids.npy": rng.permutation(records),
         }
-        for name, known in zip(_DIGESTS, (self.persons, self.image_digests), strict=True):
-            if known is not None:
+        for name in _DIGESTS:
+            if name in self._arrays:
                 arrays[name] = rng.integers(0, 2**62, size=(records, DIGEST_WORDS))
         manifest = self._manifest.model_copy(update={"records": records, "deleted": (), "job": "drawn"})
         return Shard(Path("drawn"), manifest, arrays)
 
     def head(self, records: int) -> Shard:
-        """The first so many rows of a drawn shard, in memory."""
+        """Return a shard in memory of the first rows of a drawn shard."""
         manifest = self._manifest.model_copy(update={"records": records})
-        arrays: dict[str, NDArray[Any] | None] = {
-            "features.npy": self.features,
-            "labels.npy": self.labels,
-            "record_ids.npy": self.record_ids,
-            "persons.npy": self.persons,
-            "image_digests.npy": self.image_digests,
-        }
-        return Shard(self.path, manifest, {name: one[:records] for name, one in arrays.items() if one is not None})
+        return Shard(self.path, manifest, {name: array[:records] for name, array in self._arrays.items()})
 
     def thumbnails(self, record_ids: Sequence[int] | NDArray[np.int64]) -> dict[int, bytes]:
         """PNG bytes per record id, for those that have a picture; empty for a shard made without."""
@@ -306,8 +267,8 @@ class Shard:
             if len(deleted) > len(manifest.deleted):
                 write_manifest(self.path, changed)
         self._manifest = changed
-        self.__dict__.pop("alive", None)
-        self.__dict__.pop("rows", None)
+        for known in ("alive", "rows", "version"):
+            self.__dict__.pop(known, None)
         return len(deleted) - len(manifest.deleted)
 
     def _lines(self, name: str) -> list[Any]:
@@ -487,7 +448,7 @@ def check_served(shard: Shard) -> None:
 
 
 def declare_most(path: Path, max_records: int) -> bool:
-    """Write a public bound on its records into the manifest of a private shard, once; False where it stands there.
+    """Write a public bound on its records into the manifest of a private shard, once; return False where it has it.
 
     Raises:
         InvalidSetting: the shard is public, declares another bound, or holds more.
@@ -548,7 +509,7 @@ def claim(folder: Path, *, agent_id: str, journal: str) -> None:
 
 
 def _is_marked(folder: Path, journal: str) -> bool:
-    """Whether a shard answers for this journal; False where it answers for none yet."""
+    """Return True if a shard answers for this journal, False if it answers for none yet."""
     try:
         mark = json.loads((folder / MARK_NAME).read_bytes())
     except FileNotFoundError:
@@ -589,7 +550,7 @@ class FileSum(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a shard says about itself.
+    """The description of a shard.
 
     Attributes:
         format: of the folder; another number is another layout.
@@ -606,7 +567,7 @@ class Manifest(BaseModel):
         max_records: a public bound on `records`, declared before they were counted; writing more is refused. None where
             nothing was declared.
         attributes: whether a record may have any number of the classes (feature_store.sources), and not just one.
-        site_key: which key its digests of persons and images are under (labeler.system.site_key); None without any.
+        site_key: name of the key of its digests of persons and images (labeler.system.site_key); None without any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -650,7 +611,7 @@ def read_manifest(folder: Path) -> Manifest:
         BadData: the folder is no shard, or one that was never finished.
         DamagedShard: the manifest's own checksum or fields are wrong.
     """
-    folder = folder.absolute()  # `.` has no name of its own
+    folder = folder.absolute()  # `.` has an empty name
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise BadData(f"{folder.name!r} is no finished shard: it has no {MANIFEST_NAME}; make one with labeler embed")

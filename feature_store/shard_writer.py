@@ -1,11 +1,11 @@
-"""Writing a shard batch by batch, so that an interrupted job goes on where it stopped and nothing half-written is seen.
+"""Writing a shard batch by batch: an interrupted job goes on where it stopped, and nobody sees half a shard.
 
-Rows are gathered in a hidden folder beside the shard. After each batch a small state file says how many bytes of each
-file count; whatever a crash left beyond them is cut off on resuming. `finish` turns them into the shard's files in
+A hidden folder next to the shard gathers the rows. After each batch a small state file says how many bytes of each
+file count; bytes that a crash left beyond them are cut off on resuming. `finish` turns them into the shard's files in
 another hidden folder and renames it: the shard is there complete, or not at all. Folders and files of a private shard,
 half-written ones included, are their owner's alone.
 
-Writing a shard anew without its deleted records, so that their bytes are in none of its files (`erase_deleted`).
+`erase_deleted` rewrites a shard without its deleted records, so that their bytes are in none of its files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NEWLINE = ord("\n")
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What a writer has gathered so far, in the order in which it came. Private; does not print.
+    """The rows that a writer has gathered so far, in their order. Private; does not print.
 
     Attributes:
         features: int16, shape (n, dimension), memory-mapped.
@@ -215,19 +215,12 @@ class ShardWriter:
         self._commit()
 
     def gathered(self) -> Gathered:
-        """Everything appended so far, those of an interrupted writer included.
+        """Everything appended so far, rows of an interrupted writer included.
 
         Raises:
             BadData: only some batches had persons, or digests of images.
         """
-        return Gathered(
-            np.memmap(self._work / "features", dtype="<i2", mode="r", shape=(self.records, self._dimension))
-            if self.records
-            else np.empty((0, self._dimension), dtype=np.int16),
-            self._labels(),
-            self._digests("persons"),
-            self._digests("image_digests"),
-        )
+        return Gathered(self._features(), self._labels(), self._digests("persons"), self._digests("image_digests"))
 
     def finish(self, *, keep: NDArray[np.bool_] | None = None) -> None:
         """Write the shard in one atomic step and remove the working folder.
@@ -261,7 +254,9 @@ class ShardWriter:
         # Ascending by random id is a random order, and lets an index read the file from front to back.
         order = np.arange(len(kept)) if self._public else np.argsort(ids)
         ids, order = ids[order], kept[order]
-        self._write_arrays(final, ids, order)
+        _write_features(final / "features.npy", self._features(), order)
+        np.save(final / "labels.npy", self._labels()[order])
+        np.save(final / "record_ids.npy", ids)
         _reorder_lines(self._work / "sources", final / "sources.jsonl", order)
         shutil.copyfile(self._work / "skipped", final / "skipped.jsonl")
         if self._sizes["thumbnail_sizes"]:
@@ -303,11 +298,11 @@ class ShardWriter:
         lines = (self._work / "skipped").read_text(encoding="utf-8").splitlines()
         return tuple(Skipped(*json.loads(line)) for line in lines)
 
-    def _write_arrays(self, final: Path, ids: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-        written = np.memmap(self._work / "features", dtype="<i2", mode="r", shape=(self.records, self._dimension))
-        _write_features(final / "features.npy", written, order)
-        np.save(final / "labels.npy", self._labels()[order])
-        np.save(final / "record_ids.npy", ids)
+    def _features(self) -> NDArray[np.int16]:
+        shape = (self.records, self._dimension)
+        if not self.records:
+            return np.empty(shape, dtype=np.int16)
+        return np.memmap(self._work / "features", dtype="<i2", mode="r", shape=shape)
 
     def _write_thumbnails(self, final: Path, ids: NDArray[np.int64]) -> None:
         sizes = np.fromfile(self._work / "thumbnail_sizes", dtype="<i8")
@@ -408,7 +403,7 @@ class ShardWriter:
 
 
 def half_written(path: Path) -> Path:
-    """The folder in which a writer gathers what will be the shard of a path."""
+    """Return the folder in which a writer gathers the shard of a path."""
     return path.with_name(f".{path.name}.writing")
 
 
@@ -420,12 +415,12 @@ _FILE_OF_ROWS = re.compile(
 
 
 def erase_deleted(folder: Path) -> int:
-    """Write a shard anew without its deleted records, and remove the files that hold them.
+    """Rewrite a shard without its deleted records, and remove the files that hold them.
 
-    A reader finds the shard of before or that of after, whole, wherever this process is killed; the next call removes
-    what was left over. A process that has mapped the old files keeps them until it opens the shard again. The mark of
-    the journal that it answers for stays, and so do record ids. Two texts go that are about no row and could name
-    whoever left: the reasons of a private shard's unread images, and the digest of the source's names.
+    A reader finds the shard of before or that of after, whole, however this process ends; the next call removes the
+    leftovers. A process that has mapped the old files keeps them until it opens the shard again. The mark of the
+    journal that it answers for stays, and so do record ids. Two texts go that describe no row and could name a person
+    who left: the reasons of a private shard's unread images, and the digest of the source's names.
 
     Returns:
         How many records were erased.
@@ -470,7 +465,7 @@ def _remove_unlisted(folder: Path, manifest: Manifest) -> bool:
 
 
 def _written_anew(shard: Shard, manifest: Manifest, after: Manifest) -> Iterator[tuple[str, FileSum]]:
-    """Write each file with the rows that are left, durably, and give its name and checksum."""
+    """Write each file with the remaining rows, durably, and give its name and checksum."""
     arrays: dict[str, NDArray[Any] | None] = {
         "labels.npy": shard.labels,
         "record_ids.npy": shard.record_ids,
@@ -487,7 +482,10 @@ def _written_anew(shard: Shard, manifest: Manifest, after: Manifest) -> Iterator
         elif name == "sources.jsonl":
             _reorder_lines(before, path, shard.rows)
         elif name == "thumbnails.parquet":
-            _copy_pictures(before, path, shard.record_ids[shard.rows])
+            wanted = pa.array(shard.record_ids[shard.rows])
+            with pq.ParquetFile(before) as file, pq.ParquetWriter(path, file.schema_arrow) as parquet:
+                for batch in file.iter_batches(_ROWS_PER_BLOCK):
+                    parquet.write_batch(batch.filter(pc.is_in(batch["record_id"], value_set=wanted)))
         elif after.role == "public":
             shutil.copyfile(before, path)
         with path.open("rb") as handle:
@@ -502,13 +500,6 @@ def _write_features(path: Path, features: NDArray[np.int16], order: NDArray[np.i
         write_array_header_1_0(file, {"descr": "<i2", "fortran_order": False, "shape": shape})
         for start in range(0, len(order), _ROWS_PER_BLOCK):
             file.write(np.ascontiguousarray(features[order[start : start + _ROWS_PER_BLOCK]]).tobytes())
-
-
-def _copy_pictures(before: Path, path: Path, kept: NDArray[np.int64]) -> None:
-    wanted = pa.array(kept)
-    with pq.ParquetFile(before) as file, pq.ParquetWriter(path, file.schema_arrow) as parquet:
-        for batch in file.iter_batches(_ROWS_PER_BLOCK):
-            parquet.write_batch(batch.filter(pc.is_in(batch["record_id"], value_set=wanted)))
 
 
 def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
@@ -531,7 +522,7 @@ def _check_classes(classes: tuple[str, ...], *, public: bool) -> None:
 
 
 def _reorder_lines(source: Path, out: Path, order: NDArray[np.int64]) -> None:
-    """Write the lines of a file in another order, with nothing in memory but where each begins."""
+    """Write the lines of a file in another order; memory holds only the places where they begin."""
     with source.open("rb") as file, out.open("wb") as written:
         lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         blocks = range(0, len(lines), _SCANNED_BYTES)

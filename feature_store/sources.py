@@ -1,32 +1,32 @@
-"""Sources of images, several labels per image, and whose image is whose.
+"""Sources of images, several labels per image, and the person of each image.
 
-A source is a folder of class folders, a flat folder, Parquet, or a torchvision data set.
-It lists its images in a stable order before any is decoded. Reading one that is damaged raises; whoever reads
-keeps a list of those, because an image that vanishes silently is a record nobody knows is missing.
+A source is a folder of class folders, a flat folder, Parquet, or a torchvision data set. It lists its images in a
+stable order before any is decoded. Reading a damaged image raises, and the caller keeps a list of those: an image that
+vanishes silently is a record that nobody misses.
 
-**Attributes** stand in a table of attributes beside a folder of images, in CelebA's own layout or as a CSV file.
+**Attributes** come from a table beside a folder of images, in CelebA's own layout or as a CSV file.
 
-CelebA's layout, as it is downloaded (Liu et al. 2015, "Deep learning face attributes in the wild"):
+CelebA's layout, as it is downloaded (Liu et al. 2015, "Deep learning face attributes in the wild").
 
-    list_attr_celeba.txt      number of images; names of the attributes; then per image its name and 1 or -1 for each
-    list_eval_partition.txt   per image its name and 0 (train), 1 (valid) or 2 (test)
-    img_align_celeba/         the images
+    list_attr_celeba.txt      number of images; names of the attributes; then per image its name and 1 or -1 for each.
+    list_eval_partition.txt   per image its name and 0 (train), 1 (valid) or 2 (test).
+    img_align_celeba/         the images.
 
 A CSV file has the heading `file` (or `image_id`), then a heading per attribute; below, 1 and 0, or 1 and -1. A site
-that holds some of the images may keep the whole table: rows about other images are another source's.
+that holds some of the images may keep the whole table: rows about other images belong to other sources.
 
-Names of attributes are public, as a list of classes is. What stands in a row is as private as its image: a message
-names the line that is wrong, and neither its image nor what it says.
+Names of attributes are public, as a list of classes is. A row is as private as its image: a message names the line
+that is wrong, and neither its image nor its content.
 
-**Persons** are said by a folder level, a table of file names, or a column of the source's own. Every image must have
-its person, and exactly one: an image of nobody would be protected as somebody else's, or not at all. Names of people
-are read, turned into digests under the site's key, and forgotten; no message repeats one.
+**Persons** come from a folder level, a table of file names, or a column of the source. Every image must have exactly
+one person: an image of nobody would be protected as somebody else's, or not at all. Names of people are read, turned
+into digests under the site's key, and forgotten; no message repeats one.
 
-One name is one person however it is written down in Unicode (composed or not: systems differ in file names) and
-whatever blanks stand around it. Nothing else is made equal: were two people taken for one, a record of one of them that
-leaves could let one of the other in, and the person level would hold for neither.
+One name is one person however it is written in Unicode (composed or not: systems differ in file names) and whatever
+blanks surround it. Nothing else is made equal. If two people were taken for one, a record of one that leaves could
+admit a record of the other, and the person level would hold for neither.
 
-More than 600 lines: every kind of source stands beside the tables that are read with it.
+More than 600 lines: every kind of source is read together with its tables.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class ImageSource(Protocol):
         names: one name per image, relative to the source; the order never changes.
         labels: label_names index per image, or None where there is none.
         label_names: names of the labels the source knows, in the source's order; empty without labels.
-        names_are_declared: whether label_names stand in the source itself (folders, metadata), and were not
-            collected from the labels of its records, which would change when a record does.
+        names_are_declared: whether the source itself lists label_names (folders, metadata). Names collected from the
+            labels of its records would change when a record does.
         max_pixels: most width times height of an image.
-        left_out: what lies in the source but is no image of it.
-        passed_over: names of files that are certainly no images, of which people are told and nothing is expected.
+        left_out: entries of the source that are no image of it.
+        passed_over: names of files that are certainly no images; reported to people.
     """
 
     @property
@@ -104,16 +104,31 @@ class ImageSource(Protocol):
             UnreadableImage: there is none, or it cannot be read.
         """
 
-    def blocks(self, index: int) -> Iterator[bytes]:
-        """The bytes that are the image, in blocks: of its file, or of its pixels where there is none.
 
-        Raises:
-            UnreadableImage: there are none; in the first block or between two.
-        """
+def image_blocks(images: ImageSource, index: int) -> Iterator[bytes]:
+    """Yield the bytes that are an image, in blocks: of its file, or of its pixels where there is none.
+
+    Raises:
+        UnreadableImage: there are none; in the first block or between two.
+    """
+    file = images.file(index)
+    if file is None:
+        image = images.read(index)
+        yield f"{image.width} {image.height}\n".encode()
+        yield image.tobytes()
+    elif isinstance(file, bytes):
+        yield file
+    else:
+        try:
+            with file.open("rb") as opened:
+                while block := opened.read(_READ_BYTES):
+                    yield block
+        except OSError as error:
+            raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
 
 
 def source_digest(source: ImageSource) -> str:
-    """SHA-256 over names and labels: whether an interrupted job goes on with the list it began with."""
+    """Return SHA-256 over names and labels: an interrupted job goes on with the list it began with."""
     listed: list[Any] = [list(source.names), list(source.labels), list(source.label_names)]
     if rows := getattr(source, "rows_digest", ""):  # own features: their names may stay when they change
         listed.append(rows)
@@ -121,11 +136,10 @@ def source_digest(source: ImageSource) -> str:
 
 
 class FolderSource:
-    """CLASS/anything/file for labelled images, or files alone for unlabelled ones; names in sorted order.
+    """CLASS/anything/file for labeled images, or files alone for unlabeled ones; names in sorted order.
 
-    Passed over are hidden files (a leading dot), what systems put into folders by themselves, and texts. Every other
-    file is tried; one that is no image is reported by `read`. Files beside class folders have no class and are left
-    out.
+    Hidden files (a leading dot), files that systems put into folders by themselves, and texts are passed over. Every
+    other file is tried; `read` reports one that is no image. Files outside the class folders are left out.
     """
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
@@ -173,24 +187,16 @@ class FolderSource:
         except OSError as error:
             raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
 
-    def blocks(self, index: int) -> Iterator[bytes]:
-        try:
-            with (self._path / self.names[index]).open("rb") as file:
-                while block := file.read(_READ_BYTES):
-                    yield block
-        except OSError as error:
-            raise UnreadableImage(f"the file cannot be read ({error.strerror})") from None
-
 
 _OF_SYSTEMS: Final = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 _HEAD_BYTES: Final = 4096
 _NO_TEXT: Final = frozenset(range(32)) - frozenset(b"\t\n\f\r")
-_WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")
-"""How a text in UTF-16 begins."""
+_WIDE_TEXT: Final = (b"\xff\xfe", b"\xfe\xff")  # a text in UTF-16 begins with one of them
+_MORE_ENDINGS: Final = frozenset({".dcm", ".dicom", ".heic", ".heif"})  # read by other libraries than Pillow
 
 
 def _is_no_image(file: Path, *, hidden_below: Path) -> bool:
-    """Whether a file is certainly none, and not perhaps a damaged one: hidden, a system's own, or a text."""
+    """Tell whether a file is certainly no image: hidden, a system's own, or a text. A damaged image is one."""
     if any(part.startswith(".") for part in file.relative_to(hidden_below).parts) or file.name.lower() in _OF_SYSTEMS:
         return True
     if (ending := file.suffix.lower()) in Image.registered_extensions() or ending in _MORE_ENDINGS:
@@ -203,16 +209,15 @@ def _is_no_image(file: Path, *, hidden_below: Path) -> bool:
     return head.startswith(_WIDE_TEXT) or _NO_TEXT.isdisjoint(head)
 
 
-_MORE_ENDINGS: Final = frozenset({".dcm", ".dicom", ".heic", ".heif"})
-"""Of images that other libraries than Pillow read."""
-
-
 class ParquetSource:
     """A Parquet file with a column `image` (the bytes of an image file, or a struct with them in `bytes`).
 
     Optional columns: `label` (text, or whole numbers: names from the data set's own metadata where it has them, else
     the numbers) and `id` (names of the images). One row group is kept in memory.
     """
+
+    left_out: tuple[Skipped, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
     def __init__(self, path: Path, *, max_pixels: int = MAX_PIXELS) -> None:
         self.max_pixels = max_pixels
@@ -232,9 +237,9 @@ class ParquetSource:
             raise BadData(f"{path.name!r} holds no rows")
         groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)])
-        self.left_out: tuple[Skipped, ...] = ()
-        self.passed_over: tuple[str, ...] = ()
-        self.names = self._read_names(path, schema)
+        self.names = [f"{path.name}#{row}" for row in range(metadata.num_rows)]
+        if "id" in schema.names:
+            self.names = [str(name) for name in self._file.read(columns=["id"])["id"].to_pylist()]
         self.labels, self.label_names = self._read_labels(path, schema)
         self.names_are_declared = bool(_metadata_label_names(schema))
         self._lock = threading.Lock()
@@ -243,11 +248,6 @@ class ParquetSource:
     def __reduce__(self) -> tuple[Callable[..., ParquetSource], tuple[Path]]:
         """For another process, which opens the file itself."""
         return partial(ParquetSource, max_pixels=self.max_pixels), (self._path.resolve(),)
-
-    def _read_names(self, path: Path, schema: pa.Schema) -> list[str]:
-        if "id" in schema.names:
-            return [str(name) for name in self._file.read(columns=["id"])["id"].to_pylist()]
-        return [f"{path.name}#{row}" for row in range(self._file.metadata.num_rows)]
 
     def _read_labels(self, path: Path, schema: pa.Schema) -> tuple[list[int | None], tuple[str, ...]]:
         if "label" not in schema.names:
@@ -284,9 +284,6 @@ class ParquetSource:
             raise InvalidSetting(f"column {name!r} must hold text or whole numbers, found {kind}")
         values = self._file.read(columns=[name])[name].to_pylist()
         return [None if value is None else str(value).strip() for value in values]
-
-    def blocks(self, index: int) -> Iterator[bytes]:
-        yield self.file(index)
 
     def file(self, index: int) -> bytes:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -326,6 +323,10 @@ class TorchvisionSource:
             `download=1` to fetch it; without that nothing is fetched.
     """
 
+    left_out: tuple[Skipped, ...] = ()
+    passed_over: tuple[str, ...] = ()
+    max_pixels = MAX_PIXELS
+
     def __init__(self, address: str) -> None:
         name, _, query = address.removeprefix("torchvision:").partition("?")
         options = dict(parse_qsl(query))
@@ -353,9 +354,6 @@ class TorchvisionSource:
         self.label_names = tuple(str(label) for label in getattr(self._data, "classes", ()))
         self.names_are_declared = bool(self.label_names)
         self.labels = self._read_labels(count)
-        self.left_out: tuple[Skipped, ...] = ()
-        self.passed_over: tuple[str, ...] = ()
-        self.max_pixels = MAX_PIXELS
 
     def __reduce__(self) -> tuple[type[TorchvisionSource], tuple[str]]:
         """For another process, which opens the set itself."""
@@ -381,11 +379,6 @@ class TorchvisionSource:
 
     def file(self, _: int) -> None:
         return None
-
-    def blocks(self, index: int) -> Iterator[bytes]:
-        image = self.read(index)
-        yield f"{image.width} {image.height}\n".encode()
-        yield image.tobytes()
 
 
 def _open(factory: Any, name: str, options: dict[str, str]) -> Any:
@@ -418,7 +411,7 @@ SPLITS: Final = ("train", "valid", "test")
 """In the order of the numbers in CelebA's own file."""
 
 UNKNOWN: Final = -1
-"""Of an image that no row is about; public images only."""
+"""Of an image without a row in the table; public images only."""
 
 _Line = tuple[int, list[str]]
 
@@ -442,7 +435,7 @@ class AttributeSource(FolderSource):
     Args:
         images: the folder.
         table: a CSV file, or one in CelebA's layout.
-        split: only the images that CELEBA_SPLITS beside the table puts there; all where absent.
+        split: only the images that CELEBA_SPLITS, in the folder of the table, assigns to it; all where absent.
         max_pixels: see FolderSource.
 
     Attributes:
@@ -512,7 +505,7 @@ def celeba_source(folder: Path, *, split: str | None = None, max_pixels: int = M
 
 
 def is_celeba(folder: Path) -> bool:
-    """Whether a folder has CelebA's table of attributes in it."""
+    """Tell whether a folder holds CelebA's table of attributes."""
     return (folder / CELEBA_TABLE).is_file()
 
 
@@ -615,11 +608,11 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class PersonColumn:
-    """Where it is said whose images are whose: exactly one of three.
+    """The place that names the person of each image: exactly one of three.
 
     Attributes:
-        level: which folder on the way from the source to the image is the person, counted from 1: of CLASS/PERSON/IMAGE
-            it is the second.
+        level: number of the folder that is the person on the way from the source to the image, counted from 1: of
+            CLASS/PERSON/IMAGE it is the second.
         table: a CSV file with the columns `file` (the image's name within the source) and `person`.
         column: a column of the Parquet file that holds the images.
 
@@ -651,7 +644,13 @@ class PersonColumn:
             return _complete(images, _from_folders(images, self.level), f"--person-level {self.level}")
         if self.table is not None:
             return _from_table(images, self.table)
-        return _from_column(images, str(self.column))
+        read: Callable[[str], list[str | None]] | None = getattr(images, "column", None)
+        if read is None:
+            raise InvalidSetting(
+                "--person-column names a column of a Parquet file, and this source is none; use --person-level or "
+                "--persons"
+            )
+        return _complete(images, read(str(self.column)), f"column {self.column!r}")
 
 
 def _from_folders(images: ImageSource, level: int) -> list[str]:
@@ -693,15 +692,6 @@ def _from_table(images: ImageSource, path: Path) -> list[str]:
     except (csv.Error, UnicodeDecodeError):
         raise BadData(f"{path.name!r} is no table of comma-separated text in UTF-8") from None
     return _complete(images, [found.get(name) or None for name in images.names], f"{path.name!r}")
-
-
-def _from_column(images: ImageSource, column: str) -> list[str]:
-    read: Callable[[str], list[str | None]] | None = getattr(images, "column", None)
-    if read is None:
-        raise InvalidSetting(
-            "--person-column names a column of a Parquet file, and this source is none; use --person-level or --persons"
-        )
-    return _complete(images, read(column), f"column {column!r}")
 
 
 def _complete(images: ImageSource, persons: Sequence[str | None], where: str) -> list[str]:

@@ -185,10 +185,6 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Words = Annotated[str, Field(max_length=4_000)]
 
 
-AuditedLevel = StatedLevel
-"""The level whose presence is attacked."""
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -253,7 +249,7 @@ class AuditFacts(_Part):
 
     task: dict[str, Any]
     task_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    level: AuditedLevel
+    level: StatedLevel
     view: Literal["release", "student"]
     confidence: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     seed: Count
@@ -364,28 +360,22 @@ def findings_of(facts: AuditFacts) -> AuditFindings:
 
 
 def _finding(attempt: Attempt, promised: float, delta: float, confidence: float) -> Finding:
-    errors = attempt.errors
+    errors, moved = attempt.errors, attempt.moved_mu
     if attempt.canaries:
         # Two bounds from the same run: each has half of the allowed failure.
-        half = 1 - (1 - confidence) / 2
-        mu = many_runs_mu(errors, half)
-        other = one_run_mu(attempt.correct, attempt.guesses, attempt.canaries, half)
+        confidence = 1 - (1 - confidence) / 2
+        other = one_run_mu(attempt.correct, attempt.guesses, attempt.canaries, confidence)
         any_epsilon = epsilon_of_delta(delta, other)
-        advantage = many_runs_advantage(errors, half)
-        is_above = max(mu, other) > promised
     else:
-        mu = many_runs_mu(errors, confidence)
-        any_epsilon = many_runs_epsilon(errors, delta, confidence)
-        advantage = many_runs_advantage(errors, confidence)
-        is_above = mu > promised
-    moved = attempt.moved_mu
+        other, any_epsilon = 0.0, many_runs_epsilon(errors, delta, confidence)
+    mu = many_runs_mu(errors, confidence)
     return Finding(
         adversary=attempt.adversary,
         mu=mu,
         epsilon=epsilon_of_delta(delta, mu),
         any_epsilon=any_epsilon,
         advantage=errors.advantage,
-        advantage_bound=advantage,
-        is_above=is_above,
+        advantage_bound=many_runs_advantage(errors, confidence),
+        is_above=max(mu, other) > promised,
         moved_epsilon=None if moved is None else epsilon_of_delta(delta, moved) if moved else 0.0,
     )

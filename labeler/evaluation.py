@@ -216,7 +216,7 @@ class Evaluation:
         for said in range(2):
             counts = self.counts[said]
             own = [_Bands.of(counts[one, said], counts[one, 1 - said], self.sigma) for one in bands]
-            rows.append(whole if _together(own).is_weak else _pooled(own))
+            rows.append(whole if reduce(_Bands.joined, own).is_weak else _pooled(own))
         return rows if min(map(min, rows)) >= 1 / 2 else [whole]
 
     def to_json(self) -> dict[str, Any]:
@@ -305,24 +305,17 @@ class _Bands:
         return max(0.0, min(within, 1 - spread / 4))
 
 
-def _together(bands: Sequence[_Bands]) -> _Bands:
-    return reduce(_Bands.joined, bands)
-
-
 def _pooled(bands: Sequence[_Bands]) -> list[float]:
     """Return the confidence that each band deserves, ascending."""
     groups: list[_Bands] = []
-
-    def join() -> None:
-        last = groups.pop()
-        groups[-1] = groups[-1].joined(last)
-
-    for one in bands:
+    for number, one in enumerate(bands, 1):
         groups.append(one)
-        while len(groups) > 1 and (groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved):
-            join()
-    while len(groups) > 1 and (groups[-1].is_weak or groups[-2].deserved > groups[-1].deserved):
-        join()
+        is_last = number == len(bands)
+        while len(groups) > 1 and (
+            groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved or (is_last and groups[-1].is_weak)
+        ):
+            last = groups.pop()
+            groups[-1] = groups[-1].joined(last)
     return [group.deserved for group in groups for _ in range(group.count)]
 
 

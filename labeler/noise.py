@@ -1,7 +1,5 @@
 """Noise on a grid of integers: the grid, the exact sampler, noise of talliers, and noisy sums of real vectors.
 
-More than 400 lines: proofs of one mechanism, most of them words.
-
 **The grid.** Contributions and noise lie on an integer grid: here is how fine it must be, and how large sums may
 become.
 
@@ -85,15 +83,18 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.accounting.events import IntegerSum
 from labeler.errors import InvalidSetting, PrivacyRefusal, UnsafeGrid
-from labeler.randomness import ByteSource
-from labeler.setting import Setting, StatedLevel
+from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.setting import StatedLevel
+
+if TYPE_CHECKING:
+    from labeler.task import Task
 
 MIN_SHARE_SIGMA_GRID: Final = 100.0
 """Least standard deviation of one agent's noise share, in grid units (PRIVACY section 2)."""
@@ -225,18 +226,6 @@ class DiscreteGaussian:
         """Return the largest magnitude a sample can have, in grid units."""
         return noise_reach(self.sigma_grid)
 
-    @property
-    def variance(self) -> float:
-        """Return the variance of the exact distribution, in squared grid units; never above sigma_grid^2."""
-        magnitudes = np.arange(1, self.reach + 1, dtype=np.float64)
-        weights = np.exp(-0.5 * np.square(magnitudes / self.sigma_grid))
-        return float(2 * (np.square(magnitudes) * weights).sum() / (1 + 2 * weights.sum()))
-
-    @property
-    def total_variation(self) -> float:
-        """Return an upper bound on the total variation distance of one sample from the exact distribution."""
-        return sampler_distance(self.sigma_grid)
-
     def sample(self, source: ByteSource, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
         """Draw independent samples.
 
@@ -266,7 +255,7 @@ class DiscreteGaussian:
         return noise.reshape(dimensions)
 
 
-def noise_share(task: Setting, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
+def noise_share(task: Task, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
     """Draw one agent's share of the noise for a batch.
 
     Every agent draws a share for every query, even without a neighbor and a vote to cast: otherwise the absence of a
@@ -381,9 +370,6 @@ def noise_source(key: bytes, round_digest: str, contributors: Collection[str], *
         contributors: the agents summed.
         is_seeded: True if the key came from a known seed.
     """
-    # Imported only here: tasks are read in many places that draw no noise.
-    from labeler.randomness import derive_key, keyed_source
-
     names = json.dumps(sorted(contributors)).encode()
     return keyed_source(derive_key(key, b"tallier noise", round_digest.encode(), names), is_seeded=is_seeded)
 

@@ -32,7 +32,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,9 +67,6 @@ ORPHAN_S = 3600.0
 
 KEPT = frozenset({LABELS, IMAGE_LABELS, IMAGE_FAILURE, STUDENT, EVALUATION})
 """Files that stay when a completed job's upload, features and questions are removed."""
-
-LARGE_ROWS = 4096
-"""Above this many rows, making a table of labels takes longer than a disk sync, so it is stored for reuse."""
 
 _AT_ONCE = 200
 _Made = TypeVar("_Made")
@@ -171,24 +168,6 @@ class Keeper:
             with suppress(FileNotFoundError):
                 return read_parquet(self._folder / job_id / LABELS)
             raise
-
-    def labels_file(self, job_id: str) -> BinaryIO | None:
-        """Open the stored file of `labels`; a large job's file is made now if missing. None if there is none.
-
-        Raises:
-            Gone: the job was forgotten.
-            LabelerError: as `table_of`.
-        """
-        self.check(job_id)
-        path = self._folder / job_id / LABELS
-        with suppress(FileNotFoundError):
-            return path.open("rb")
-        job = self._jobs.get(job_id)
-        if job.state == "completed" and job.images > LARGE_ROWS:
-            with suppress(StorageFull, FileNotFoundError):
-                self._write_labels(job)
-                return path.open("rb")
-        return None
 
     def image_labels(self, job_id: str) -> pa.Table:
         """Return the label of every image of a completed job; make them now if missing.

@@ -22,7 +22,7 @@ from api.coordinator.budgets import refusal
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Prices
 from api.coordinator.ownership import Owners, Reader, own_spenders
-from api.coordinator.pricing import accounts_of, first_shortage, proposed_id, worst_case
+from api.coordinator.pricing import charge_at, price_view, proposed_id, worst_case
 from api.coordinator.roster import facts_of
 from api.coordinator.stores import INCOMING, Stores
 from api.coordinator.uploads import Upload, upload_of_features
@@ -48,7 +48,7 @@ from labeler.ledger.ledger import Charge
 from labeler.ledger.parties import PartyStore
 from labeler.ledger.tasks import TaskRecord
 from labeler.methods.evaluate import Scored
-from labeler.task import Level, Task
+from labeler.task import Task
 
 log = logging.getLogger("labeler.coordinator")
 
@@ -389,7 +389,7 @@ def _is_kept(order: _Order, stores: Stores) -> bool:
 def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None = None) -> JobView | Idempotency:
     """Claim the queries, reserve the worst case in every account, and store the job: all or nothing."""
     job, record = order.job, order.task
-    worst = _worst_case(order, prices) if order.sizes else []  # without queries it is refused
+    worst = _worst_case(order, prices)
 
     def step(connection: Connection) -> JobView | Idempotency:
         known = _known(order, stores, connection=connection)
@@ -397,7 +397,6 @@ def _accept(order: _Order, stores: Stores, *, most: int, prices: Prices | None =
             return known
         _check_unasked(job, most, stores, connection)
         first_query = stores.tasks.claim_queries(record.digest, job.num_queries, connection=connection)
-        _check_accounts(order, stores, connection)
         rounds: list[RoundRecord] = []
         following = first_query
         for number, size in enumerate(order.sizes):
@@ -450,27 +449,6 @@ def _check_unasked(job: JobRecord, most: int, stores: Stores, connection: Connec
         )
 
 
-def _check_accounts(order: _Order, stores: Stores, connection: Connection) -> None:
-    """Refuse a job that an account does not cover as a whole, before its rounds are reserved one by one.
-
-    Raises:
-        BudgetExceeded: about the whole job; `asked` is 0 where the level has no finite price.
-    """
-    record = order.task
-    balances = stores.ledger.balances_of(accounts_of(record.participants), connection=connection)
-    short = first_shortage(record.task, order.job.num_queries, record.participants, balances)
-    if short is None:
-        return
-    level: Level = "agent" if short.level == "agent" else "instance"
-    # The ledger refuses this charge and adds the last spenders; the transaction ends here either way.
-    beyond = Charge(short.account, level, max(short.asked, short.left + 1))
-    try:
-        stores.ledger.reserve(f"{order.job.job_id}/refused", [beyond], connection=connection)
-    except BudgetExceeded as told:
-        short.last_spenders = told.last_spenders
-    raise short
-
-
 def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, stores: Stores) -> Idempotency:
     """Store the refused job with its reason and its key, and raise the reason.
 
@@ -481,8 +459,9 @@ def _refuse(order: _Order, error: BudgetExceeded, *, config: CoordinatorConfig, 
         BudgetExceeded: the refusal.
     """
     job = order.job
-    what = f"a job of {job.num_queries} {'query' if job.num_queries == 1 else 'queries'}"
-    worded = refusal(error, what=what, delta=config.delta)
+    # As the estimate states it: without the rounding of single rounds, 0 for a level without a finite price.
+    error.asked = charge_at(price_view(order.task.task, job.num_queries), error.level) or 0
+    worded = refusal(error, queries=job.num_queries, delta=config.delta)
     problem = problem_of(worded, delta=config.delta, job_id=job.job_id)
 
     def step(connection: Connection) -> Idempotency | None:

@@ -15,7 +15,7 @@ from feature_store.results.report.pictures import (
     INK,
     MUTED,
     drawable,
-    finish_file,
+    finish,
     new_figure,
     plain_axes,
 )
@@ -63,7 +63,7 @@ def draw_chart(rows: Sequence[BenchRow], path: Path, *, panels: Literal["case", 
             axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), labelcolor=INK)
     alt = f"Accuracy against epsilon in {len(groups)} panels, one line per method."
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, finish_file(figure, path.name, alt).png)
+    replace_file(path, finish(figure, path.name, alt).png)
     return True
 
 

@@ -4,19 +4,19 @@ The one backbone without a network is here: the pixels themselves, the baseline 
 
 **The decoder "turbo"** makes a network's input in three steps that are fast because each throws pixels away.
 
-1. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least `least_side`: libjpeg-turbo
+1. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least `least_side`. libjpeg-turbo
    leaves the high frequencies of every block out, which costs less than computing them (simplejpeg).
-2. What is still twice too large, and every other format, is halved by averages (Pillow), and the square that the
-   network sees is cut out, at whole pixels.
+2. If the result is still twice too large, and for every other format, averages halve it (Pillow). Then the square that
+   the network sees is cut out, at whole pixels.
 3. That square is resized with antialiasing, in integers (torch, whose kernels give the same on every processor).
 
 The pixels differ a little from those of the decoder "pillow" (decode everything, resize, cut), so the two have other
-fingerprints; which is meant stands in `Transform.decoder`. What counts as an image, and what becomes of orientation,
-transparency, palettes, 16 bits and animations, is `feature_store.decode` for both: only plain JPEGs are decoded here,
-and one that this decoder refuses is Pillow's to judge.
+fingerprints; `Transform.decoder` says which is meant. For both, `feature_store.decode` decides what counts as an image,
+and how orientation, transparency, palettes, 16 bits and animations are treated. Only plain JPEGs are decoded here, and
+if this decoder refuses one, Pillow judges it.
 
-The first two steps need neither torch nor much memory, and what they leave is at most `2 * least_side + 1` pixels wide
-and high: they are what a process that meets strangers' images does (feature_store.decode_process).
+The first two steps need neither torch nor much memory, and their result is at most `2 * least_side + 1` pixels wide
+and high. The process that meets strangers' images takes only these two (feature_store.decode_process).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,9 +51,9 @@ class Backbone(Protocol):
     """A frozen function from an image to a feature.
 
     A feature is computed from its own image alone: networks run in inference mode, with no statistics over the
-    batch, and in batches of one fixed shape, the last one padded. Neighbouring data sets are sets of *stored*
-    features: a record that is added or removed adds or removes its stored row and moves no other, because what is
-    stored is never computed again. So even a last-bit difference between two runs of a network costs no privacy.
+    batch, and in batches of one fixed shape, the last one padded. Neighboring data sets are sets of *stored* features.
+    A record that is added or removed adds or removes its stored row and moves no other, because a stored row is never
+    computed again. So even a last-bit difference between two runs of a network costs no privacy.
     """
 
     @property
@@ -66,25 +66,18 @@ class Backbone(Protocol):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What the fingerprint was made of, as JSON values, for manifests; names files, never folders."""
+        """The description behind the fingerprint, as JSON values, for manifests; names files, never folders."""
 
     @property
     def transform(self) -> Transform:
-        """How files become what `embed_prepared` takes: `decode_for` and `prepare_image`, in any thread or process."""
+        """The way from files to what `embed_prepared` takes: `decode_for` and `prepare_image`, in any thread."""
 
     @property
     def batch_size(self) -> int:
-        """Images in a forward pass. Fewer cost as much as so many, so batches should be multiples of it."""
-
-    @property
-    def passes_ahead(self) -> int:
-        """How many passes to begin before waiting for the first: 1 where a device computes while we prepare, else 0."""
+        """Images in a forward pass. A smaller batch costs as much, so batches should be multiples of it."""
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Features, shape (n, dimension), of prepared images of shape (n, height, width, channels)."""
-
-    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-        """Begin what `embed_prepared` does; the function that comes back waits for the features."""
 
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
         """Features, shape (n, dimension), of images of any size; not normalised."""
@@ -198,7 +191,7 @@ class PixelBackbone:
             )
         centre = (_CENTRE,) * channels
         self.transform = Transform(resize=size, crop=size, mean=centre, std=(1.0,) * channels)
-        self.batch_size, self.passes_ahead = 1, 0
+        self.batch_size = 1
         self.dimension = size * size * channels
         self.spec: dict[str, Any] = {"kind": "pixels", "transform": self.transform.model_dump(mode="json")}
         self.fingerprint = fingerprint_of(self.spec)
@@ -206,10 +199,6 @@ class PixelBackbone:
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
         flat = prepared.reshape(len(prepared), self.dimension)
         return flat.astype(np.float32) / np.float32(255) - np.float32(_CENTRE)
-
-    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-        features = self.embed_prepared(prepared)
-        return lambda: features
 
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
         return self.embed_prepared(stack_prepared(images, self.transform))
@@ -234,7 +223,7 @@ _BY_PILLOW = ("nearest", "lanczos")
 
 
 def least_side(transform: Transform) -> int:
-    """How short the shorter side of a reduced image may become, in pixels."""
+    """Return the least shorter side of a reduced image, in pixels."""
     return max(transform.crop, _LEAST_SIDE)
 
 
@@ -282,7 +271,7 @@ def region(image: Image.Image | NDArray[np.uint8], transform: Transform) -> NDAr
 
 
 def resize_region(square: NDArray[np.uint8], transform: Transform) -> NDArray[np.uint8]:
-    """What `region` left, at the size that the network takes.
+    """Resize what `region` left to the size that the network takes.
 
     Returns:
         uint8, shape (crop, crop, channels).
@@ -325,23 +314,10 @@ def _plain_jpeg(data: bytes, transform: Transform, max_pixels: int) -> NDArray[n
 
 def _upright(array: NDArray[np.uint8], orientation: object) -> NDArray[np.uint8]:
     """Undo the rotation and mirroring that EXIF speaks of; anything else than 2 to 8 means none."""
-    match orientation:
-        case 2:
-            return array[:, ::-1]
-        case 3:
-            return array[::-1, ::-1]
-        case 4:
-            return array[::-1]
-        case 5:
-            return array.transpose(1, 0, 2)
-        case 6:
-            return array.transpose(1, 0, 2)[:, ::-1]
-        case 7:
-            return array.transpose(1, 0, 2)[::-1, ::-1]
-        case 8:
-            return array.transpose(1, 0, 2)[::-1]
-        case _:
-            return array
+    if orientation not in range(2, 9):
+        return array
+    turned = array.transpose(1, 0, 2) if orientation in (5, 6, 7, 8) else array
+    return turned[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
 def _as_array(image: Image.Image | NDArray[np.uint8], transform: Transform) -> NDArray[np.uint8]:
@@ -355,7 +331,7 @@ def _as_array(image: Image.Image | NDArray[np.uint8], transform: Transform) -> N
 
 
 def _middle(length: int, shorter: int, transform: Transform) -> tuple[int, int]:
-    """Where the square begins and ends along a side, in whole pixels, at least one.
+    """Return the begin and the end of the square along a side, in whole pixels, at least one.
 
     It is the middle `crop` of the side after `shorter` would have become `resize`.
     """

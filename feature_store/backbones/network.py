@@ -1,23 +1,19 @@
 """A torch network as a backbone: inference mode, fixed batch shape, half precision only on a GPU.
 
-On a GPU a pass is begun and not waited for: its images go through page-locked memory on a stream of their own, while
-the pass before is computed and the next images are prepared. Page-locked blocks are torch's to reuse: it knows which
-copies still read them.
-
-Half precision ends at 65,504. An image whose feature leaves that range is computed again in float32, so that no
-record is lost to a network whose numbers are large; which images those are hangs on each image alone.
+Half precision ends at 65,504. An image whose feature leaves that range is computed again in float32, so no record is
+lost to a network whose numbers are large. That decision depends on each image alone.
 
 Networks of the timm library have weights that came as a package, from a local safetensors file, or from a hub. timm
 takes seconds to import, so it is imported where it is used.
 
-**A hub** is needed for a file that is not in the cache yet; then one connection to it is tried first, for a few
-seconds, before a library that would try for half a minute. Behind a proxy nothing is tried: only the library knows how
+**A hub** is needed for a file that is not in the cache yet. Then one connection to it is tried first, for a few
+seconds; the library itself would try for half a minute. Behind a proxy nothing is tried: only the library knows how
 to get through.
 
 **Packages** carry ImageNet weights (`feature_store.backbones.spec`), so that a first shard needs no other download.
-EfficientNet-Lite0 and -Lite2 (Apache-2.0; converted from Google's TensorFlow checkpoints) carry the names of another
-program, but their tensors lie in the order of timm's `tf_efficientnet_lite0` and `_lite2`; they are loaded in order,
-every shape compared, and the file is checked against a pinned digest before it is read. Nothing in it is run: torch
+EfficientNet-Lite0 and -Lite2 (Apache-2.0, converted from Google's TensorFlow checkpoints) carry the names of another
+program. Their tensors lie in the order of timm's `tf_efficientnet_lite0` and `_lite2`, so they are loaded in order,
+and every shape is compared. The file is checked against a pinned digest before it is read. Nothing in it is run: torch
 reads tensors only.
 """
 
@@ -27,7 +23,7 @@ import copy
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,8 +55,8 @@ GPU_BATCH = 256
 class NetworkBackbone:
     """A network that maps (n, channels, crop, crop) to (n, dimension), frozen.
 
-    Every forward pass has the same number of images (the last is padded with black ones), because libraries choose
-    their algorithms by shape: with one shape a record's feature does not depend on how many others came with it.
+    Every forward pass has the same number of images; the last is padded with black ones. Libraries choose their
+    algorithms by shape, so with one shape a record's feature does not depend on how many others came with it.
 
     Args:
         module: the network; it is moved to the device and put in inference mode.
@@ -91,11 +87,9 @@ class NetworkBackbone:
         if batch_size is not None and batch_size < 1:
             raise InvalidSetting(f"batch_size must be at least 1, found {batch_size}")
         self.batch_size = batch_size or (GPU_BATCH if on_gpu else CPU_BATCH)
-        self.passes_ahead = 1 if on_gpu else 0
-        self._copies = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]  # half typed
         # In half precision the weights as they are stay on the host: rounded to it, some may be infinite themselves.
         self._whole = module.eval().requires_grad_(False)
-        self._module = self._halved() if self._half else self._on_device(self._whole)
+        self._module = self._on_device(copy.deepcopy(self._whole).half() if self._half else self._whole)
         self._single: nn.Module | None = None if self._half else self._module
         self.transform = transform
         self._mean = torch.tensor(transform.mean, device=self._device).view(1, -1, 1, 1)
@@ -106,20 +100,13 @@ class NetworkBackbone:
 
     def embed_prepared(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
         blocks = [prepared[start : start + self.batch_size] for start in range(0, len(prepared), self.batch_size)]
-        parts = [self._pass(block)() for block in blocks]
-        return np.concatenate(parts) if parts else np.empty((0, self.dimension), dtype=np.float32)
-
-    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-        if 0 < len(prepared) <= self.batch_size:
-            return self._pass(prepared)
-        features = self.embed_prepared(prepared)
-        return lambda: features
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *map(self._pass, blocks)])
 
     def embed(self, images: Sequence[ImageLike]) -> NDArray[np.float32]:
         return self.embed_prepared(stack_prepared(images, self.transform))
 
     def tensors(self, images: Iterable[ImageLike]) -> PreparedImages:
-        """What the network takes for these images, made of them in parts; each image is let go once it is prepared."""
+        """Return these images as the network takes them; each is let go once it is prepared."""
         return PreparedImages(stack_prepared(images, self.transform), self._mean, self._std)
 
     def training_copy(self) -> nn.Module:
@@ -129,53 +116,30 @@ class NetworkBackbone:
     def _on_device(self, module: nn.Module) -> nn.Module:
         return module.to(self._device).to(memory_format=torch.channels_last)
 
-    def _halved(self) -> nn.Module:
-        return self._on_device(copy.deepcopy(self._whole).to(torch.float16))
-
     @torch.inference_mode()
-    def _pass(self, block: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-        """Begin one forward pass of at most `batch_size` images, in the one shape that there is."""
-        count, stream = len(block), self._copies
-        padded = torch.empty((self.batch_size, *block.shape[1:]), dtype=torch.uint8, pin_memory=stream is not None)
-        padded.numpy()[:count] = block
-        padded[count:] = 0
-        if stream is None:
-            features = self._finite(self._forward(padded, self._module)[:count].numpy(), padded)
-            return lambda: features
-        with torch.cuda.device(self._device):
-            computing = torch.cuda.current_stream()
-            with torch.cuda.stream(stream):
-                pixels = padded.to(self._device, non_blocking=True)
-            computing.wait_stream(stream)
-            # Else its memory could be given to the next copy while this pass still reads it.
-            pixels.record_stream(computing)
-            computed = self._forward(pixels, self._module)
-            received = torch.empty(computed.shape, dtype=torch.float32, pin_memory=True)
-            received.copy_(computed, non_blocking=True)
-            arrived = computing.record_event()
+    def _pass(self, block: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Run one forward pass of at most `batch_size` images, in the one shape that there is.
 
-        def wait() -> NDArray[np.float32]:
-            arrived.synchronize()
-            return self._finite(received.numpy()[:count].copy(), padded)
-
-        return wait
-
-    @torch.inference_mode()
-    def _finite(self, features: NDArray[np.float32], padded: Tensor) -> NDArray[np.float32]:
-        """Features of a pass without its padding; those that half precision lost come from a pass in float32."""
+        Rows that half precision lost come from a pass in float32.
+        """
+        padded = torch.zeros(
+            (self.batch_size, *block.shape[1:]), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
+        )
+        padded.numpy()[: len(block)] = block
+        features = self._forward(padded, self._module)[: len(block)]
         lost = ~usable_rows(features)
         if self._half and lost.any():
             if self._single is None:
                 self._single = self._on_device(copy.deepcopy(self._whole))
-            again: NDArray[np.float32] = self._forward(padded.to(self._device), self._single).cpu().numpy()
-            features[lost] = again[: len(features)][lost]
+            features[lost] = self._forward(padded, self._single)[: len(block)][lost]
         return features
 
-    def _forward(self, pixels: Tensor, module: nn.Module) -> Tensor:
-        images = (to_unit_range(pixels) - self._mean) / self._std
+    def _forward(self, pixels: Tensor, module: nn.Module) -> NDArray[np.float32]:
+        images = (to_unit_range(pixels.to(self._device, non_blocking=True)) - self._mean) / self._std
         precision = torch.float32 if module is self._single else torch.float16
-        features: Tensor = module(images.to(precision).contiguous(memory_format=torch.channels_last)).float()
-        return features
+        features: Tensor = module(images.to(precision).contiguous(memory_format=torch.channels_last))
+        computed: NDArray[np.float32] = features.float().cpu().numpy()
+        return computed
 
 
 class PreparedImages:

@@ -1,26 +1,25 @@
-"""SimCLR pretraining on public images: a backbone for whoever has no suitable published one.
+"""SimCLR pretraining on public images: a backbone for a user who has no suitable published one.
 
 Two random views of every image pass an encoder and a projection head; the NT-Xent loss pulls the views together and
 pushes other images apart (Chen et al. 2020). Only public images may be given here: a network trained on private ones
 would carry them into every feature, and no guarantee of this project covers that.
 
 Every geometric change of a view (crop, rotation, scale, shear, shift, flip, elastic bend) is one warp of the sampling
-grid, so a batch costs one `grid_sample` however many changes are on; per-image transforms would cost more than the
+grid. So a batch costs one `grid_sample` however many changes are on; per-image transforms would cost more than the
 network.
 
-A checkpoint is one safetensors file with the weights, and what is needed to use or to continue them.
+A checkpoint is one safetensors file with the weights, and all that using or continuing them needs.
 
 More than 600 lines: views, network, training and checkpoint are one recipe, and half of it is settings.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,7 +53,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 class Augmentation(BaseModel):
-    """How two views of one image may differ; each amount 0 (probability 0) turns its change off.
+    """The differences between two views of one image; an amount of 0 (probability 0) turns its change off.
 
     Attributes:
         crop_area: smallest share of the area a random crop keeps (1 keeps all); aspect ratios from 3/4 to 4/3.
@@ -76,6 +75,7 @@ class Augmentation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    # The defaults are for photographs, close to the recipe of Chen et al. (2020), appendix A.
     crop_area: Annotated[float, Field(gt=0, le=1)] = 0.3
     flip: Share = 0.5
     rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
@@ -92,9 +92,6 @@ class Augmentation(BaseModel):
     blur: Share = 0.3
     noise: Share = 0.0
 
-
-PHOTOS = Augmentation()
-"""For photographs, close to the recipe of Chen et al. (2020), appendix A."""
 
 DIGITS = Augmentation(
     crop_area=1.0,
@@ -175,9 +172,9 @@ def pretrain(
 ) -> NetworkBackbone:
     """Pretrain a backbone on public images.
 
-    Initial weights come from the seed and each epoch's order and views from (seed, epoch), so a run that stops and
-    goes on from its checkpoint ends with the weights of one that never stopped (on the same machine and thread
-    count; other libraries or processors round differently).
+    Initial weights come from the seed, and each epoch's order and views from (seed, epoch). So a run that stops and
+    goes on from its checkpoint ends with the weights of one that never stopped, on the same machine and thread count.
+    Other libraries or processors round differently.
 
     Args:
         images: PUBLIC images, at least 8: Pillow images or uint8 arrays of any size.
@@ -208,7 +205,7 @@ def pretrain(
     target = resolve_device(device)
     pixels = stack_prepared(images, config.transform)
     run = _run_digest(pixels, config, seed)
-    network = SimCLRNetwork.build(
+    network = SimCLRNetwork(
         config.architecture,
         dict(config.options),
         channels=config.transform.channels,
@@ -225,27 +222,21 @@ def pretrain(
         first_epoch = _resume(read_checkpoint(checkpoint), run, network, optimizer)
 
     data = torch.from_numpy(pixels)
-    for epoch in range(first_epoch, config.epochs):
-        with _cpu_threads(threads):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or before)
+        for epoch in range(first_epoch, config.epochs):
             loss = _train_epoch(network, optimizer, data, config, seed=seed, epoch=epoch)
-        done = epoch + 1
-        if checkpoint is not None and (done % config.checkpoint_every == 0 or done == config.epochs):
-            write_checkpoint(checkpoint, _snapshot(config, run, done, network, optimizer))
-        if progress is not None:
-            progress(done, config.epochs, loss)
+            done = epoch + 1
+            if checkpoint is not None and (done % config.checkpoint_every == 0 or done == config.epochs):
+                write_checkpoint(checkpoint, _snapshot(config, run, done, network, optimizer))
+            if progress is not None:
+                progress(done, config.epochs, loss)
+    finally:
+        torch.set_num_threads(before)
     return simclr_backbone(
         _snapshot(config, run, config.epochs, network, optimizer), device=device, half=None, batch_size=None
     )
-
-
-@contextlib.contextmanager
-def _cpu_threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if threads is None else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _train_epoch(
@@ -269,12 +260,15 @@ def _train_epoch(
     order = torch.randperm(len(data), device=device, generator=generator).cpu()
     network.train()
     total = 0.0
+    steps = config.epochs * batches
     for batch in range(batches):
         chosen = to_unit_range(data[order[batch * batch_size : (batch + 1) * batch_size]].to(device))
         views = torch.cat([random_views(chosen, config.augmentation, generator=generator) for _ in range(2)])
         projections = network.project(((views - mean) / std).contiguous(memory_format=torch.channels_last))
         loss = nt_xent(*projections.chunk(2), temperature=config.temperature)
-        rate = _learning_rate(config, epoch * batches + batch, config.epochs * batches)
+        step = epoch * batches + batch
+        warm = min(1.0, (step + 1) / max(1.0, _WARMUP_SHARE * steps))
+        rate = config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
@@ -282,11 +276,6 @@ def _train_epoch(
         optimizer.step()
         total += float(loss.detach())
     return total / batches
-
-
-def _learning_rate(config: SimCLRConfig, step: int, steps: int) -> float:
-    warm = min(1.0, (step + 1) / max(1.0, _WARMUP_SHARE * steps))
-    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def _run_digest(pixels: NDArray[np.uint8], config: SimCLRConfig, seed: int) -> str:
@@ -309,13 +298,9 @@ def _snapshot(
         "transform": config.transform.model_dump(mode="json"),
     }
     finished = epochs_done == config.epochs
-    moments = {} if finished else _moments(optimizer)
+    state = {} if finished else optimizer.state_dict()["state"]
+    moments = {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
     return Checkpoint(described, run, epochs_done, finished, network.state_dict(), moments)
-
-
-def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {f"{index}.{name}": value for index, values in state.items() for name, value in values.items()}
 
 
 def _resume(saved: Checkpoint, run: str, network: SimCLRNetwork, optimizer: torch.optim.Optimizer) -> int:
@@ -457,7 +442,7 @@ def nt_xent(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
 
 
 class SimCLRNetwork(nn.Module):
-    """An encoder and a head of two linear layers.
+    """An encoder and a head of two linear layers, with initial weights that depend on the seed alone.
 
     Attributes:
         encoder: image to representation, shape (n, representation).
@@ -465,15 +450,8 @@ class SimCLRNetwork(nn.Module):
         representation: dimension of the encoder's output.
     """
 
-    def __init__(self, encoder: nn.Module, *, representation: int, hidden: int, projection: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.representation = representation
-        self.head = nn.Sequential(nn.Linear(representation, hidden), nn.ReLU(), nn.Linear(hidden, projection))
-
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         architecture: str,
         options: dict[str, Any],
         *,
@@ -482,33 +460,29 @@ class SimCLRNetwork(nn.Module):
         hidden: int,
         projection: int,
         seed: int,
-    ) -> SimCLRNetwork:
-        """A network with initial weights that depend on the seed alone, whatever else the process has drawn."""
+    ) -> None:
+        super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if architecture == "small-conv":
-                encoder: nn.Module = _small_conv(channels, options)
+                try:
+                    self.encoder: nn.Module = SmallConv(channels=channels, **options)
+                except TypeError as error:
+                    raise InvalidSetting(f"small-conv takes only the options widths and grid: {error}") from None
             else:
                 # Here: timm brings torchvision and half of torch's compiler, which a small network would wait for.
                 from feature_store.backbones.network import create_timm
 
-                encoder = create_timm(architecture, {"in_chans": channels, **options}, pretrained=False)
+                self.encoder = create_timm(architecture, {"in_chans": channels, **options}, pretrained=False)
             with torch.inference_mode():
-                representation = encoder.eval()(torch.zeros(1, channels, side, side)).shape[1]
-            network = cls(encoder, representation=int(representation), hidden=hidden, projection=projection)
-        return network.to(memory_format=torch.channels_last)
+                self.representation = int(self.encoder.eval()(torch.zeros(1, channels, side, side)).shape[1])
+            self.head = nn.Sequential(nn.Linear(self.representation, hidden), nn.ReLU(), nn.Linear(hidden, projection))
+        self.to(memory_format=torch.channels_last)
 
     def project(self, images: Tensor) -> Tensor:
-        """What the loss sees, shape (n, projection)."""
+        """Return the rows that the loss compares, shape (n, projection)."""
         projected: Tensor = self.head(self.encoder(images))
         return projected
-
-
-def _small_conv(channels: int, options: dict[str, Any]) -> SmallConv:
-    try:
-        return SmallConv(channels=channels, **options)
-    except TypeError as error:
-        raise InvalidSetting(f"small-conv takes only the options widths and grid: {error}") from None
 
 
 def simclr_backbone(
@@ -526,7 +500,7 @@ def simclr_backbone(
         )
     described = checkpoint.described
     transform = Transform.model_validate(described["transform"])
-    network = SimCLRNetwork.build(
+    network = SimCLRNetwork(
         described["architecture"],
         dict(described["options"]),
         channels=transform.channels,

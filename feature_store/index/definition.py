@@ -1,7 +1,7 @@
 """The definition of nearest neighbours, which every engine meets bit for bit, and the vectors it is exact for.
 
     similarity(q, x) = sum_j q_j * x_j              over integers
-    neighbours(q)    = the first k records by (similarity descending, record id ascending)
+    neighbours(q)    = the first k records by (similarity descending, record id ascending).
 
 Integers make this a function of the set of records alone: no order of summation, block size, thread
 count or library can change it. That is what the privacy proof needs (DESIGN.md, "Exact geometry").
@@ -9,7 +9,7 @@ count or library can change it. That is what the privacy proof needs (DESIGN.md,
 **One record moves at most one vote of one query.** Let T(D) be the first k of the records D in a
 fixed total order. Adding x to D leaves T(D) as it is, or puts x in and at most the last member out; removing
 is the same read backwards. So with at least k records, one vote leaves one class and enters another (L1 at
-most 2, L2 at most sqrt 2); with fewer, one vote appears or disappears (L2 at most 1).
+most 2, L2 at most sqrt 2). With fewer, one vote appears or disappears (L2 at most 1).
 Replacing x by y changes T in at most one member too: T(D - x) is T(D), or T(D) without x and with the next
 record z. Then y stays out, or pushes out the last one: that is z where z came in, else it is y for one member.
 One vote moves, L2 at most sqrt 2, although replacing is removing and adding. All of this is instance level,
@@ -25,9 +25,9 @@ Features of `quantize` (rint(2048 x) of a unit vector) always pass: their norm i
 
 **Keys.** One integer per neighbour makes the order of neighbours the order of integers:
 
-    key = (2^24 - similarity) * 2^38 + rank
+    key = (2^24 - similarity) * 2^38 + rank.
 
-where rank is the record's place in the order of record ids. Similarities lie strictly between -2^24
+Here rank is the record's place in the order of record ids. Similarities lie strictly between -2^24
 and 2^24, so a key is a positive int64, and smaller keys are exactly those that come first by
 (similarity descending, record id ascending). Keys are unique: no sort is ever asked about a tie.
 """
@@ -79,7 +79,7 @@ class Neighbors:
 
     @classmethod
     def none(cls, queries: int, k: int) -> Neighbors:
-        """What was found before anything was searched."""
+        """Return the neighbors that were found before anything was searched."""
         return cls(
             record_ids=np.full((queries, k), NO_RECORD, dtype=np.int64),
             similarities=np.full((queries, k), NO_SIMILARITY, dtype=np.int32),
@@ -122,7 +122,7 @@ class NeighborIndex(Protocol):
         """Length of a feature vector."""
 
     def __len__(self) -> int:
-        """How many records can be found: those added less those removed."""
+        """Number of records that can be found: those added less those removed."""
 
     def search(self, queries: NDArray[np.int16], k: int) -> Neighbors:
         """The first k records by (similarity descending, record id ascending), for each query.

@@ -6,8 +6,8 @@ FAISS keeps whichever of tied records it met first, so its own answer is no func
 answers two other questions about every query, whether it ties or not:
 
 1. how similar is the k-th record? (`IndexFlatIP.search`, of which the similarities are kept and the ids are not)
-2. which records are at least as similar? (`IndexFlatIP.range_search`; every record has one number more, 1, and every
-   query minus that similarity, so that one radius serves all queries)
+2. which records are at least as similar? (`IndexFlatIP.range_search`. Every record has one number more, 1, and every
+   query minus that similarity, so that one radius serves all queries.)
 
 The second answer holds every record that may count, and a few more: the radius leaves room for rounding, which only
 vectors far longer than `quantize` makes them can meet. Their similarities are computed again, exactly, and compared as

@@ -1,15 +1,15 @@
 """Exact search on the shard itself: int16 as it is stored, no float32 copy, keys as they are found.
 
-Records are not loaded at all. A search packs two MiB of them at a time for each thread, from where they lie (the mapped
-shard, or memory), multiplies them with all queries by `pair_kernel`, and keeps of each query the keys that can still be
-among the first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose
-similarity only equals that comes after it by definition, and ties need no second look.
+Records are not loaded at all. A search packs two MiB of them at a time for each thread, from the mapped shard or
+memory, and multiplies them with all queries by `pair_kernel`. Of each query it keeps the keys that can still be among
+the first: those above the similarity of the worst one kept. Places ascend within a block, so a record whose similarity
+only equals that comes after it by definition, and ties need no second look.
 
-**What is kept is cleared out on a public schedule**: after the first k + e records, with e = 24 sqrt(k) + 256, and then
-whenever as many again have been looked at as before. Between two of these a query gets about k keys more. How many
-exactly depends on the order of the records, which is random by their ids, and on nothing they hold: of the records in
-question each that is nearer than the k-th is as likely to be among the new half as among the old, so that k + e of
-2 k + e are new has a chance of at most exp(-e^2 / (4 k + 2 e)) < 2^-200 (Hoeffding). Only then queries are cleared out
+**What is kept is cleared out on a public schedule**: after the first k + e records, with e = 24 sqrt(k) + 256. Then it
+is cleared whenever as many again have been looked at as before. Between two of these a query gets about k keys more.
+The exact number depends on the order of the records, which is random by their ids, and on nothing they hold. Of the
+records in question each that is nearer than the k-th is as likely to be among the new half as among the old. So k + e
+of 2 k + e are new with a chance of at most exp(-e^2 / (4 k + 2 e)) < 2^-200 (Hoeffding). Only then queries are cleared
 in between, so that every order is answered rightly.
 """
 
@@ -90,11 +90,11 @@ class Int16Block:
             )
             for start in range(0, len(self), packed_rows):
                 stop = min(len(self), start + packed_rows)
-                features, rows = self._rows.part(start, stop).source()
-                packed = _pack(kernel, features, rows, kernel.rows_per_panel, each, threads)
+                part = self._rows.part(start, stop)
+                packed = _pack(kernel, part.features, part.rows, kernel.rows_per_panel, each, threads)
                 ranks = np.arange(start, stop)
                 each(partial(_Lane.take, packed=packed, ranks=ranks), lanes)
-            unmap_pages(self._rows.source()[0])
+            unmap_pages(self._rows.features)
             return np.concatenate(each(_Lane.first, lanes))
 
 
@@ -254,14 +254,14 @@ def _pack(
 
 
 def _equal_parts(queries: NDArray[np.int16], parts: int, group: int) -> list[NDArray[np.int16]]:
-    """The queries in at most so many parts of whole groups."""
+    """The queries in at most `parts` parts of whole groups."""
     step = group * -(-len(queries) // (group * parts))
     return [queries[start : start + step] for start in range(0, len(queries), step)]
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[Callable[..., list]]:  # type: ignore[type-arg]
-    """`map` in so many threads, done when it returns."""
+    """`map` in `count` threads, done when it returns."""
     if count == 1:
         yield lambda work, items: [work(item) for item in items]
         return

@@ -7,11 +7,11 @@ among equals: there are none. Every device holds one part, ranks in a row, and p
 
 **Groups.** A device multiplies faster than it selects, so most similarities are looked at once. A tile is cut into
 groups of records, ranks in a row, and a group is known by the key made of its largest similarity and its first rank.
-The `count` groups of smallest such keys hold the `count` first records: let a, with similarity s and rank r, be one of
-these, in group A with largest similarity S >= s and first rank R <= r. A group B before A has either a similarity above
-S, or one equal to S and, because groups are ranges of ranks, only ranks below R; in both cases a record before a. There
-are fewer than `count` records before a, so fewer than `count` such groups. Only the chosen groups' similarities become
-keys.
+The `count` groups of smallest such keys hold the `count` first records. Proof: let a, with similarity s and rank r, be
+one of these, in group A with largest similarity S >= s and first rank R <= r. A group B before A has a similarity above
+S, or one equal to S. In the second case it has only ranks below R, because groups are ranges of ranks. In both cases it
+holds a record before a. There are fewer than `count` records before a, so fewer than `count` such groups. Only the
+chosen groups' similarities become keys.
 
 **Padding.** Every panel is whole: the last one is filled up with rows of zeros, whose keys are NO_KEY, the last there
 are. So whether groups are chosen first follows from the count asked for, and never from how many records there are.
@@ -27,7 +27,7 @@ two); so does TF32. Rows are therefore kept as float16: as many bytes as on disk
 
 **Products and sums.** Two such numbers multiply to an integer of at most 2^22, which the multipliers of tensor cores
 and of float32 hold exactly. By Cauchy and Schwarz the sum over *any* subset of coordinates stays below 2^24 in
-absolute value, so every partial sum, in whatever order and grouping, is an integer that float32's 24 bits hold. An
+absolute value. So every partial sum, in whatever order and grouping, is an integer that float32's 24 bits hold. An
 accumulator that aligns its summands to the largest and cuts off what lies below 24 bits cuts nothing off an integer.
 So
 
@@ -35,7 +35,7 @@ So
 
 is exact for every dimension and every admitted grid, provided the sum is *kept in float32*: no limbs are needed. It is
 not exact where partial sums are rounded to half precision, or kept in fewer than 24 bits. Switches that allow the first
-are off for the time of a product and set back to what they were; the second is found by the probe (`device_probe`)
+are off for the time of a product and set back to what they were. The second is found by the probe (`build.probe`)
 before anybody pays, and by four random queries in full at every load (`exact_index`).
 
 On a processor a tile of records is converted to float32 first and multiplied in
@@ -127,7 +127,7 @@ class TorchPart:
 
     def _first(self, asked: Tensor, count: int, panels: int) -> Tensor:
         best = torch.full((len(asked), count), NO_KEY, dtype=torch.int64, device=self._device)
-        # The last panel is a tile of its own, so that only there it is looked for what fills it up.
+        # The last panel is a separate tile: only there it is looked for what fills it up.
         starts = [*range(0, self._panels - 1, panels), self._panels - 1, self._panels]
         for start, stop in itertools.pairwise(panel * self._panel_rows for panel in starts):
             similarities, ranks = self._product(asked, self._rows[start:stop]), self._ranks[start:stop]
@@ -159,7 +159,7 @@ class TorchBlock:
 
     def first_keys(self, queries: NDArray[np.int16], count: int) -> NDArray[np.int64]:
         with _faults(), exact_sums():
-            # All devices are told what to do before any is waited for.
+            # All devices get their work before any is waited for.
             begun = [part.begin(np.array(queries, dtype=np.int16, order="C"), count) for part in self._parts]
             found = [cast("NDArray[np.int64]", keys.cpu().numpy()) for keys in begun]
         if len(found) == 1:
@@ -267,12 +267,12 @@ def interleaved(rows: Tensor) -> Tensor:
 
 
 def _by_groups(groups: int, count: int) -> bool:
-    """Whether choosing groups first saves anything."""
+    """Tell whether choosing groups first saves anything."""
     return 2 * count <= groups
 
 
 def _bytes(rows: int, count: int) -> int:
-    """What selecting from so many records takes, per query."""
+    """Memory of selecting from `rows` records, per query."""
     if _by_groups(rows // _GROUP, count):
         return _BYTES_PER_GROUPED_CELL * rows + _BYTES_PER_CELL * _GROUP * count
     return _BYTES_PER_CELL * rows
@@ -319,7 +319,7 @@ def _smallest(keys: Tensor, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """What torch says of a device that failed or is full, as the index understands it."""
+    """Turn torch's word about a device that failed or is full into a DeviceFault."""
     try:
         yield
     except RuntimeError as error:  # out of memory, a kernel that failed, a library on it that did
@@ -332,7 +332,7 @@ def half_product(queries: Tensor, records: Tensor) -> Tensor:
 
 
 def single_product(queries: Tensor, records: Tensor) -> Tensor:
-    """The same in float32; `records` is a tile, so that no whole set is converted."""
+    """Multiply in float32; `records` is a tile, so that no whole set is converted."""
     return torch.mm(queries.float(), records.float().T)
 
 

@@ -4,31 +4,31 @@ Where everything fits there is one part, loaded when the index is built and kept
 size, or on a device with less room, parts are loaded from the features during a search, one at a time, and dropped
 again. So a limit decides how often the shard is read, and never whether it can be answered from.
 
-Removed records are gone at once: what is kept is loaded anew without them when they are removed, so that a search does
+Removed records are gone at once: the kept parts load again without them when they are removed, so that a search does
 not know of them.
 
-**Sizes follow from public numbers**: the limit, the dimension, the count asked for, and a public number of rows in
-place of how many there are: what the shard's site declared (`max_records`), else UNDECLARED_RECORDS. Under a limit
+**Sizes follow from public numbers**: the limit, the dimension, the count asked for, and a public number of rows. That
+is the bound that the shard's site declared (`max_records`), else UNDECLARED_RECORDS. Under a limit
 nothing is kept of a shard that declared nothing. Only how many parts there are follows from the number of records. No
 limit refuses a number of records, which would tell that number: whether it suffices follows from the dimension alone,
 and `check_memory_limit` says so before there is anything to answer.
 
-**The limit** bounds the anonymous memory that building and searching an index add at any moment beyond: the arrays
-passed in, a mark for every record, the Neighbors returned, and the fixed workspace a matrix library keeps per thread (a
-few MiB, whatever the size of the shard). Pages of a memory-mapped shard are page cache, which the system can take back
-at any time; they are given back all the same. On a CUDA device the same parts bound what lies there; and what it has
-free bounds them, limit or not.
+**The limit** bounds the anonymous memory that building and searching an index add at any moment. It does not count the
+arrays passed in, a mark for every record, the Neighbors returned, and the fixed workspace that a matrix library keeps
+per thread (a few MiB, whatever the size of the shard). Pages of a memory-mapped shard are page cache, which the system
+can take back at any time; they are given back all the same. On a CUDA device the same parts bound what lies there; and
+what it has free bounds them, limit or not.
 
 **Checked.** Every record is checked once to be found when the index is built: four random queries over each part, in
-full. Recomputing the similarity of what an engine returned cannot see a record that it did not return: one lost on the
-way to a device, in a tile, or by a selection that is wrong for some shape. Two of the queries are records of the part,
-whose similarity to themselves is the largest there is; two are random vectors of nearly the largest norm, so that 24
-bits are needed. A device that fails, is full or does not compute exactly is left for the processor, at whatever time:
-an answer that is charged is given.
+full. Recomputing the similarity of what an engine returned cannot see a record that it did not return. Such a record
+may be lost on the way to a device, in a tile, or by a selection that is wrong for some shape. Two of the queries are
+records of the part, whose similarity to themselves is the largest there is. Two are random vectors of nearly the
+largest norm, so that 24 bits are needed. A device that fails, is full or does not compute exactly is left for the
+processor, at whatever time: an answer that is charged is given.
 
 **Engines.** An engine loads records, and a block of them finds first keys; the plain engine needs nothing but numpy. A
 block compares similarity and place in the order of ids as one number (`definition`, "Keys"), so no engine ever
-chooses among tied records, and a tie takes no work of its own. Which operations a search runs follows from public
+chooses among tied records, and a tie takes no extra work. Which operations a search runs follows from public
 numbers: the dimension, the number of queries, the count asked for. The number of records decides how many tiles there
 are, and nothing else.
 """
@@ -253,7 +253,7 @@ class ExactIndex:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the records stay loaded between searches."""
+        """True if the records stay loaded between searches."""
         return self._kept is not None
 
     def __len__(self) -> int:
@@ -270,7 +270,7 @@ class ExactIndex:
             return self._search(queries, k)
 
     def remove(self, record_ids: NDArray[np.int64], *, missing_ok: bool = False) -> int:
-        """See NeighborIndex.remove. Everything is loaded anew: a search must not know how many were removed."""
+        """See NeighborIndex.remove. Everything loads again: a search must not know how many were removed."""
         removed = self._alive.remove(record_ids, missing_ok=missing_ok)
         self._settle()
         return removed
@@ -302,7 +302,7 @@ class ExactIndex:
         log.error("a device failed; neighbours are found by the processor from now on", extra={"cause": str(fault)})
         self.fault = str(fault)
         self._unload()
-        # The plain engine: whatever else is installed, it is there, and has no switch of its own.
+        # The plain engine: whatever else is installed, it is there, and has no switch.
         self.engine = NumpyEngine()
         if self._limit is None:
             self._limit = _PROCESSOR_BYTES

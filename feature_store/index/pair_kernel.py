@@ -3,8 +3,8 @@
 `vpmaddwd` multiplies two int16 of one vector with two of another and adds both products into an int32; `vpdpwssd`
 (VNNI) adds them to a sum as well. That is two products per 32 bits where float32 has one, on half the bytes, and no
 rounding anywhere. No library within reach offers it on processors of more than one maker (BENCHMARKS.md, "Exact search
-on a processor"), so the few loops below are written in LLVM's own terms and compiled by llvmlite in a tenth of a
-second: on AVX2, AVX-512 and with VNNI or without. This is the only module that imports llvmlite.
+on a processor"). So the few loops below are written in LLVM's own terms, and llvmlite compiles them in a tenth of a
+second: for AVX2 and AVX-512, with VNNI or without. This is the only module that imports llvmlite.
 
 Both sides are packed first. A panel of records holds, for one pair of coordinates after the other, that pair of each of
 its `rows_per_panel` records; queries lie in groups of `queries_per_group` in the same way. `score` walks over groups
@@ -51,7 +51,7 @@ class PairKernel:
         score: (records, panels, panels at a time, queries, groups, pairs of coordinates, records that count,
             ranks int64 *, thresholds int32 *, counts int64 *, keys int64 *, capacity, step) -> next step. Every record
             whose similarity is above its query's threshold has its key put at keys[query, counts[query]]. It stops
-            before a step for which a query of the group lacks room, to be called again with that step; the last step is
+            before a step for which a query of the group lacks room, to be called again with that step. The last step is
             that of ceil(panels / panels at a time) * groups.
         code: keeps the compiled code alive.
     """
@@ -108,7 +108,7 @@ def compile_kernel(*, without: frozenset[str] = frozenset()) -> PairKernel:
 
 
 def _may_run_new_code() -> bool:
-    """Whether memory that was written may be made executable; LLVM ends the process where it may not."""
+    """Tell whether memory that was written may be made executable; LLVM ends the process where it may not."""
     protect = getattr(ctypes.CDLL(None), "mprotect", None) if hasattr(mmap, "PROT_EXEC") else None
     if protect is None:
         return True

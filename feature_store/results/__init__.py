@@ -1,4 +1,4 @@
-"""Files that a job leaves on disk: one codec per kind of file, whoever writes it, the service or `labeler run`.
+"""Files that a job leaves on disk: one codec per kind of file, for the service and for `labeler run`.
 
 questions       jobs/JOB/questions.safetensors, or failed.json and why; what the embedder is asked for
 job_process     the program that makes questions and labels images

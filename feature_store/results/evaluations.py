@@ -73,7 +73,7 @@ def released_model(model: bytes, *, name: str) -> StoredModel:
 
 
 def stated_beside(model: Path) -> NDArray[np.float64] | None:
-    """What a model states of the public images of its job, where their labels lie beside it; None where they do not."""
+    """Return the confidences of a model for the public images of its job, from the labels in its folder, if any."""
     try:
         column = pq.read_table(model.with_name("student_labels.parquet"), columns=["confidence"])["confidence"]
     except (OSError, pa.ArrowException, KeyError):

@@ -117,7 +117,7 @@ _UNIT_OF: Final[dict[str, Unit]] = {"instance": "image", "person": "person", "ag
 
 @dataclass(frozen=True)
 class _Value:
-    """What stands beside a name: words, or a digest, a key or a module to be read letter by letter."""
+    """The value of a name: words, or a digest, a key or a module to be read letter by letter."""
 
     text: str
     is_code: bool = False
@@ -131,7 +131,7 @@ def render_page(document: Evidence, *, verify_key: str = "", signature: str = ""
 
     Args:
         document: what it shows.
-        verify_key, signature: of the file beside it; empty where it is not signed.
+        verify_key, signature: of the signed file; empty where it is not signed.
     """
     facts = document.facts
     who = "the coordinator" if facts.scope.party == "coordinator" else f"agent {facts.scope.party_id}"
@@ -181,7 +181,7 @@ def _headline(document: Evidence) -> str:
 
 
 def _cards(document: Evidence) -> list[dict[str, str]]:
-    """What is promised by the one task, or how much of several there is."""
+    """Cards of the promises of the one task, or of how much several hold."""
     asked = sum(one.cadence.questions_charged for one in document.tasks)
     rounds = sum(one.cadence.rounds_charged for one in document.tasks)
     paid = _card("questions paid for", f"{asked:,}", f"in {_count(rounds, 'round')}")

@@ -32,7 +32,7 @@ from labeler.system.files import replace_file, replacing, sync_folder
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be written.
+    """An export to write.
 
     Attributes:
         table: labels of every image.
@@ -70,7 +70,7 @@ LABEL_STUDIO_IMAGE = "image"
 
 
 def config_beside(out: Path) -> Path:
-    """Where the labeling configuration of Label Studio tasks lies."""
+    """Return the path of the labeling configuration of Label Studio tasks."""
     return out.with_suffix(".config.xml")
 
 
@@ -93,7 +93,7 @@ def label_studio_config(table: pa.Table) -> bytes:
 
 
 def write_csv(wanted: Wanted) -> Path:
-    """`file_name,label,confidence,origin`: beside the images as metadata.csv, `datasets` and AutoML tools read it.
+    """`file_name,label,confidence,origin`: as metadata.csv among the images, `datasets` and AutoML tools read it.
 
     Of attributes `file` and a column of 1 and 0 for each, as `labeler embed --attributes` reads them.
     """
@@ -103,15 +103,17 @@ def write_csv(wanted: Wanted) -> Path:
     if are_attributes(wanted.table):
         columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
         writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
+    if are_attributes(wanted.table):
+        columns = [name for name in wanted.table.schema.names if name.startswith(LABEL)]
+        writer.writerow([FILE_HEADINGS[0], *(name.removeprefix(LABEL) for name in columns)])
         has = [wanted.table[name].to_pylist() for name in columns]
         for source, *row in zip(wanted.table["source"].to_pylist(), *has, strict=True):
             writer.writerow([source, *(int(one) for one in row)])
-        replace_file(wanted.out, text.getvalue().encode())
-        return wanted.out
-    stamp_of(wanted.table)
-    writer.writerow(["file_name", "label", "confidence", "origin"])
-    for row in wanted.table.to_pylist():
-        writer.writerow([row["source"], row["label_name"], f"{row['confidence']:.4f}", row["origin"]])
+    else:
+        stamp_of(wanted.table)
+        writer.writerow(["file_name", "label", "confidence", "origin"])
+        for row in wanted.table.to_pylist():
+            writer.writerow([row["source"], row["label_name"], f"{row['confidence']:.4f}", row["origin"]])
     replace_file(wanted.out, text.getvalue().encode())
     return wanted.out
 
@@ -119,8 +121,8 @@ def write_csv(wanted: Wanted) -> Path:
 def write_label_studio(wanted: Wanted) -> Path:
     """A JSON array of tasks; each label is a prediction with its score, so that a person can accept or correct it.
 
-    Tasks come least certain first: Label Studio shows them in this order. Beside it lies the labeling configuration of
-    the project, which `config_beside` names.
+    Tasks come least certain first: Label Studio shows them in this order. `config_beside` names the labeling
+    configuration of the project.
     """
     stamp = stamp_of(wanted.table)
     config = config_beside(wanted.out)
@@ -189,7 +191,7 @@ def _task(row: dict[str, Any], image_root: str, stamp: ImageStamp) -> dict[str, 
 
 
 def picture(root: Path, name: str) -> Path:
-    """The file of an image.
+    """Return the file of an image.
 
     Raises:
         BadData: it is not there, or lies outside of the folder.
@@ -201,7 +203,7 @@ def picture(root: Path, name: str) -> Path:
 
 
 def pictures(root: Path | None, names: Iterable[str]) -> list[Path]:
-    """All of them, looked for before anything is written.
+    """Return the files of all images, looked for before anything is written.
 
     Raises:
         InvalidSetting: no folder was named.
@@ -225,11 +227,15 @@ def check_new(out: Path) -> None:
 LABELS_FILE = "labels.parquet"
 CROISSANT_FILE = "croissant.json"
 
-_CONTEXT: dict[str, Any] = {
+_TERMS = (
+    "@language", "@vocab", "citeAs", "column", "conformsTo", "cr", "rai", "prov", "data", "dataType", "dct",
+    "equivalentProperty", "examples", "extract", "field", "fileProperty", "fileObject", "fileSet", "format", "includes",
+    "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex", "repeated",
+    "replace", "samplingRate", "sc", "separator", "source", "subField", "transform",
+)  # fmt: skip
+_CONTEXT: dict[str, Any] = {term: f"cr:{term}" for term in _TERMS} | {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
     "cr": "http://mlcommons.org/croissant/",
     "rai": "http://mlcommons.org/croissant/RAI/",
@@ -237,32 +243,8 @@ _CONTEXT: dict[str, Any] = {
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileProperty": "cr:fileProperty",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
 }
 _COLUMNS = (
     ("source", "sc:Text", "Name of the image, as it was sent."),

@@ -21,7 +21,7 @@ from labeler.errors import BadData, InvalidSetting
 
 
 class Origin(StrEnum):
-    """How an image came by its label."""
+    """The source of an image's label."""
 
     ASKED = "asked"
     """It was a question itself, and its answer was released; the other answers may outweigh a noisy one of its own."""
@@ -47,7 +47,7 @@ student's, together with the released answer about the image itself where it was
 
 @dataclass(frozen=True)
 class ImageStamp:
-    """What the labels of one job have in common, written into the schema's metadata.
+    """The facts that all labels of one job share, written into the schema's metadata.
 
     Attributes:
         classes: names in label order.
@@ -115,13 +115,13 @@ def image_label_table(
 
 
 def stamp_of(table: pa.Table) -> ImageStamp:
-    """What a table of image labels says of its job.
+    """Return the facts of its job that a table of image labels holds.
 
     Raises:
         BadData: it is no such table, or one of an earlier version.
         InvalidSetting: it is of attributes (feature_store.results.image_labels).
     """
-    if b"attributes" in (table.schema.metadata or {}):
+    if are_attributes(table):
         raise InvalidSetting(
             "these images have attributes, any number each, and this format holds one class per image; read "
             "student_labels.parquet itself, which has a column for each attribute"
@@ -189,5 +189,5 @@ def attribute_label_table(
 
 
 def are_attributes(table: pa.Table) -> bool:
-    """Whether a table of image labels is of attributes."""
+    """Tell whether a table of image labels is of attributes."""
     return b"attributes" in (table.schema.metadata or {})

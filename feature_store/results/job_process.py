@@ -8,11 +8,11 @@ r"""The program that makes a job's questions and labels its images, in a process
     jobs/JOB/upload.parquet, shard   names and features of images    /        or image-labels.json: why there are none
                                      of an evaluation                         evaluation.json, student.safetensors
 
-With arguments it chooses the questions of one job and ends: choosing clusters may take minutes and gigabytes. A few
-vectors are chosen from without it, by whoever calls `write_questions`. Without arguments it reads orders to label from
-its input, a line of JSON each, and answers each with an exit code on a line; it stays for further jobs, because loading
-its libraries takes longer than a small one. So no coordinator grows with the size of its jobs. All it reads is public
-or released: what it makes is post-processing, and costs no privacy. The same files give the same results.
+With arguments it chooses the questions of one job and ends: choosing clusters may take minutes and gigabytes. Another
+process calls `write_questions` itself for a few vectors. Without arguments it reads orders to label from its input, a
+line of JSON each, and answers each with an exit code on a line. It stays for further jobs, because loading its
+libraries takes longer than a small one. So no coordinator grows with the size of its jobs. All it reads is public or
+released: what it makes is post-processing, and costs no privacy. The same files give the same results.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def label_job(order: LabelingOrder) -> None:
     Raises:
         BadData: nothing was answered, or a file cannot be read.
     """
-    # Here: whoever only makes orders loads no learning library.
+    # Here: a process that only makes orders loads no learning library.
     from feature_store.results.image_labels import attribute_label_table
     from feature_store.results.pseudo_labels import answers_of, task_of
     from feature_store.students.attributes import attributes_of
@@ -217,7 +217,11 @@ def label_job(order: LabelingOrder) -> None:
 
     folder = Path(order.folder)
     questions = read_stored_questions(folder / QUESTIONS)
-    features = questions.images if questions.images is not None else _features(folder, order.source)
+    features = questions.images
+    if features is None and order.source == "features":
+        features = given_features(folder / UPLOAD)
+    elif features is None:
+        features = np.asarray(Shard.open(folder / SHARD, verify=False).features)
     try:
         table = pq.read_table(folder / LABELS)
         sources = pq.read_table(folder / UPLOAD, columns=["name"])["name"].to_pylist()
@@ -305,17 +309,11 @@ def _write_evaluation(
     replace_file(folder / EVALUATION, evaluation_bytes(document), mode=0o600)
 
 
-def _features(folder: Path, source: str) -> NDArray[np.int16]:
-    if source == "features":
-        return given_features(folder / UPLOAD)
-    return np.asarray(Shard.open(folder / SHARD, verify=False).features)
-
-
 # The program.
 
 
 def label_ordered() -> int:
-    """Label every job that is ordered, until nobody has ordered one for a while."""
+    """Label every job that is ordered, until no order has come for a while."""
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
         wanted = json.loads(line)
         bound_process(

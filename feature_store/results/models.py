@@ -10,8 +10,7 @@ job released. Either labels new images of the same backbone:
 Every number of a student follows from public features and a release (post-processing), so that the card of the release
 is the student's as well.
 
-Beside it in the folder of a finished run lies what `labeler student` needs (`ForStudents`): questions, and the public
-shard.
+The folder of a finished run also holds what `labeler student` needs (`ForStudents`): questions, and the public shard.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def model_file(
 
 @dataclass(frozen=True)
 class Measured:
-    """How often a model is right by what it states, as an evaluation at the sites found (`labeler.evaluation`).
+    """The share that a model is right on by what it states, as an evaluation at the sites found (`labeler.evaluation`).
 
     Attributes:
         edges: between bands of what the model states of its predicted class, ascending.
@@ -167,7 +166,7 @@ class StoredModel:
         return str(self.card.get("task_digest", ""))
 
     def predict_proba(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        """How sure it is of each class, shape (n, num_classes), rows sum to one, but of attributes.
+        """Return its confidence in each class, shape (n, num_classes), rows sum to one, but of attributes.
 
         For a student calibrated (feature_store.students.answers); for a linear model the softmax of its scores,
         which nothing has calibrated. Where an evaluation measured it, what that found.
@@ -181,16 +180,16 @@ class StoredModel:
         return self.stated(self.own_probabilities(features))
 
     def own_probabilities(self, features: NDArray[np.int16]) -> NDArray[np.float64]:
-        """The same as the model has them by itself, which order images more finely than an evaluation's bands."""
+        """Return the model's own probabilities, which order images more finely than an evaluation's bands."""
         return self._scorer(features)
 
     def stated(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What is stated of the model's own probabilities: the same class, as sure as an evaluation found."""
+        """Return the stated probabilities: the same class, as sure as an evaluation found."""
         return own if self.measured is None else self.measured(own)
 
     @cached_property
     def _scorer(self) -> Callable[[NDArray[np.int16]], NDArray[np.float64]]:
-        """What scores features, made of the arrays once."""
+        """The function that scores features, made of the arrays once."""
         if self.kind == ATTRIBUTES:
             from feature_store.students.attributes import AttributeHeads
 
@@ -260,6 +259,7 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
     try:
         arrays, metadata = arrays_from_bytes(data)
         about = json.loads(metadata["labeler"])
+        measured = about.get("measured")
         model = StoredModel(
             kind=str(about["kind"]),
             classes=tuple(map(str, about["classes"])),
@@ -267,7 +267,9 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
             backbone=str(about.get("backbone", "")),
             job_id=str(about.get("job_id", "")),
             arrays=arrays,
-            measured=_measured(about.get("measured")),
+            measured=None
+            if measured is None
+            else Measured(tuple(measured["edges"]), tuple(map(tuple, measured["stated"]))),
             probe=str(about.get("probe", "")),
         )
         _check(model)
@@ -276,12 +278,6 @@ def model_of_bytes(data: bytes, *, name: str) -> StoredModel:
             f"{name} is no model of a job; name the student.safetensors or model.safetensors that a job gave"
         ) from None
     return model
-
-
-def _measured(about: Mapping[str, Any] | None) -> Measured | None:
-    if about is None:
-        return None
-    return Measured(tuple(map(float, about["edges"])), tuple(tuple(map(float, row)) for row in about["stated"]))
 
 
 def _check(model: StoredModel) -> None:
@@ -330,7 +326,7 @@ class ForStudents:
 
 
 def read_for_students(folder: Path) -> ForStudents:
-    """What a finished run left.
+    """Read the public facts that a finished run left.
 
     Raises:
         BadData: a file is missing or damaged.

@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class JobStamp:
-    """What every row of one job has in common.
+    """The facts that all rows of one job share.
 
     Attributes:
         backbone: name of the backbone, for people.
@@ -109,7 +109,7 @@ def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Seque
             AnswerStatus.ABSTAINED if label == ABSTAINED_LABEL else AnswerStatus.ANSWERED
             for label in one.release.labels.tolist()
         ]
-    table = pseudo_label_table(
+    return pseudo_label_table(
         task,
         stamp,
         query_ids=names.query_ids,
@@ -119,8 +119,6 @@ def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Seque
         ledger_seq=sequence,
         noisy_votes=votes,
     )
-    table = _without_unopened(table, labels)
-    return table if task.attributes_per_record is None else _without_labels(table)
 
 
 def model_label_table(
@@ -132,7 +130,7 @@ def model_label_table(
     *,
     ledger_seq: int,
 ) -> pa.Table:
-    """What a released model says of every image, in the fixed schema; without votes, since none were counted.
+    """The labels that a released model gives to every image, in the fixed schema; no votes, since none were counted.
 
     Args:
         task: of a method that asks for a model.
@@ -168,9 +166,9 @@ def pseudo_label_table(
     """Put the answers of a job into the fixed schema.
 
     Args:
-        task: the task; its digest, sigma and k stand in every row.
+        task: the task; every row has its digest, sigma and k.
         query_ids, sources, statuses, ledger_seq: one entry per query.
-        labels: int16, shape (num_queries,); -1 where there is no answer.
+        labels: int16, shape (num_queries,); -1 where there is no answer, and no votes.
         noisy_votes: float64, shape (num_queries, num_classes), of the histogram release; None for winner.
 
     Raises:
@@ -184,11 +182,16 @@ def pseudo_label_table(
     if task.release == "winner" and noisy_votes is not None:
         raise InvalidSetting("the winner release opens no votes, so none can be stored")
     count = len(query_ids)
-    names = pa.array([*task.classes, None], pa.string()).take(pa.array(np.where(labels < 0, task.num_classes, labels)))
     votes = pa.nulls(count, pa.list_(pa.float64()))
     if noisy_votes is not None:
         offsets = np.arange(count + 1, dtype=np.int32) * task.num_classes
         votes = pa.ListArray.from_arrays(pa.array(offsets), pa.array(noisy_votes.ravel()))
+        # Null where nothing was opened: a NaN would look like an answer.
+        votes = votes.take(pa.array(np.arange(count), mask=labels < 0))
+    if task.attributes_per_record is not None:
+        # Any number of attributes may hold, so none is the label: the votes say how many there are.
+        labels = np.full(count, ABSTAINED_LABEL, dtype=np.int16)
+    names = pa.array([*task.classes, None], pa.string()).take(pa.array(np.where(labels < 0, task.num_classes, labels)))
 
     def same(value: object, kind: pa.DataType) -> pa.Array:
         return pa.repeat(pa.scalar(value, kind), count)
@@ -219,34 +222,12 @@ def pseudo_label_table(
     return pa.table(columns, schema=SCHEMA.with_metadata(metadata))
 
 
-def _without_labels(table: pa.Table) -> pa.Table:
-    """Of attributes, any number of which may hold, no one is the label: the votes say how many there are."""
-    none = {
-        "label": pa.array(np.full(len(table), ABSTAINED_LABEL), pa.int16()),
-        "label_name": pa.nulls(len(table), pa.string()),
-    }
-    for name, column in none.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), column)
-    return table
-
-
-def _without_unopened(table: pa.Table, labels: NDArray[np.int16]) -> pa.Table:
-    """Null votes where nothing was opened: a NaN would look like an answer."""
-    if not (labels == ABSTAINED_LABEL).any():
-        return table
-    place = table.schema.get_field_index("noisy_votes")
-    rows = table.column("noisy_votes").combine_chunks()
-    kept = pa.array(np.arange(len(labels)), mask=labels == ABSTAINED_LABEL)
-    return table.set_column(place, table.schema.field(place), rows.take(kept))
-
-
 _BLOCK_ROWS = 4096
 
 
 @dataclass(frozen=True)
 class QuestionNames:
-    """What a job asked, in words.
+    """The questions of a job, in words.
 
     Attributes:
         query_ids: one per answer.
@@ -282,8 +263,8 @@ def query_rows(
 ) -> NDArray[np.int64]:
     """The image that each answer is about, or the one most similar to it in its cluster; the lowest row among equals.
 
-    Similarity is the cosine with the centre. Products of quantised features are whole numbers below 2^53, so that it
-    is the same number wherever it is computed.
+    Similarity is the cosine with the center. Products of quantized features are whole numbers below 2^53, so every
+    machine computes the same number.
 
     Args:
         rows: shape (num_answers,), -1 for the centre of a cluster.
@@ -341,7 +322,7 @@ def answers_of(
     assignment: NDArray[np.int64],
     contributors: int | None = None,
 ) -> NoisyAnswers:
-    """What a table of questions says to a student.
+    """Return the answers of a table of questions, for a student.
 
     Args:
         table: see feature_store.results.pseudo_labels; a row per question, or per image where a model was asked for.

@@ -1,16 +1,16 @@
 """The files of a job's questions: what the embedder is asked for, and the questions as stored or why there are none.
 
-The same questions are the same bytes, so that a file made twice is one file. What is asked of the embedder is one small
-file per job, in a folder per requester, beside the jobs:
+The same questions are the same bytes, so that a file made twice is one file. A request to the embedder is one small
+file per job, in a folder per requester, next to the folder of jobs.
 
-    HOME/embedding/LANE/JOB.json        there while the job waits for features; LANE stands for who asks
+    HOME/embedding/LANE/JOB.json        there while the job waits for features; LANE stands for the requester.
 
-The coordinator writes a file as long as a job waits and takes it away when the job ends; the embedder looks between
-two images whether it is still there. So work ends with its job, whoever dies.
+The coordinator writes a file as long as a job waits and takes it away when the job ends. Between two images the
+embedder looks for the file. So work ends with its job, whatever dies.
 
-A lane is one requester. Lanes take turns (`EmbedBoard.turn`), and so do the jobs of a lane: whoever sends much waits
-for itself. A turn is a lock on a file of its lane, LANE/turn, which the system frees when its holder dies. The file
-says how often a turn was begun since one has ended, and its time when that was.
+A lane is one requester. Lanes take turns (`EmbedBoard.turn`), and so do the jobs of a lane: a requester who sends much
+delays only their own jobs. A turn is a lock on a file of its lane, LANE/turn, which the system frees when its holder
+dies. The file says how often a turn was begun since one has ended, and its time when that was.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ IMAGE_FAILURE: Final = "image-labels.json"
 
 @dataclass(frozen=True, eq=False)
 class StoredQuestions:
-    """What a job asks.
+    """The questions of a job.
 
     Attributes:
         features: int16, shape (queries, dimension), quantised.
@@ -73,7 +73,7 @@ class StoredQuestions:
 
     @property
     def asks_clusters(self) -> bool:
-        """Whether queries are centres of clusters rather than images."""
+        """True if queries are centers of clusters rather than images."""
         return bool((self.rows < 0).any())
 
     def to_bytes(self) -> bytes:
@@ -125,7 +125,7 @@ def read_questions(path: Path) -> NDArray[np.int16]:
 
 
 def unasked(images: Sequence[Skipped], *, all_were_looked_at: bool = True) -> UnreadableImage:
-    """Why a job asks nothing: a question must not vanish silently, nor the labels of others move to its place.
+    """Explain why a job asks nothing: a question must not vanish silently, nor the labels of others move to its place.
 
     Args:
         images: that cannot be asked about, at least one; the first `MOST_NAMED` are named.
@@ -150,7 +150,7 @@ def write_failure(folder: Path, error: LabelerError, *, name: str = FAILURE) -> 
 
 
 def read_failure(path: Path) -> LabelerError:
-    """Why the questions could not be prepared, or the images not labelled, as an error of the tree."""
+    """Return the reason why questions or labels could not be prepared, as an error of the tree."""
     try:
         found = json.loads(path.read_bytes())
         return named_error(str(found["problem_type"]), str(found["sentence"]))
@@ -224,8 +224,8 @@ class EmbedBoard:
         """Hold the lane whose turn is longest ago, of those in which jobs wait and that no other embedder holds.
 
         Yields:
-            The lane, and how often a turn of it was begun since one has ended, this one counted: a high number says
-            that its first job ends whoever takes it. None where nobody waits.
+            The lane, and how often a turn of it was begun since one has ended, this one counted. A high number says
+            that its first job ends every process that takes it. None where no job waits.
         """
         with ExitStack() as held:
             for lane in self._lanes_in_turn():
@@ -247,7 +247,7 @@ class EmbedBoard:
             yield None
 
     def withdraw(self, job_id: str) -> bool:
-        """Ask no more for a job; whether anything was asked. Whoever works on it stops at the next image."""
+        """Ask no more for a job, and tell whether anything was asked. Its worker stops at the next image."""
         found = list(self._folder.glob(f"*/{job_id}{_SUFFIX}"))
         for path in found:
             path.unlink(missing_ok=True)
@@ -269,15 +269,15 @@ class EmbedBoard:
         return [job_id for lane in self._lanes() for job_id in self.jobs(lane)]
 
     def has_other_lanes(self, lane: str) -> bool:
-        """Whether somebody else waits too."""
+        """Tell whether another requester waits too."""
         return any(self.jobs(other) for other in self._lanes() if other != lane)
 
     def is_wanted(self, lane: str, job_id: str) -> bool:
-        """Whether the job still waits."""
+        """Tell whether the job still waits."""
         return self._path(lane, job_id).exists()
 
     def read(self, lane: str, job_id: str) -> EmbedRequest:
-        """What is asked for.
+        """Return the request for a job.
 
         Raises:
             BadData: it cannot be read.

@@ -1,20 +1,20 @@
-"""How well each class is found where the truth is known, and how to find one class better.
+"""Scores of each class where the truth is known, and a way to find one class better.
 
 Where classes are unequal, the share that is right says little: of nine healthy images to one that is not, "healthy" is
-right nine times in ten. So beside it stand the recall of each class (of the images that are of it, the share so
-labeled), their mean (balanced accuracy), and of two classes the AUROC: the chance that an image of the second class is
-given more of it than one of the first, ties counting half (Hanley, McNeil 1982).
+right nine times in ten. So the recall of each class is given too: of the images that are of it, the share so labeled.
+Its mean is the balanced accuracy. For two classes the AUROC is the chance that an image of the second class is given
+more of it than one of the first, ties counting half (Hanley, McNeil 1982).
 
 A **preference** moves the threshold of one class. It reads a model's probabilities and public truth alone, so it is
 post-processing and costs no privacy. Let p be the probability that the model itself gives the class. An image gets the
-class where p is at least t, else the most probable of the others. For a recall of r the threshold t is
+class where p is at least t, else the most probable of the others. For a recall of r the threshold t follows.
 
-* with n labeled public images of the class: the k-th largest of their p, k the least whole number that is at least
-  r (n + 1). A new image of the class that is exchangeable with these ranks at each of n + 1 places alike. So it is
-  found with a chance of at least k / (n + 1), hence at least r (split conformal prediction: Papadopoulos et al. 2002;
-  Vovk et al. 2005). It needs k <= n, which is n >= r / (1 - r).
-* without: the largest t at which the images with p >= t hold at least r of the sum of all stated probabilities of the
-  class: p, or what an evaluation found it to be worth. It is right as far as they are.
+* Given n labeled public images of the class, t is the k-th largest of their p, with k the least whole number that is
+  at least r (n + 1). A new image of the class that is exchangeable with these ranks at each of n + 1 places alike. So
+  it is found with a chance of at least k / (n + 1), hence at least r (split conformal prediction: Papadopoulos et al.
+  2002; Vovk et al. 2005). It needs k <= n, which is n >= r / (1 - r).
+* Without any, t is the largest at which the images with p >= t hold at least r of the sum of all stated probabilities
+  of the class: p, or what an evaluation found it to be worth. It is right as far as they are.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Students: models trained on public images and released answers only.
 
-    release --> NoisyAnswers --> averaged | matched | centred | discriminant        (read the counts themselves)
-                             --> soft_labels --> prototypes | linear probe | spreading --> (fine-tuned network)
+    release --> NoisyAnswers --> matched | discriminant                      (read the counts themselves)
+                             --> soft_labels --> prototypes | spreading
 
-`fit_student("planned", ...)` is the default. They lie below both `api` and `workers`, because a service labels the
-images of a job in the same way as `labeler run`; the network is `workers.students.finetune`, which needs torch.
+`fit_student("planned", ...)` is the default. Students lie below both `api` and `workers`, because a service labels the
+images of a job in the same way as `labeler run`.
 """
 
 from __future__ import annotations

@@ -7,21 +7,21 @@ what is computed from it, so nothing is charged, and it may be repeated with oth
 A student's confidence is made to agree with the released votes.
 
 **A temperature for what follows from other answers.** A student says p(c | x) of each public image x, and its
-probabilities are as sharp as its form makes them: too sure or not sure enough. Let
+probabilities are as sharp as its form makes them: too sure or not sure enough. A temperature T gives
 
-    p_T(c | x) proportional to p(c | x)^(1 / T),      a_q(T) = (1 - SMEAR) sum_c rho_q(c) s_q(c; T) + SMEAR / C,
+    p_T(c | x) proportional to p(c | x)^(1 / T),      a_q(T) = (1 - SMEAR) sum_c rho_q(c) s_q(c; T) + SMEAR / C.
 
-where rho_q(c) is the share of class c among the labels that the student gives to the images of question q and s_q(c; T)
-the mean of p_T there: the impurity of the group as public geometry has it. If p_T were calibrated, a_q is the share of
-votes at q that agree with the student. With M_q votes at q the released counts give
+Here rho_q(c) is the share of class c among the labels that the student gives to the images of question q. The mean of
+p_T there is s_q(c; T): the impurity of the group as public geometry has it. If p_T were calibrated, a_q is
+the share of votes at q that agree with the student. With M_q votes at q the released counts give
 
     A_q = sum_c rho_q(c) n_qc        ~ N(M_q a_q,       sigma^2 |rho_q|^2     + M a_q),
-    D_q = sum_c (1 - rho_q(c)) n_qc  ~ N(M_q (1 - a_q), sigma^2 |1 - rho_q|^2 + M (1 - a_q)),      M_q ~ N(M, M^2),
+    D_q = sum_c (1 - rho_q(c)) n_qc  ~ N(M_q (1 - a_q), sigma^2 |1 - rho_q|^2 + M (1 - a_q)),      M_q ~ N(M, M^2).
 
-sigma the **known** noise of one coordinate, M the mean number of votes (from the sum of all counts, in which noise
-cancels). M_q is integrated out, and T maximises the product over q, times a log-normal prior around 1. Noise that
-drowns the votes so leaves the prior; votes far above the noise decide. Winners alone carry no counts, and soft labels
-are no votes: then the prior stands.
+Here sigma is the **known** noise of one coordinate, and M the mean number of votes (from the sum of all counts, in
+which noise cancels). M_q is integrated out, and T maximizes the product over q, times a log-normal prior around 1.
+Noise that drowns the votes so leaves the prior; votes far above the noise decide. Winners alone carry no counts, and
+soft labels are no votes: then the prior stands.
 
 **A posterior for what was asked itself.** The noisy counts n of one question are votes v plus normal noise. Let the
 class with most votes be each class alike beforehand, its count exponential with mean m and every other count
@@ -29,13 +29,13 @@ exponential with mean b (`asked_posterior`). Then, with f(n; m) the density of a
 
     P(class c has most votes | n) = r_c / sum_c' r_c',      r_c = f(n_c; m) / f(n_c; b).
 
-That speaks of the noiseless votes. To speak of the label it goes through how often the majority is right, for which
-stands the share of votes that agree with the student or, if that is larger, the share that the leading class gets of
-the votes about such an image (`majority_share`): voters who agree with each other about an image are believed more
-than a student who was told of other images.
+That speaks of the noiseless votes. To speak of the label it goes through how often the majority is right. Two shares
+stand for that, and the larger one is taken. One is the share of votes that agree with the student. The other is the
+share that the leading class gets of the votes about such an image (`majority_share`). Voters who agree with each other
+about an image are believed more than a student who learned of other images.
 
-SMEAR and the priors were chosen on Office-Caltech10, CIFAR-10 and USPS (`labeler bench calibration` measures them with
-other seeds): votes cast by another domain's images land beside their class more often than this domain's labels are
+SMEAR and the priors were chosen on Office-Caltech10, CIFAR-10 and USPS; `labeler bench calibration` measures them with
+other seeds. Votes cast by another domain's images land outside their class more often than this domain's labels are
 wrong.
 
 References:
@@ -196,17 +196,17 @@ def noise_of_counts(answers: NoisyAnswers) -> float:
 def soft_labels(answers: NoisyAnswers) -> NDArray[np.float64]:
     """The classes of each query as far as the release tells, shape (num_queries, num_classes), rows sum to one.
 
-    From a histogram, by empirical Bayes with the known noise. Every released coordinate is modelled as
-    n = v + sigma * z with z standard normal and v drawn from a prior g on a grid of vote counts
-    (0, then 40 geometric steps up to the largest count). g maximises the likelihood of all released
-    coordinates together (expectation-maximisation), and each v is estimated by its posterior mean
+    From a histogram, by empirical Bayes with the known noise. Every released coordinate is modeled as
+    n = v + sigma * z, with z standard normal and v drawn from a prior g on a grid of vote counts (0, then 40 geometric
+    steps up to the largest count). g maximizes the likelihood of all released coordinates together
+    (expectation-maximization). Each v is estimated by its posterior mean
 
         E[v | n] = sum_j g_j v_j phi((n - v_j) / sigma) / sum_j g_j phi((n - v_j) / sigma).
 
-    So a coordinate that noise alone explains shrinks to nothing, and one far above the noise stays. Then
-    columns are divided by their sums, because agents hold more records of one class than of another
-    (never by less than a quarter of the mean sum: a class with hardly any votes is not blown up), and rows
-    by theirs. Without noise this is the share of votes.
+    So a coordinate that noise alone explains shrinks to nothing, and one far above the noise stays. Then columns are
+    divided by their sums, because agents hold more records of one class than of another. The divisor is never less than
+    a quarter of the mean sum: a class with hardly any votes is not blown up. Rows are divided by theirs. Without noise
+    this is the share of votes.
 
     From winners: the winner, surely. Unanswered queries get the uniform distribution.
 
@@ -331,7 +331,7 @@ def fit_projection(public_features: NDArray[np.generic], *, dimensions: int, see
 
 
 def most_axes(num_classes: int) -> int:
-    """How many public axes are kept."""
+    """Return the number of public axes that are kept."""
     return min(max(40, 4 * num_classes), 256)
 
 
@@ -398,52 +398,35 @@ def fit_temperature(
     """
     if answers.noisy_votes is None or not METHODS[answers.method].counts:
         return 1.0
-    groups = _Groups(probabilities, answers, assignment)
-    logs = np.log(_TEMPERATURES) / SPREAD
-    likelihood = np.array([groups.log_likelihood(float(one)) for one in _TEMPERATURES])
-    return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
+    queries, classes = answers.noisy_votes.shape
+    sizes = np.bincount(assignment, minlength=queries)
+    kept = answers.answered & (sizes > 0)
+    sizes = np.maximum(sizes, 1)[:, None]
+    counts = np.zeros((queries, classes))
+    np.add.at(counts, (assignment, probabilities.argmax(axis=1)), 1.0)
+    shares = counts / sizes
+    votes, rest = answers.noisy_votes[kept], 1.0 - shares[kept]
+    agree, differ = (votes * shares[kept]).sum(axis=1), (votes * rest).sum(axis=1)
+    noise, mean = answers.total_sigma_votes**2, mean_votes(answers)
+    agree_noise, differ_noise = noise * (shares[kept] ** 2).sum(axis=1), noise * (rest**2).sum(axis=1)
 
-
-class _Groups:
-    """What is released and predicted of each question that was answered and stands for images."""
-
-    def __init__(
-        self, probabilities: NDArray[np.floating], answers: NoisyAnswers, assignment: NDArray[np.integer]
-    ) -> None:
-        assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
-        queries, classes = answers.noisy_votes.shape
-        sizes = np.bincount(assignment, minlength=queries)
-        self._kept = answers.answered & (sizes > 0)
-        self._assignment, self._sizes = assignment, np.maximum(sizes, 1)
-        self._probabilities = probabilities
-        self._classes = classes
-        labels = probabilities.argmax(axis=1)
-        counts = np.zeros((queries, classes))
-        np.add.at(counts, (assignment, labels), 1.0)
-        self._shares = counts / self._sizes[:, None]
-        votes = np.where(answers.answered[:, None], answers.noisy_votes, 0.0)
-        self._agree = (votes * self._shares).sum(axis=1)
-        self._differ = (votes * (1.0 - self._shares)).sum(axis=1)
-        sigma = answers.total_sigma_votes
-        self._agree_noise = sigma**2 * (self._shares**2).sum(axis=1)
-        self._differ_noise = sigma**2 * ((1.0 - self._shares) ** 2).sum(axis=1)
-        self._mean_votes = mean_votes(answers)
-
-    def log_likelihood(self, temperature: float) -> float:
-        """Of the counts that agree and differ, up to a constant; M_q integrated out."""
-        said = np.zeros_like(self._shares)
-        np.add.at(said, self._assignment, sharpened(self._probabilities, temperature))
-        agreed = (said / self._sizes[:, None] * self._shares).sum(axis=1)
-        share = np.clip((1 - SMEAR) * agreed + SMEAR / self._classes, _LEAST_SHARE, _MOST_SHARE)[self._kept]
-        mean = self._mean_votes
-        var_agree = self._agree_noise[self._kept] + mean * share
-        var_differ = self._differ_noise[self._kept] + mean * (1 - share)
-        agree, differ = self._agree[self._kept] - mean * share, self._differ[self._kept] - mean * (1 - share)
+    def log_likelihood(temperature: float) -> float:
+        """The likelihood of the counts that agree and differ, up to a constant; M_q integrated out."""
+        said = np.zeros_like(shares)
+        np.add.at(said, assignment, sharpened(probabilities, temperature))
+        agreed = (said / sizes * shares).sum(axis=1)[kept]
+        share = np.clip((1 - SMEAR) * agreed + SMEAR / classes, _LEAST_SHARE, _MOST_SHARE)
+        var_agree, var_differ = agree_noise + mean * share, differ_noise + mean * (1 - share)
+        over, under = agree - mean * share, differ - mean * (1 - share)
         # The covariance is diagonal plus M^2 g g^T with g = (a, 1 - a): inverted by Sherman and Morrison.
-        along = share * agree / var_agree + (1 - share) * differ / var_differ
+        along = share * over / var_agree + (1 - share) * under / var_differ
         length = mean**2 * (share**2 / var_agree + (1 - share) ** 2 / var_differ)
-        square = agree**2 / var_agree + differ**2 / var_differ - mean**2 * along**2 / (1 + length)
+        square = over**2 / var_agree + under**2 / var_differ - mean**2 * along**2 / (1 + length)
         return float(-0.5 * (square + np.log(var_agree) + np.log(var_differ) + np.log1p(length)).sum())
+
+    logs = np.log(_TEMPERATURES) / SPREAD
+    likelihood = np.array([log_likelihood(float(one)) for one in _TEMPERATURES])
+    return float(_TEMPERATURES[int(np.argmax(likelihood - 0.5 * logs**2))])
 
 
 def mean_votes(answers: NoisyAnswers) -> float:
@@ -473,12 +456,12 @@ def vote_agreement(labels: NDArray[np.integer], answers: NoisyAnswers, assignmen
 
 
 def majority_share(noisy_votes: NDArray[np.floating], sigma: float) -> float:
-    """What share of a question's votes its leading class gets, over all of these questions; 0 where noise hides it.
+    """Return the share of a question's votes that its leading class gets, over all of these; 0 where noise hides it.
 
-    With votes v_qc of M_q = sum_c v_qc in question q and noise of known variance, sum_c n_qc^2 - C sigma^2 and
-    (sum_c n_qc)^2 - C sigma^2 are unbiased for sum_c v_qc^2 and M_q^2. Their sums over q have the ratio
-    s = a^2 + (1 - a)^2 / (C - 1) where a share a of the votes is for one class and the rest for all others alike.
-    It is the larger root a. Nothing is said where the sum of M_q^2 is below four of its standard errors, at most
+    Let question q have votes v_qc, M_q = sum_c v_qc of them, and noise of known variance. Then sum_c n_qc^2 - C sigma^2
+    and (sum_c n_qc)^2 - C sigma^2 are unbiased for sum_c v_qc^2 and M_q^2. If a share a of the votes is for one class
+    and the rest for all others alike, their sums over q have the ratio s = a^2 + (1 - a)^2 / (C - 1). The result is
+    the larger root a. Nothing is said where the sum of M_q^2 is below four of its standard errors. These are at most
     sqrt(2 Q) C sigma^2 where there are no votes.
 
     Args:
@@ -532,10 +515,10 @@ def majority_posterior(
 def asked_posterior(
     probabilities: NDArray[np.floating], noisy_votes: NDArray[np.floating], answers: NoisyAnswers, agreement: float
 ) -> NDArray[np.float64]:
-    """What a student says of images that were questions themselves, together with what was answered about each.
+    """A student's probabilities of images that were questions themselves, together with the answer about each.
 
-    P(c | x, n) is proportional to p(c | x) sum_c' P(c' has most votes | n) K(c | c'): the majority is right with
-    probability K(c | c) = agreement and else each other class alike.
+    P(c | x, n) is proportional to p(c | x) sum_c' P(c' has most votes | n) K(c | c'). The majority is right with
+    probability K(c | c) = agreement; else each other class is alike.
 
     Args:
         probabilities: shape (num_asked, num_classes), calibrated.

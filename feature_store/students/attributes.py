@@ -1,13 +1,16 @@
 """A linear head per attribute, read off noisy votes; and what it says of every public image.
 
 Of attribute a, question q was answered with n_qa, the number of its M = k N nearest records that have the attribute,
-and noise of a known sigma. So y_qa = n_qa / M is the **share** of them, which estimates the probability that an image
-there has the attribute (nearest-neighbour regression), with noise of standard deviation s = sigma / M. Shares follow
-the public features along their leading axes z, and beyond those vary from question to question:
+and noise of a known sigma. So y_qa = n_qa / M is the **share** of them. It estimates the probability that an image
+there has the attribute (nearest-neighbor regression), with noise of standard deviation s = sigma / M. Shares follow
+the public features along their leading axes z, and beyond those vary from question to question. This is Bayesian
+linear regression whose noise is known:
 
-    y_qa = 1/2 + <w_a, (1, z_q)> + r_qa + noise,    w_a ~ N(0, alpha_a I),    r_qa ~ N(0, rho_a),    noise ~ N(0, s^2),
+    y_qa = 1/2 + <w_a, (1, z_q)> + r_qa + noise,    w_a ~ N(0, alpha_a I),    r_qa ~ N(0, rho_a),    noise ~ N(0, s^2).
 
-Bayesian linear regression whose noise is known. alpha_a and rho_a maximise the likelihood of the released numbers
+
+
+The values alpha_a and rho_a maximize the likelihood of the released numbers
 themselves (empirical Bayes, over a grid), and the weights are their posterior means. An image that was asked about is
 read together with its own answer: what is left of it there counts rho / (rho + s^2). The result, cut to 0 to 1, is the
 probability that the attribute holds; it does where that is at least one half, the majority of its neighbours.
@@ -52,12 +55,12 @@ class AttributeHeads:
     biases: NDArray[np.float64]
 
     def predict_proba(self, features: NDArray[np.generic]) -> NDArray[np.float64]:
-        """How probable each attribute is, shape (n, num_attributes); any number of them may be."""
+        """Return the probability of each attribute, shape (n, num_attributes); any number of them may hold."""
         return np.asarray(np.clip(0.5 + self.projection(features) @ self.weights.T + self.biases, 0.0, 1.0))
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """What the student consists of, by name."""
+        """All numbers of the student, by name."""
         return {
             "mean": self.projection.mean,
             "components": self.projection.components,
@@ -80,7 +83,7 @@ class AttributeHeads:
 
 @dataclass(frozen=True, eq=False)
 class LabelledAttributes:
-    """What a release says of every public image.
+    """The attributes of every public image, given a release.
 
     Attributes:
         student: which learnt from it.
@@ -178,8 +181,8 @@ def _fit(
 ) -> tuple[AttributeHeads, NDArray[np.float64]]:
     """The heads, and rho of each attribute.
 
-    With X the rows (1, z) = U diag(d) V^T and all variance beside the slopes v = rho + s^2, the released numbers have
-    variance alpha d^2 + v along each column of U and v across all of them.
+    Let X be the rows (1, z) = U diag(d) V^T, and v = rho + s^2 all variance except that of the slopes. The released
+    numbers have variance alpha d^2 + v along each column of U and v across all of them.
     """
     rows = np.column_stack([np.ones(len(along)), along])
     left, scales, right = np.linalg.svd(rows, full_matrices=False)

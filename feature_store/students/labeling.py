@@ -4,17 +4,17 @@ The one way from answers to labels of images: `labeler run`, `labeler student` a
 same release gives the same labels. Post-processing: it reads public features and released answers, and costs no
 privacy.
 
-**A rehearsal**, so that noise that drowned the votes is not taken for certainty. A student that learnt from a noisy
-count, and a posterior that reads the same count again, agree with its noise: where the noise is larger than the
-votes, both are sure of what the noise said. How often labels made in this way are right can be tried out, because
-everything but the votes is public. Let the labels that were found be the truth of a second world. There the same
-questions get as many votes as were counted here, noise of the stated size is added, and the same student labels the
-same images. The share r of them that gets its truth back, and the mean confidence s that was stated there, are
-compared. Where s > r the confidences were too sure, here as there, and
+**A rehearsal** keeps noise that drowned the votes from being taken for certainty. A student that learned from a noisy
+count, and a posterior that reads the same count again, agree with its noise. Where the noise is larger than the votes,
+both are sure of what the noise said. How often labels made in this way are right can be tried out, because everything
+but the votes is public. Let the labels that were found be the truth of a second world. There the same questions get as
+many votes as were counted here, noise of the stated size is added, and the same student labels the same images. The
+share r of them that gets its truth back, and the mean confidence s that was stated there, are compared. If s > r, the
+confidences were too sure, here as there. Then
 
     p_T(c | x) proportional to p(c | x)^(1 / T),      T >= 1 the least with mean over images of max_c p_T <= r,
 
-is what is said instead (`sharpened`). T is never below 1: a rehearsal takes certainty away and adds none. The order of
+is stated instead (`sharpened`). T is never below 1: a rehearsal takes certainty away and adds none. The order of
 classes stays, so labels stay.
 
 It is a parametric bootstrap (Efron and Tibshirani 1993, chapter 6). The second world's truth is as hard to learn as the
@@ -22,11 +22,11 @@ labels found are: where those are scattered by noise, it says less than is so. V
 count, one at least; below the noise of that mean it may come out small, and confidences with it. Public features, the
 release and stated noise are all that enters: post-processing, nothing is charged.
 
-**Expectation.** How many labels a job can get right is found by a rehearsal without any private record. The public
-images are cut into as many natural groups as there are classes, which play the classes; private records like them vote;
-noise of the task's size is added; a student learns from it and labels all images. What share falls into its own group
-is what can be expected where the classes are the natural groups of the images. They seldom are exactly, so it is an
-upper estimate; the lower one lets a quarter of the votes land anywhere, as where private images are of another kind
+**Expectation.** A rehearsal without any private record finds how many labels a job can get right. The public images
+are cut into as many natural groups as there are classes, which play the classes. Private records like them vote, noise
+of the task's size is added, and a student learns from it and labels all images. The share that falls into its own group
+is the expectation where the classes are the natural groups of the images. They seldom are exactly, so it is an upper
+estimate. The lower one lets a quarter of the votes land anywhere, as where private images are of another kind
 (labeler.expectation). Public and simulated throughout: nothing is charged.
 
 **Radius** (`Task.ballot_radius`). At agent level the noise is R / mu votes. Below the length of an agent's centred
@@ -37,7 +37,7 @@ length of every agent's.
 
 In rehearsal an agent holds public images, drawn at random, and the natural groups of the public images, as many as
 there are classes, are their classes. Real records lie less well in groups, which makes ballots a little shorter: the
-half is for them. How many records an agent holds is for whoever asks to say; nothing private is read.
+half is for them. The caller says how many records an agent holds; nothing private is read.
 """
 
 from __future__ import annotations
@@ -82,13 +82,12 @@ _HALVINGS: Final = 60
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """What a release says of every public image.
+    """The labels of every public image, given a release.
 
     Attributes:
         student: which learnt from it.
-        probabilities: float64, shape (num_images, num_classes), rows sum to one; the label is the largest, and that
-            probability a calibrated confidence; where noise drowned the votes, no more than a rehearsal allows
-            (see the module).
+        probabilities: float64, shape (num_images, num_classes), rows sum to one. The label is the largest, and that
+            probability a calibrated confidence; where noise drowned the votes, no more than a rehearsal allows.
         asked: shape (num_images,), which images were questions themselves, with an answer.
     """
 
@@ -149,7 +148,7 @@ def label_images(
 def _say(
     student: Student, answers: NoisyAnswers, public_features: NDArray[np.generic], rows: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
-    """What a student says of every image, together with what was answered about the image itself."""
+    """Return a student's probabilities of every image, together with the answers about images themselves."""
     probabilities = student.predict_proba(public_features)
     own = np.zeros(0, dtype=np.int64) if rows is None else np.flatnonzero((rows >= 0) & answers.answered)
     if rows is not None and answers.noisy_votes is not None and METHODS[answers.method].counts and len(own):
@@ -178,7 +177,7 @@ def temperatures(
         answers: the release, with noisy votes.
         probabilities: shape (num_images, num_classes), what `label` gave for it.
         assignment: shape (num_images,), the answer that stands for each image.
-        parts: masks of shape (num_images,); each gets a temperature of its own, 1 where it is empty.
+        parts: masks of shape (num_images,); each gets its own temperature, 1 where it is empty.
         seed: of the second world.
     """
     if not _is_needed(answers):
@@ -197,7 +196,7 @@ def temperatures(
 
 
 def _is_needed(answers: NoisyAnswers) -> bool:
-    """Whether noise may hide which class leads in single answers; without noise, or far above it, nothing misleads."""
+    """Tell whether noise may hide which class leads in single answers; noise far below it misleads nobody."""
     if answers.total_sigma_votes == 0:
         return False
     lead = _mean_votes(answers) * (1 - SMEAR)
@@ -243,7 +242,7 @@ MOST_IMAGES: Final = 5000
 
 
 def expect_on(task: Task, features: NDArray[np.int16], *, records: int | None = None, seed: int = 0) -> Expectation:
-    """What a job of a task can be expected to get right on these images, all of the task's questions asked.
+    """Return how many labels a job of a task can be expected to get right on these images, all questions asked.
 
     Args:
         features: int16, shape (num_images, dimension), of the public images.

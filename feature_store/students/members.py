@@ -4,26 +4,28 @@ Every learner prepares the public images once and then learns from any number of
 release and, of each public image, the answer that stands for it. All of it is post-processing of public features and
 of what was released: nothing is charged.
 
-**Matching.** Which class each component of the public images is has an exact posterior, given noisy counts and their
-known noise. Public images fall into components k = 1..C (`Components`). With S_qk the share of component k's
-images that question q stands for, records of class c, if c is component k, cast M S_qk votes at question q. So with
-pi(k) the class of component k the released counts are
+**Matching.** The class of each component of the public images has an exact posterior, given noisy counts and their
+known noise. Public images fall into components k = 1..C. S_qk is the share of component k's images that
+question q stands for. If c is the class of component k, records of class c cast M S_qk votes at question q. Let pi(k)
+be the class of component k. The released counts are
 
-    n_qc = M sum_k S_qk [pi(k) = c] + noise of known variance sigma^2 + misfit,
+    n_qc = M sum_k S_qk [pi(k) = c] + noise of known variance sigma^2 + misfit.
 
-and, up to what is the same for every pi,
+Up to what is the same for every pi, that gives
 
     log P(n | pi) = sum_k L[k, pi(k)],     L[k, c] = (M <S_k, n_c> - M^2 |S_k|^2 / 2) / s^2,     s^2 = sigma^2 + misfit.
 
-Two public priors, each half beforehand:
+
+Two public priors, each half beforehand.
 
 * **balanced**: every class is one component, all C! bijections alike. What all counts of a class have in common then
   cancels. P(pi(k) = c | n) is a ratio of permanents of exp(L), computed exactly by sums over sets of classes, in
   2^C C^2 steps, up to EXACT_CLASSES classes. Beyond, exp(L) is scaled to the doubly stochastic matrix, the least
   assuming one with these odds, and its permanent taken as small as it can be (C! / C^C);
 * **free**: each component is each class alike, whatever the others are: a class may have several or none. Then
-  P(pi(k) = c | n) is the softmax of row k, exactly where no question stands for images of two components (where one
-  does, two components of one class explain its counts together, which is left out: they are trusted a little too much).
+  P(pi(k) = c | n) is the softmax of row k. That is exact where no question stands for images of two components. Where
+  one does, two components of one class explain its counts together, which is left out: they are trusted a little too
+  much.
 
 Their evidences log P(n) weigh them against each other. All of it is a function of what was released, of public images
 and of the stated noise: post-processing. It speaks of the noiseless votes, and of labels as far as the components are
@@ -189,19 +191,19 @@ class Matched:
 class MatchedLearner:
     """Learns `Matched`: components of the public images, matched to classes by the counts.
 
-    Where noise is as large as the votes, where a class lies is better read off the public images, whose number noise
-    does not touch; the counts only have to say which class it is. The model holds several ways to divide the public
-    images into as many components as there are classes: one that starts from prototypes read off the counts, others
-    from the public images alone (k-means, fixed seeds). Each is refined by expectation-maximisation, matched to
-    classes (`feature_store.students.members`) and weighed by how well it explains the release.
+    Where noise is as large as the votes, the place of a class is better read off the public images, whose number noise
+    does not touch. The counts only have to say which class it is. The model holds several ways to divide the public
+    images into as many components as there are classes. One starts from prototypes read off the counts, others from
+    the public images alone (k-means, fixed seeds). Each is refined by expectation-maximization, matched to classes
+    (`feature_store.students.members`) and weighed by how well it explains the release.
 
-    **Prototypes read off the counts.** P_c = sum_q n_qc z_q, with n the released counts, unbiased for the votes, and
-    z_q the mean of the centred public images that question q stands for: every released number counts, none is rounded
-    to a winner first. The z_q of all images sum to zero, so what every count of a class has in common (how many records
-    of that class there are) cancels.
+    **Prototypes read off the counts.** P_c = sum_q n_qc z_q. Here n are the released counts, unbiased for the votes,
+    and z_q is the mean of the centered public images that question q stands for. Every released number counts, none is
+    rounded to a winner first. The z_q of all images sum to zero, so what every count of a class has in common (how many
+    records of that class there are) cancels.
 
-    The probabilities take the counts at their known noise. That a component may hold several classes they do not know:
-    what people are told goes through `feature_store.students.answers`.
+    The probabilities take the counts at their known noise. They do not know that a component may hold several classes:
+    what people read goes through `feature_store.students.answers`.
 
     Args:
         public_features: shape (num_images, dimension).
@@ -391,25 +393,28 @@ class DiscriminantLearner:
     """Learns `Discriminant`: linear discriminants with the covariance of the public images, shrunk as noise asks for.
 
     Where there are many records, or classes overlap so that no grouping of the public images tells them apart, the
-    class means hold more than components do. On the leading principal axes j of the public images (rows z of unit
-    length, centered again), with z_q the mean of the images that question q stands for and M_c the votes of class c,
+    class means hold more than components do. Let j be the leading principal axes of the public images (rows z of unit
+    length, centered again). Let z_q be the mean of the images that question q stands for, and M_c the votes of class c.
+    The sum
 
-        u_cj = sum_q n_qc z_qj      is M_c m_cj, m_c the mean of class c, and noise of variance
+        u_cj = sum_q n_qc z_qj
 
-        v_j = sigma^2 sum_q z_qj^2,     known exactly.
+    is M_c m_cj, with m_c the mean of class c, and noise of the exactly known variance
 
-    What varies between classes on axis j beyond that is signal,
+        v_j = sigma^2 sum_q z_qj^2.
 
-        t_j = max(0, sum_c (u_cj^2 - v_j)) / sum_c M_c^2      for the mean square of m_cj,
+    Variation between classes on axis j beyond that is signal. The mean square of m_cj is
 
-    and the best linear guess of m_cj (Wiener) is u_cj / M_c times t_j M_c^2 / (t_j M_c^2 + v_j): axes that are noise
-    only drop out, all of them stay where there is none, and a class of few votes falls back to the mean of all images,
-    alone: it takes no axis from the others. Then, S the covariance of the public images with a ridge, classes alike
+        t_j = max(0, sum_c (u_cj^2 - v_j)) / sum_c M_c^2.
+
+    The best linear guess of m_cj (Wiener) is u_cj / M_c times t_j M_c^2 / (t_j M_c^2 + v_j). Axes that are noise only
+    drop out, and all of them stay where there is none. A class of few votes falls back to the mean of all images,
+    alone: it takes no axis from the others. With S the covariance of the public images with a ridge, and classes alike
     beforehand,
 
-        weight_c = S^-1 m_c,      bias_c = -<m_c, weight_c> / 2,
+        weight_c = S^-1 m_c,      bias_c = -<m_c, weight_c> / 2.
 
-    so a class that noise has drowned gets what the others do not claim. S is public, so it is exact and free.
+    So a class that noise has drowned gets what the others do not claim. S is public, so it is exact and free.
 
     Args:
         public_features: shape (num_images, dimension).
@@ -454,8 +459,8 @@ def votes_of_classes(counts: NDArray[np.float64], noise: float) -> NDArray[np.fl
     """Return the votes of each class, more than zero, as far as noise lets them differ.
 
     Beforehand the classes' votes vary as much as the released sums do beyond their noise. The result is the mean
-    afterwards, of a normal law cut off at zero: equal for all where sums differ by no more than noise, the sum itself
-    where noise is small, and never zero or less.
+    afterwards, of a normal law cut off at zero. It is equal for all classes where sums differ by no more than noise,
+    and the sum itself where noise is small; it is never zero or less.
 
     Args:
         counts: shape (num_queries, classes).
@@ -482,7 +487,7 @@ _NEWTON_STEPS: Final = 8
 
 @dataclass(frozen=True, eq=False)
 class Matching:
-    """What a release says about the classes of components.
+    """The posterior classes of components, given a release.
 
     Attributes:
         chances: shape (components, classes), P(component k is class c | release); rows sum to one.
@@ -556,20 +561,13 @@ def _permanents(log_likelihood: NDArray[np.float64]) -> tuple[NDArray[np.float64
     return chances / chances.sum(axis=1, keepdims=True), log_permanent
 
 
-def _log_sums(logs: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """What scipy's `logsumexp` finds for finite numbers of two axes, seven times as fast for the few there are here."""
-    largest = logs.max(axis=axis, keepdims=True)
-    found: NDArray[np.float64] = np.log(np.exp(logs - largest).sum(axis=axis)) + largest.squeeze(axis)
-    return found
-
-
 def _scaled(log_likelihood: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """exp(L) scaled to row and column sums of one, and the least that the log of its permanent can then be."""
     size = len(log_likelihood)
     rows, columns = np.zeros((2, size))
     for _ in range(_SCALINGS):
-        rows = -_log_sums(log_likelihood + columns, axis=1)
-        columns = -_log_sums(log_likelihood + rows[:, None], axis=0)
+        rows = -np.logaddexp.reduce(log_likelihood + columns, axis=1)
+        columns = -np.logaddexp.reduce(log_likelihood + rows[:, None], axis=0)
     for _ in range(_NEWTON_STEPS):  # turns are slow where a matrix nearly falls apart; from here Newton's are few
         found = np.exp(log_likelihood + rows[:, None] + columns)
         over_rows, over_columns = found.sum(axis=1), found.sum(axis=0)

@@ -9,9 +9,9 @@ what any of them says. There are three kinds:
 
 * **followed**: the mean of matched components and prototypes, once more along the nearest neighbors of the public
   images. It takes every class to be as many images and nearly in one place, so a class whose votes noise has drowned
-  still gets the images that no other class claims. For noise about as large as the votes;
-* **blended**: spreading and discriminants, where held-out votes show that groups of images hold several classes;
-* **pooled**: these and, counted twice, `followed`, where votes stand out of the noise.
+  still gets the images that no other class claims. For noise about as large as the votes.
+* **blended**: spreading and discriminants. For groups of images that hold several classes, as held-out votes show.
+* **pooled**: these and, counted twice, `followed`. For votes that stand out of the noise.
 
 `planned`, the default, lets the release decide between them. Whatever is chosen follows from public features and from
 what was released: post-processing, at no price.
@@ -304,7 +304,7 @@ def _planned(
 
 
 def _votes_stand_out(answers: NoisyAnswers) -> bool:
-    """Whether the mean votes of a class are at least STANDS_OUT times the noise of one count; winners do not tell."""
+    """Tell whether the mean votes of a class are at least STANDS_OUT times the noise of one count; not of winners."""
     if answers.noisy_votes is None:
         return False
     votes = float(answers.noisy_votes[answers.answered].sum()) / answers.num_classes
@@ -319,10 +319,10 @@ def _on_votes(
 ) -> tuple[tuple[float, float], float]:
     """Errors of two predictors on held-out votes, and the standard error of their difference.
 
-    A noisy histogram with known noise splits into two independent ones (data fission): with z fresh noise of the same
-    deviation, n + tau z and n - z / tau are independent. What is fitted to the first, hardly noisier than the release,
-    is judged on the second, unbiasedly and without leaving out any query; the mean over a few z takes most of the added
-    noise away again.
+    A noisy histogram with known noise splits into two independent ones (data fission). With z fresh noise of the same
+    deviation, n + tau z and n - z / tau are independent. A student is fitted to the first, which is hardly noisier than
+    the release, and judged on the second, unbiasedly and without leaving out any query. The mean over a few z takes
+    most of the added noise away again.
     """
     assert answers.noisy_votes is not None  # noqa: S101  # the caller looks
     sigma = answers.total_sigma_votes
@@ -350,7 +350,10 @@ def _on_winners(
     assignment: NDArray[np.integer],
     rng: np.random.Generator,
 ) -> tuple[tuple[float, float], float]:
-    """The same by cross-validation over queries; with few of them a fold would take a class away: nothing is known."""
+    """Errors of two predictors by cross-validation over queries.
+
+    With few queries a fold would take a class away: then nothing is known.
+    """
     answered = np.flatnonzero(answers.answered)
     if len(answered) < _LEAST_QUERIES_PER_CLASS * answers.num_classes:
         return (math.nan, math.nan), math.inf

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from labeler.auditing import AuditedLevel, AuditFacts
+from labeler.auditing import AuditFacts
 from labeler.errors import ProtocolViolation
-from labeler.task import describe_validation
+from labeler.setting import StatedLevel
+from labeler.settings import describe_validation
 from labeler.untrusted import canonical_json
 
 FORMAT: Final = "labeler-evidence/1"
@@ -335,7 +336,7 @@ class AuditFinding(_Part):
 
     task: Digest
     adversary: Text
-    level: AuditedLevel
+    level: StatedLevel
     runs: Count
     confidence: Bound
     proved_epsilon: Bound

@@ -348,6 +348,16 @@ class Ledger:
 
     # Changes.
 
+    def spent_at(self, seq: int, *, account: str | None = None) -> dict[tuple[str, str], int]:
+        """Return what each account had reserved or posted after an entry, by account and level."""
+        change = case((_entry.kind == "reserve", _entry.amount), (_entry.kind == "void", -_entry.amount), else_=0)
+        query = select(_entry.account, _entry.level, func.sum(change)).where(_entry.seq <= seq)
+        if account is not None:
+            query = query.where(_entry.account == account)
+        with self._database.read() as held:
+            rows = held.execute(query.group_by(_entry.account, _entry.level))
+            return {(name, level): int(spent) for name, level, spent in rows}
+
     def open_account(
         self, account: str, level: Level, cap: int | None, *, connection: Connection | None = None
     ) -> None:

@@ -75,52 +75,45 @@ from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
-from labeler.setting import Level, Setting
+from labeler.setting import Level
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.randomness import ByteSource
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
 
-def head_terms(setting: Setting) -> LocalHeadTerms:
+def head_terms(task: Task) -> LocalHeadTerms:
     """Return the two heads' terms: sigma^-2 is their mu^2 together, of which the scores take `score_share`.
 
     Every fifth query is a public negative.
     """
-
-    training = training_of(setting)
+    training = training_of(task)
     return LocalHeadTerms(
-        num_classes=setting.num_classes,
+        num_classes=task.num_classes,
         head_dimension=training.dimension + 1,
         score_dimension=training.dimension + 1,
         min_records=training.min_records,
-        num_negatives=setting.num_negatives,
-        sigma_head=setting.sigma_votes / math.sqrt(1 - training.score_share),
-        sigma_scores=setting.sigma_votes / math.sqrt(training.score_share),
+        num_negatives=task.num_negatives,
+        sigma_head=task.sigma_votes / math.sqrt(1 - training.score_share),
+        sigma_scores=task.sigma_votes / math.sqrt(training.score_share),
         head_regularisation=training.regularisation,
         score_regularisation=training.regularisation,
         clip_norm=training.clip_norm,
-        max_records=kept_bound(setting),
+        max_records=kept_bound(task),
     )
 
 
-def both_heads(setting: Setting) -> VectorSum:
+def both_heads(task: Task) -> VectorSum:
     """Return the noisy vector that is priced: one agent's two heads, as `labeler.methods.aux_distill` proves."""
-    return head_terms(setting).mechanism
+    return head_terms(task).mechanism
 
 
-def one_vote(setting: Setting) -> int:
-    """Return a soft vote of one, grid units: a whole row of an agent that is certain."""
-    return setting.scale
-
-
-def check_soft_votes(numbers: NDArray[np.int64], setting: Setting) -> None:
+def check_soft_votes(numbers: NDArray[np.int64], task: Task) -> None:
     """Refuse numbers that are not soft labels; the message does not tell them."""
     # Entries first: only bounded entries can be summed without wrapping around.
-    if numbers.min() < 0 or numbers.max() > setting.scale or numbers.sum(axis=1).max() > setting.scale:
+    if numbers.min() < 0 or numbers.max() > task.scale or numbers.sum(axis=1).max() > task.scale:
         raise PrivacyRefusal("soft votes of one agent lie between 0 and 1, and add up to at most 1 per query")
 
 
@@ -362,7 +355,8 @@ METHOD: Final = Method(
     "soft labels of a model with noise of its own, weighted by how certain it may be",
     sums="soft labels",
     ballots=ballots,
-    stated=BoundedNumbers(both_heads, one_vote, check_soft_votes),
+    # A soft vote of one is a whole row of an agent that is certain.
+    stated=BoundedNumbers(both_heads, lambda task: task.scale, check_soft_votes),
     takes=frozenset({"training", "training.dimension"}),
     single_round=True,
     has_local_noise=True,

@@ -88,83 +88,79 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from labeler.descent import Descent
+from labeler.descent import MOST_WEIGHTS, Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
+from labeler.noise import VectorSum
 from labeler.records import axes_of
-from labeler.setting import Setting, Training
+from labeler.setting import Training
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from labeler.methods.sensitivity import RunnerContext
-    from labeler.noise import VectorSum
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
 
-def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
+def model_terms(task: Task) -> LinearTerms | MeanTerms:
     """Return how agents find their weights, and how far one record moves them.
 
     Raises:
         InvalidSetting: as for `linear_terms`.
     """
-
-    training = training_of(setting)
+    training = training_of(task)
     if training.learner != "means" or training.axes is None:
-        return linear_terms(setting)
-    _check_rows(setting, training)
+        return linear_terms(task)
+    _check_rows(task, training)
     return MeanTerms(
-        num_classes=setting.num_classes,
+        num_classes=task.num_classes,
         axes=training.axes,
         radius=training.radius,
-        max_records=kept_bound(setting),
-        may_replace=setting.a_record_may_be_replaced,
+        max_records=kept_bound(task),
+        may_replace=task.a_record_may_be_replaced,
     )
 
 
-def linear_terms(setting: Setting) -> LinearTerms:
+def linear_terms(task: Task) -> LinearTerms:
     """Return how agents train, and how far one record moves the result.
 
     Raises:
         InvalidSetting: the rows are not those of the public axes, the model has more weights than rounding is bounded
             for, or terms are out of bounds.
     """
-
-    training = training_of(setting)
+    training = training_of(task)
     if training.learner == "means":
         raise InvalidSetting("learner means trains no linear model, so it has no terms of one")
-    _check_rows(setting, training)
+    _check_rows(task, training)
     return LinearTerms(
         learner=training.learner,
-        num_classes=setting.num_classes,
+        num_classes=task.num_classes,
         regularisation=training.regularisation,
         clip_norm=training.clip_norm,
         radius=training.radius,
         iterations=training.iterations,
         min_records=training.min_records,
-        max_records=kept_bound(setting),
+        max_records=kept_bound(task),
     )
 
 
-def _check_rows(setting: Setting, training: Training) -> None:
-    from labeler.descent import MOST_WEIGHTS
-
-    if training.axes is not None and setting.max_queries != training.axes + 1:
+def _check_rows(task: Task, training: Training) -> None:
+    if training.axes is not None and task.max_queries != training.axes + 1:
         raise InvalidSetting(
             f"with training.axes {training.axes} the rows of the model are one per axis and one for the constant; make "
-            f"a task with max_queries = {training.axes + 1}, found {setting.max_queries}"
+            f"a task with max_queries = {training.axes + 1}, found {task.max_queries}"
         )
-    if setting.max_queries * setting.num_classes > MOST_WEIGHTS:
+    if task.max_queries * task.num_classes > MOST_WEIGHTS:
         raise InvalidSetting(
-            f"a model of {setting.max_queries} rows and {setting.num_classes} classes has more than {MOST_WEIGHTS} "
+            f"a model of {task.max_queries} rows and {task.num_classes} classes has more than {MOST_WEIGHTS} "
             "weights, for which rounding is bounded; use a backbone of fewer numbers"
         )
 
 
-def weight_sum(setting: Setting) -> VectorSum:
+def weight_sum(task: Task) -> VectorSum:
     """Return the one sum of the task, in units of the sensitivity s of one agent's weights.
 
     An agent's contribution is w / s, with s from `LinearTerms.sensitivity` or `MeanTerms.sensitivity`, which prove
@@ -172,31 +168,16 @@ def weight_sum(setting: Setting) -> VectorSum:
     the talliers. At agent level the vector of norm at most R / s becomes zero. At person level at most m records leave
     one after the other, see `labeler.methods.sensitivity`.
     """
-    from labeler.noise import VectorSum
-
-    terms = model_terms(setting)
+    terms = model_terms(task)
     return VectorSum(
-        dimension=setting.max_queries * setting.num_classes,
+        dimension=task.max_queries * task.num_classes,
         largest_norm=terms.largest_norm / terms.sensitivity,
         sensitivity=1.0,
-        sigma=setting.sigma_votes,
-        agents=setting.agents,
-        colluding_agents=setting.colluding_agents,
-        max_dropouts=setting.max_dropouts,
-        dishonest_talliers=setting.dishonest_talliers,
-    )
-
-
-def longest_weights_grid(setting: Setting) -> int:
-    """Return the largest norm of one agent's weights, grid units, rounding to the grid included."""
-    return weight_sum(setting).longest_grid
-
-
-def check_weights(numbers: NDArray[np.int64], setting: Setting) -> None:
-    """Refuse weights beyond what the price covers; their length is private and not told."""
-    weight_sum(setting).check(
-        numbers,
-        "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
+        sigma=task.sigma_votes,
+        agents=task.agents,
+        colluding_agents=task.colluding_agents,
+        max_dropouts=task.max_dropouts,
+        dishonest_talliers=task.dishonest_talliers,
     )
 
 
@@ -480,7 +461,10 @@ METHOD: Final = Method(
     "the weights of a linear model trained on its records",
     sums="weights",
     ballots=ballots,
-    stated=BoundedNumbers(weight_sum, longest_weights_grid, check_weights),
+    stated=BoundedNumbers.of_vectors(
+        weight_sum,
+        "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
+    ),
     takes=frozenset({"training", "training.axes"}),
     single_round=True,
     asks_for_a_model=True,

@@ -74,15 +74,8 @@ class House:
 
     def task(self, **fields: Any) -> TaskRecord:
         request = {"name": "animals", "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 100, "k": 5} | fields
-        return create_task(
-            TaskRequest.model_validate(request),
-            by="tok-1",
-            config=self.config,
-            tasks=self.tasks,
-            parties=self.parties,
-            clock=self.clock,
-            nonce=lambda: secrets.token_hex(16),
-        )
+        wanted = TaskRequest.model_validate(request)
+        return create_task(wanted, by="tok-1", config=self.config, stores=self.stores, nonce=secrets.token_hex(16))
 
     def upload(self, count: int, *, start: int = 0) -> Upload:
         vectors = [[1.0 + (start + number) / 7, 2.0, -1.0] for number in range(count)]

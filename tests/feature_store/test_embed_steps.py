@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from feature_store.backbones import load_backbone, parse_spec
-from feature_store.backbones.backbone import PixelBackbone
 from feature_store.backbones.network import NetworkBackbone
-from feature_store.embedding import Loaded, embed_source, embedded_batches, load_image, loaded_batches
+from feature_store.embedding import Loaded, embed_source, load_image, loaded_batches
 from feature_store.shard import Shard
-from feature_store.shard_writer import ShardWriter
 from feature_store.sources import open_source
 
 TRANSFORM = {"resize": 36, "crop": 32, "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -62,7 +59,7 @@ def test_passes_are_full_whatever_batch_is_asked_for_and_whatever_cannot_be_read
     passed: list[int] = []
     run = NetworkBackbone._pass
 
-    def counted(self: NetworkBackbone, block: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
+    def counted(self: NetworkBackbone, block: NDArray[np.uint8]) -> NDArray[np.float32]:
         passed.append(len(block))
         return run(self, block)
 
@@ -108,79 +105,3 @@ def test_images_are_loaded_ahead_in_order_and_only_so_far() -> None:
     assert len(begun) <= 13 + 2 * 10 + 4 * 8
     rest = [item.index for batch in batches for item in batch]
     assert rest == list(range(13, 1000))
-
-
-class Device(PixelBackbone):
-    """A backbone that computes elsewhere: what was begun, and what was waited for, in order."""
-
-    def __init__(self, ahead: int) -> None:
-        super().__init__(size=2)
-        self.passes_ahead = ahead
-        self.done: list[str] = []
-
-    def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-        name = str(prepared[0, 0, 0, 0])
-        self.done.append(f"begin {name}")
-
-        def wait() -> NDArray[np.float32]:
-            self.done.append(f"wait {name}")
-            return self.embed_prepared(prepared)
-
-        return wait
-
-
-def batch(*values: int) -> list[Loaded]:
-    return [Loaded(value, np.full((2, 2, 1), value, np.uint8), None, "") for value in values]
-
-
-def test_a_device_has_its_next_pass_before_anybody_waits_for_the_last() -> None:
-    batches = [batch(1, 2), [Loaded(3, None, None, "no image")], batch(4), batch(5)]
-    ahead, at_once = Device(1), Device(0)
-    found = [list(embedded_batches(device, batches)) for device in (ahead, at_once)]
-    assert ahead.done == ["begin 1", "wait 1", "begin 4", "begin 5", "wait 4", "wait 5"]
-    assert at_once.done == ["begin 1", "wait 1", "begin 4", "wait 4", "begin 5", "wait 5"]
-    for one, other in zip(*found, strict=True):
-        assert [item.index for item in one.items] == [item.index for item in other.items]
-        assert np.array_equal(one.features, other.features)
-    assert [len(one.features) for one in found[0]] == [2, 0, 1, 1]
-
-
-def test_a_device_does_not_wait_for_a_disk_and_a_stopped_run_goes_on(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While one batch is written the others gather, and are written together; the shard is that of one by one."""
-    write, begun, sizes = ShardWriter.append, threading.Event(), []
-
-    def slowly(self: ShardWriter, features: NDArray[np.floating], *rest: Any, **more: Any) -> None:
-        if not sizes:
-            assert begun.wait(30)
-        sizes.append(len(features))
-        write(self, features, *rest, **more)
-
-    class Stop(Exception):
-        pass
-
-    def stop(done: int, _: int) -> None:
-        raise Stop
-
-    class Counted(Device):
-        def begin(self, prepared: NDArray[np.uint8]) -> Callable[[], NDArray[np.float32]]:
-            wait = super().begin(prepared)
-            if len(self.done) > 12:
-                begun.set()
-            return wait
-
-    embed_source(photos, PixelBackbone(size=2), tmp_path / "plain", batch_size=2, duplicates="keep-all")
-    monkeypatch.setattr(ShardWriter, "append", slowly)
-    with pytest.raises(Stop):
-        embed_source(photos, Counted(1), tmp_path / "aside", batch_size=2, duplicates="keep-all", progress=stop)
-    assert sizes[0] == 2
-    resumed = embed_source(photos, Device(1), tmp_path / "aside", batch_size=2, duplicates="keep-all")
-    assert resumed.resumed_from > 0
-    assert sum(sizes) == 17
-    assert len(sizes) < 9
-    plain, aside = (
-        {name: row.tobytes() for name, row in zip(shard.sources, np.asarray(shard.features), strict=True)}
-        for shard in (Shard.open(tmp_path / "plain"), Shard.open(tmp_path / "aside"))
-    )
-    assert plain == aside

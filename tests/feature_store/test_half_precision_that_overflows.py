@@ -5,6 +5,8 @@ On a processor, whose half precision is refused to users: there too it ends at 6
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ class Large(nn.Module):
 
 def backbone(module: nn.Module) -> NetworkBackbone:
     made = NetworkBackbone(module, dimension=4, transform=TRANSFORM, spec={"kind": "test"}, device="cpu", batch_size=6)
-    made._half, made._module, made._single = True, made._halved(), None
+    made._half, made._module, made._single = True, made._on_device(copy.deepcopy(module).half()), None
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -16,17 +17,23 @@ from labeler.methods.knn import attribute_ballots
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
 from labeler.release import check_ballots
-from labeler.task import Task, parse_task
+from tests.labeler.tasks import make_task
 
 NAMES = ("Bald", "Smiling", "Young", "Male")
 
 
-def task(**changes: Any) -> Task:
-    fields = {
-        "name": "faces", "classes": NAMES, "method": "knn", "k": 3, "sigma_votes": 40.0, "delta": 1e-4,
-        "max_queries": 5, "agents": 4, "colluding_agents": 1, "attributes_per_record": 2,
-    }  # fmt: skip
-    return parse_task(fields | changes)
+task = partial(
+    make_task,
+    name="faces",
+    classes=NAMES,
+    method="knn",
+    k=3,
+    sigma_votes=40.0,
+    max_queries=5,
+    agents=4,
+    colluding_agents=1,
+    attributes_per_record=2,
+)
 
 
 def brute(has: NDArray[Any], similar: NDArray[Any], ids: NDArray[Any], *, k: int, most: int) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,15 @@ from labeler.evaluation import Evaluation, area_under, choose_bands, choose_layo
 from labeler.methods.evaluate import LAYOUTS, Layout, Scored, edges_of, even_edges
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.planning import price
-from labeler.task import Task, parse_task
+from tests.labeler.tasks import make_task
 from tests.oracles import evaluation as oracle
 
 NAMES = ("a", "b", "c")
 
 
-def task(**changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "t", "classes": NAMES, "method": "evaluate", "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 60,
-        "agents": 3, "colluding_agents": 1,
-    }  # fmt: skip
-    return parse_task(fields | changes)
+task = partial(
+    make_task, classes=NAMES, method="evaluate", sigma_votes=40.0, delta=1e-05, max_queries=60, colluding_agents=1
+)
 
 
 @pytest.mark.parametrize(

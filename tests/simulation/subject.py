@@ -164,14 +164,14 @@ class StepwiseCoordinator:
         if not isinstance(submission._accept(order, self._stores, most=_MOST_UNASKED), JobView):
             raise Unavailable("the job is known already")
         fault_point("coordinator.reserved")
-        self._conductor.wake(name)
+        self._driver.wake(name)
         return name
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job; nothing happens where it has ended."""
         with contextlib.suppress(NotReady):
             submission.cancel(job_id, stores=self._stores)
-        self._conductor.wake(job_id)
+        self._driver.wake(job_id)
 
     def enrol_anew(self, party_id: str, verify_key: str, seal_key: str) -> None:
         """Give a party other keys."""

@@ -27,7 +27,7 @@ from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
 from labeler.messages.bodies import Ask, Refusal, Settled, TallierKey, share_from_bytes
 from labeler.planning import price
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
+from labeler.rounds.agent import NOT_KEPT
 from labeler.sharing import ShareVector, unshard
 from labeler.system.erasable import ERASABLE_FOLDER, keys_in
 from labeler.system.keys import PartyKeys, verify
@@ -283,24 +283,6 @@ def test_no_two_sets_of_talliers_get_shares_of_one_round(site: Site) -> None:
     assert site.relay.mail_of("tallier-3") == []
 
 
-def test_an_approved_task_is_answered_for_its_queries_and_no_more(site: Site) -> None:
-    site.write_policy(approval=True)
-    ask = site.ask()
-    approve(site.home, ask.task.digest)
-    site.send(ask)
-    running = site.run()
-    site.relay.wait_for("answered")
-    for number in range(1, 4):
-        features = site.batch.features.copy()
-        features[0, 0] ^= number
-        site.send(replace(ask, batch=QueryBatch(features)))
-        assert "the task has 9 queries, and with this round 18 of it" in site.refusals(number)[-1].sentence
-    site.send(ask)
-    site.relay.wait_for("answered", 2)
-    running.end()
-    assert site.spent() == price(ask.task).instance.charge_nano
-
-
 def test_a_task_that_does_not_fit_the_records_never_waits_for_a_person(site: Site) -> None:
     site.write_policy(approval=True)
     site.send(site.ask(classes=[f"{number:05d}" for number in range(30_000)]))
@@ -485,10 +467,10 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
         now[0] += timedelta(days=1)
         with monkeypatch.context() as full:
 
-            def refuse(*_: Any) -> None:
+            def refuse(*_: Any, **__: Any) -> None:
                 raise Unavailable("the disk is full")
 
-            full.setattr(AgentDriver, "_give_back", refuse)
+            full.setattr("labeler.ledger.agent_memory.JournalRounds.erase_in", refuse)
             with pytest.raises(Unavailable):
                 driver.tidy()
         found.append(key in keys_in(folder))
@@ -506,21 +488,6 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
         time.sleep(0.02)
     running.end()
     assert found == [True, True, False]
-
-
-def test_asked_again_the_very_bytes_that_were_sealed_are_sent_also_when_the_records_are_gone(site: Site) -> None:
-    ask = site.ask()
-    site.send(ask)
-    running = site.run()
-    site.shares(ask, 1)
-    (site.shard.path / "manifest.json").rename(site.shard.path / "elsewhere.json")
-    site.send(ask)
-    site.relay.wait_for("answered", 2)
-    running.end()
-    for name in site.talliers:
-        first, again = site.relay.mail_of(name)
-        assert first.body == again.body
-        assert first.header.sequence < again.header.sequence
 
 
 def settle(site: Site, ask: Ask) -> None:
@@ -631,37 +598,6 @@ def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordina
     running.end()
 
 
-def test_what_is_over_is_erased_while_another_answer_cannot_be_made(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("labeler.rounds.agent.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("labeler.rounds.agent.LONGEST_PAUSE_S", 0.05)
-    first = site.ask(nonce="first", expires_at=NOW.timestamp() + 60)
-    site.send(first)
-    running = site.run()
-    site.relay.wait_for("answered")
-
-    real = Agent.ballots
-
-    def ballots(agent: Agent, *asked: Any) -> Any:
-        if agent.agent_id == AGENT:
-            raise BadData("the records are no good")
-        return real(agent, *asked)
-
-    monkeypatch.setattr(Agent, "ballots", ballots)
-    hopeless = site.ask(nonce="hopeless", expires_at=NOW.timestamp() + 86_400)
-    site.send(hopeless)
-    end = time.monotonic() + 60
-    while keys_of(site) != sorted([first.round.digest, hopeless.round.digest, "home"]):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    site.now = NOW + timedelta(hours=2)
-    while keys_of(site) != sorted([hopeless.round.digest, "home"]):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    running.end()
-
-
 def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_nothing(site: Site) -> None:
     ask = site.ask()
     settle(site, ask)
@@ -682,25 +618,6 @@ def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_
     first, again = site.shares(ask, 2)
     running.end()
     assert same(first, again)
-
-
-def test_a_round_whose_tallier_changed_its_keys_is_refused_whatever_became_of_the_records(site: Site) -> None:
-    ask = site.ask()
-    site.send(ask)
-    running = site.run()
-    site.shares(ask, 1)
-    site.talliers["tallier-1"] = PartyKeys.generate()
-    site.write_policy()
-    rotated = replace(site.ask(), batch=ask.batch)
-    site.send(rotated)
-    before = site.refusals(1)[0]
-    other = Shard.open(site.shard.path)
-    other.delete(other.record_ids[:1])
-    site.send(rotated)
-    after = site.refusals(2)[1]
-    running.end()
-    assert before == after
-    assert before.sentence == ANSWERED_TO_OTHERS
 
 
 def test_a_home_that_came_back_from_a_backup_serves_nothing_until_all_that_is_left_is_written_off(

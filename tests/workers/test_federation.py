@@ -87,9 +87,9 @@ def test_reopening_changes_nothing_and_keeps_what_a_person_has_written(made: Loc
     ("plan", "words"),
     [
         (Plan(agents=3), "has 2 agents, not 3"),
-        (Plan(backbone="pixels:4"), "--backbone is settled"),
-        (Plan(instance_epsilon=1.0), "--instance-epsilon is settled"),
-        (Plan(shards=(Path("a"),)), "--shard is settled"),
+        (Plan(backbone="pixels:4"), "--backbone is fixed"),
+        (Plan(instance_epsilon=1.0), "--instance-epsilon is fixed"),
+        (Plan(shards=(Path("a"),)), "--shard is fixed"),
     ],
 )
 def test_what_was_settled_when_it_was_made_cannot_be_changed_by_the_way(
@@ -152,7 +152,7 @@ def test_shards_that_do_not_belong_together_are_refused(
     (home := tmp_path / "home").mkdir()
     with pytest.raises(MixedShards, match="differ in backbone"):
         make_federation(home, Plan(shards=(federation_images[0], tmp_path / "other.shard")))
-    with pytest.raises(MixedShards, match="the one named"):
+    with pytest.raises(MixedShards, match="not by the named"):
         make_federation(home, Plan(shards=federation_images, backbone="pixels:4"))
     with pytest.raises(InvalidSetting, match="public shard"):
         make_federation(home, Plan(shards=(tmp_path / "public.shard",)))

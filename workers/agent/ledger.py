@@ -114,7 +114,7 @@ class DurableLedger:
             BudgetExceeded: more than a cap was spent before the cap was lowered.
         """
         policy = self._read_policy()
-        if policy is not self._opened:
+        if policy != self._opened:
             with self._database.read() as connection:
                 check_delta(connection, policy.budget.delta)
             for level in LEVELS:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.results import EXPORT_FORMATS, FOLDER_FORMATS
-from labeler.budget import NANO
+from labeler.accounting.events import NANO
 from labeler.errors import Interrupted, InvalidSetting, UnreadableImage
 from labeler.system.files import check_file, check_folder
 from workers.commands.console import (

@@ -245,7 +245,6 @@ class Seen:
         self._anchor = Anchor(path, sync_every_s=math.inf)
         self._path = path.with_name(PROOF_FILE)
         self._proven = 0
-        self._data = self._sound = b""
         self._unsynced_since: float | None = None
         self._synced_at = -math.inf
 
@@ -260,12 +259,9 @@ class Seen:
     def proof(self) -> bytes:
         """Return the coordinator's signed answer as a frame; empty where none is kept, or a damaged one."""
         try:
-            data = read_small(self._path, MAX_PROOF_BYTES)
+            return _sound(read_small(self._path, MAX_PROOF_BYTES))
         except OSError:
             return b""
-        if data != self._data:  # unchanged bytes need no second parse
-            self._data, self._sound = data, _sound(data)
-        return self._sound
 
     def keep(self, head: Head, signed: Message) -> None:
         """Keep a head that goes further than the one that was seen, or for which this process has kept no proof yet.
@@ -320,7 +316,6 @@ class Seen:
                 os.close(handle)
         except OSError as error:
             raise _unwritten(self._path, error) from error
-        self._data = self._sound = data
         self._is_new()
 
     def _is_new(self) -> None:

@@ -60,7 +60,7 @@ from workers.party.home import (
     create_agent_home,
     create_tallier_home,
 )
-from workers.tallier.peers import address_of, common_addresses, have_peers, make_identity, move, pin_peers, public_part
+from workers.tallier.peers import address_of, common_addresses, make_identity, pin_peers, public_part
 from workers.up import Plan
 
 TALLIERS: Final = 3
@@ -183,9 +183,6 @@ def introduce_talliers(homes: Mapping[str, Path]) -> None:
     if known and are_free(known):
         return
     listens = free_listens(len(paths))
-    if have_peers(paths):
-        move(paths, listens)
-        return
     documents = []
     for number, (name, path) in enumerate(homes.items()):
         public = public_document(_public(path), party_id=name, role="tallier", tallier=number)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from feature_store.results.report.model import AnsweredQuery, Coverage, JobReport, evenly
+from feature_store.results.report.model import AnsweredQuery, Coverage, evenly
 from labeler.errors import UnreadableImage
 from labeler.rounds.effects import AnswerStatus
 
@@ -39,9 +39,9 @@ def map_public_set(
         public_features: shape (num_images, dimension), of any real dtype.
         query_features: shape (num_queries, dimension).
         answered: shape (num_queries,), which queries have a label.
-        cells: shape (num_images,), number of the query that stands for each image; -1 for none. Without
-            it an image is covered by its nearest answered query, if that is at least as similar to it
-            (by cosine) as its tenth nearest neighbour is to a typical public image.
+        cells: shape (num_images,), number of the query that stands for each image; -1 for none. Without it the nearest
+            answered query covers an image that is at least as similar to it (by cosine) as a typical public image is
+            to its tenth nearest neighbor.
     """
     queries = _unit_rows(query_features)
     if cells is None:
@@ -90,7 +90,7 @@ def _nearest_answered(
     if not len(numbers):
         return covering
     probes = _unit_rows(features[evenly(count, _PROBES)])
-    rank = min(_NEAR_RANK, count - 1) + 1  # An image is its own nearest, so its tenth neighbour stands at place eleven.
+    rank = min(_NEAR_RANK, count - 1) + 1  # An image is its own nearest, so its tenth neighbor has rank eleven.
     nearest = np.full((len(probes), 0), -np.inf)
     for start in range(0, count, _BLOCK_ROWS):
         block = _unit_rows(features[start : start + _BLOCK_ROWS])
@@ -134,11 +134,6 @@ def places_to_show(queries: Sequence[AnsweredQuery]) -> list[int]:
     return gone_wrong + [rest[number] for number in evenly(len(rest), room).tolist()]
 
 
-def choose(report: JobReport) -> list[tuple[int, AnsweredQuery]]:
-    """The (number, query) pairs to show, what went wrong first; numbers begin with 1."""
-    return [(place + 1, report.queries[place]) for place in places_to_show(report.queries)]
-
-
 _FINE = 2
 
 
@@ -174,7 +169,7 @@ def open_picture(png: bytes, query_id: str) -> Image.Image:
 
 
 def is_tiny(picture: Image.Image) -> bool:
-    """Whether a picture has so few pixels that smoothing would only blur it."""
+    """Tell whether a picture has so few pixels that smoothing would only blur it."""
     return max(picture.size) < _SMOOTH_FROM
 
 

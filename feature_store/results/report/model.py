@@ -1,7 +1,7 @@
 """The data of a report: public facts and paid-for releases, nothing else.
 
-There is no field for a ballot, a share, a count of private records, a sum without noise, or for how long
-anything took (which grows with the private records), so no page made from these types can show one.
+There is no field for a ballot, a share, a count of private records or a sum without noise. There is none for a time
+either, which grows with the private records. So no page made from these types can show one.
 
 Labels, confidences and pictures of public images follow from released answers; the truth is the requester's own. So
 nothing here costs privacy, and a number that looks bad is shown as it is.
@@ -58,7 +58,7 @@ class AnsweredQuery:
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the released label is the true one; None where there is no label or no truth."""
+        """True if the released label is the true one; None where there is no label or no truth."""
         if self.truth is None or self.status is not AnswerStatus.ANSWERED:
             return None
         return self.label == self.truth
@@ -100,7 +100,7 @@ class LevelPrice:
 
 @dataclass(frozen=True)
 class PriceRow:
-    """The same releases priced in one way; exactly one row of a report is the reported one."""
+    """One way to price the releases; exactly one row of a report is the reported one."""
 
     name: str
     instance_epsilon: float | None
@@ -110,7 +110,7 @@ class PriceRow:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What the answers cost.
+    """The cost of the answers.
 
     Attributes:
         delta: the failure probability of both guarantees.
@@ -177,9 +177,9 @@ class JobReport:
         attributes: the same where an image may have any number of labels.
         coverage: None where it was not computed.
         versions: of this project and what the result depends on.
-        is_seeded: True for a simulation, whose noise whoever knows the seed can subtract.
+        is_seeded: True for a simulation; a reader who knows the seed can subtract its noise.
         not_covered: private records that the guarantee is not about, in a sentence.
-        downloads: (file name beside the page, what it holds).
+        downloads: (name of a file in the page's folder, its content).
     """
 
     task: Task
@@ -209,7 +209,7 @@ class JobReport:
 
     @cached_property
     def status_counts(self) -> dict[AnswerStatus, int]:
-        """How many queries ended in each status, zeros included."""
+        """Number of queries that ended in each status, zeros included."""
         counts = dict.fromkeys(AnswerStatus, 0)
         for query in self.queries:
             counts[query.status] += 1
@@ -239,12 +239,12 @@ class JobReport:
 
     @property
     def image_accuracy(self) -> float | None:
-        """Share of the public images that are labelled right, among those whose truth is known."""
+        """Share of the public images that are labeled right, among those whose truth is known."""
         return None if self.images is None else self.images.accuracy
 
     @cached_property
     def image_scores(self) -> Scores | None:
-        """How well each class is found among the public images whose truth is known."""
+        """Scores of each class among the public images whose truth is known."""
         return None if self.images is None else self.images.scores(self.task.classes)
 
     @property
@@ -294,7 +294,7 @@ class AttributeImage:
 
 @dataclass(frozen=True, eq=False)
 class AttributeReport:
-    """What is said of all public images.
+    """The labels of all public images of a job about attributes.
 
     Attributes:
         outcomes: of each attribute, in the order of the task.
@@ -315,7 +315,7 @@ class AttributeReport:
 
     @property
     def commoner(self) -> float | None:
-        """The same for always giving the commoner answer."""
+        """Mean over attributes of the share that always giving the commoner answer would get right."""
         shares = [one.commoner for one in self.outcomes if one.commoner is not None]
         return statistics.fmean(shares) if shares else None
 
@@ -380,12 +380,12 @@ class ImageLabels:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Whose truth is known."""
+        """Mask of the images whose truth is known."""
         return self.truth >= 0
 
     @cached_property
     def right(self) -> NDArray[np.bool_]:
-        """Whose label is the true one; False where the truth is not known."""
+        """Mask of the images whose label is the true one; False where the truth is not known."""
         found: NDArray[np.bool_] = self.known & (self.labels == self.truth)
         return found
 
@@ -395,7 +395,7 @@ class ImageLabels:
         return float(self.right.sum() / self.known.sum()) if self.known.any() else None
 
     def scores(self, classes: Sequence[str]) -> Scores | None:
-        """How well each class is found; None where no truth is known."""
+        """Return the scores of each class; None where no truth is known."""
         second = np.where(self.labels == 1, self.confidences, 1 - self.confidences)  # read of two classes alone
         return score(self.truth, self.labels, second, classes)
 
@@ -416,7 +416,7 @@ class ImageLabels:
         return numbers[np.argsort(self.confidences[numbers], kind="stable")]
 
     def shown_of_band(self, low: float, high: float) -> list[int]:
-        """Those of a band that a page shows, evenly chosen."""
+        """Return the images of a band that a page shows, evenly chosen."""
         numbers = self.band_of(low, high)
         return [int(number) for number in numbers[evenly(len(numbers), MAX_PER_BAND)]]
 
@@ -466,7 +466,7 @@ class Band:
         return self.right / self.known if self.known else None
 
     def interval(self) -> tuple[float, float]:
-        """Where the share that is right may lie, by chance alone, 95 % (Wilson 1927)."""
+        """Return the bounds of the share that is right, by chance alone, 95 % (Wilson 1927)."""
         if not self.known:
             return 0.0, 1.0
         share, square = self.right / self.known, _DEVIATIONS**2
@@ -477,25 +477,18 @@ class Band:
 
 
 def bands(images: ImageLabels, edges: Sequence[tuple[float, float]] = BANDS) -> tuple[Band, ...]:
-    """How sure the labels are, and how often right, band by band."""
+    """Stated confidence, and how often it is right, band by band."""
     found = []
     for low, high in edges:
         numbers = images.band_of(low, high)
-        found.append(
-            Band(
-                low,
-                high,
-                len(numbers),
-                float(images.confidences[numbers].mean()) if len(numbers) else 0.0,
-                int(images.known[numbers].sum()),
-                int(images.right[numbers].sum()),
-            )
-        )
+        stated = float(images.confidences[numbers].mean()) if len(numbers) else 0.0
+        known, right = int(images.known[numbers].sum()), int(images.right[numbers].sum())
+        found.append(Band(low, high, len(numbers), stated, known, right))
     return tuple(found)
 
 
 def confusion(images: ImageLabels, num_classes: int) -> NDArray[np.int64]:
-    """How often each true class (row) got each label (column), among images whose truth is known."""
+    """Count how often each true class (row) got each label (column), among images whose truth is known."""
     cells = images.truth[images.known].astype(np.int64) * num_classes + images.labels[images.known]
     return np.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
 

@@ -98,7 +98,7 @@ def _templates() -> Environment:
 
 
 def _bands(report: JobReport, images: ImageLabels) -> list[dict[str, Any]]:
-    """How sure the labels are, band by band, with some images of each; the least sure band first."""
+    """Confidence band by band, with some images of each; the least sure band first."""
     return [
         {
             "name": f"{100 * band.low:g} to {100 * band.high:g} %",
@@ -189,7 +189,7 @@ def _class_rows(report: JobReport) -> dict[str, Any]:
 
 
 def _recalls(scores: Scores | None) -> list[dict[str, Any]]:
-    """How many of each class are found, the least found first."""
+    """Recall of each class, the lowest first."""
     if scores is None:
         return []
     rows = zip(scores.classes, scores.counts, scores.found, scores.recalls, strict=True)
@@ -272,7 +272,7 @@ STATUS_WORDS = {
 
 def question_tiles(report: JobReport) -> list[dict[str, Any]]:
     """Questions that a page shows, what went wrong first."""
-    shown = coverage.choose(report)
+    shown = [(place + 1, report.queries[place]) for place in coverage.places_to_show(report.queries)]
     tallest = max([0.0, *(float(query.noisy_votes.max()) for _, query in shown if query.noisy_votes is not None)])
     return [_question(report, number, query, tallest) for number, query in shown]
 

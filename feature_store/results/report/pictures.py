@@ -12,22 +12,18 @@ import io
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from feature_store.results.report.model import JobReport, PriceRow, bands
@@ -55,8 +51,6 @@ OTHER_COLOR = "#8a93a0"
 
 FONT = "DejaVu Sans"
 PNG_DPI = 160
-_PAD = PNG_DPI / 24
-"""Pixels around what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, laid out without overlaps."""
+    """An empty figure of this size in inches, laid out without overlaps."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -101,47 +95,13 @@ def plain_axes(
 
 def finish(figure: Figure, file_name: str, alt: str) -> Picture:
     """Turn a figure into a picture for the page and a file."""
-    _lay_out(figure)
-    vector = io.BytesIO()
+    vector, raster = io.BytesIO(), io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     # A fixed salt: ids of clip paths would differ from run to run, and equal reports shall be equal bytes.
     with rc_context({"svg.hashsalt": file_name}):
         figure.savefig(vector, format="svg", facecolor="none", metadata=no_metadata, dpi=PNG_DPI)
-    return replace(finish_file(figure, file_name, alt), svg=_follow_color_scheme(vector.getvalue().decode()))
-
-
-def finish_file(figure: Figure, file_name: str, alt: str) -> Picture:
-    """Turn a figure into a file only, for what the page shows in its own way."""
-    _lay_out(figure)
-    raster = io.BytesIO()
     figure.savefig(raster, format="png", facecolor=SURFACE, metadata={"Software": None}, dpi=PNG_DPI)
-    return Picture(file_name, alt, raster.getvalue())
-
-
-def _lay_out(figure: Figure) -> None:
-    """Lay a figure out, once: while it has an engine of layout, each saving draws it twice, first to measure texts.
-
-    One plot with a legend below it is measured once, where the engine measures it four times.
-    """
-    engine = figure.get_layout_engine()
-    if engine is None:
-        return
-    figure.set_dpi(PNG_DPI)
-    if len(figure.axes) != 1:
-        engine.execute(figure)
-        figure.set_layout_engine(None)
-        return
-    figure.set_layout_engine(None)
-    [axes] = figure.axes
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    below = sum(legend.get_window_extent(renderer).height + _PAD for legend in figure.legends)
-    axes.set_position((0.1, 0.1 + below / figure.bbox.height, 0.8, 0.8 - below / figure.bbox.height))
-    axes.apply_aspect()
-    plot = axes.get_window_extent(renderer)
-    whole = axes.get_tightbbox(renderer) or plot  # nothing of an invisible one
-    left, bottom = plot.x0 - whole.x0 + _PAD, plot.y0 - whole.y0 + _PAD + below
-    right, top = figure.bbox.width - (whole.x1 - plot.x1) - _PAD, figure.bbox.height - (whole.y1 - plot.y1) - _PAD
-    axes.set_position(Bbox.from_extents(left, bottom, right, top).transformed(figure.transFigure.inverted()))
+    return Picture(file_name, alt, raster.getvalue(), _follow_color_scheme(vector.getvalue().decode()))
 
 
 def _follow_color_scheme(svg: str) -> str:
@@ -251,7 +211,7 @@ def accuracy(report: JobReport) -> Picture | None:
 
 
 def calibration(report: JobReport) -> Picture | None:
-    """How often labels are right that are stated with one confidence; on the diagonal they mean what they say."""
+    """The share of right labels by stated confidence; on the diagonal labels mean what they say."""
     if report.images is None or report.image_accuracy is None:
         return None
     found = [band for band in bands(report.images, CALIBRATION) if band.known >= LEAST_IN_A_BAND]
@@ -277,7 +237,7 @@ def calibration(report: JobReport) -> Picture | None:
 
 
 def budget(report: JobReport) -> Picture | None:
-    """How much epsilon the first q questions had spent."""
+    """The epsilon that the first q questions had spent."""
     spent = report.privacy.spent
     if len(spent) < 2:
         return None
@@ -304,7 +264,7 @@ def budget(report: JobReport) -> Picture | None:
 
 
 def price(report: JobReport) -> Picture | None:
-    """The same releases priced in several ways, for one private image."""
+    """The price of the releases for one private image, in several ways."""
     rows = report.privacy.breakdown
     known = [row.instance_epsilon for row in rows if row.instance_epsilon is not None]
     if not known:
@@ -393,7 +353,7 @@ def _name_regions(axes: Axes, report: JobReport, labels: NDArray[np.int64], colo
 
 
 def vote_margins(report: JobReport) -> Picture | None:
-    """How far the first class was ahead of the second in the released noisy sums."""
+    """The lead of the first class over the second in the released noisy sums."""
     asked = [query for query in report.queries if query.noisy_votes is not None]
     if len(asked) < 2:
         return None
@@ -420,20 +380,16 @@ def vote_margins(report: JobReport) -> Picture | None:
             continue
         heights = np.histogram(gaps[members], edges)[0]
         color, hatch = looks[name]
-        # All bars of a group are one path: drawn one by one, each with its hatch, they took half the time.
-        corners = [edges[:-1], base, edges[:-1], base + heights, edges[1:], base + heights, edges[1:], base]
-        boxes = np.stack(corners, axis=1).reshape(-1, 4, 2)[heights > 0]
-        bars = PathPatch(
-            Path.make_compound_path_from_polys(boxes), fc=color, hatch=hatch, ec=SURFACE, lw=1,
-            label=f"{name} ({members.sum():,})",
+        some = heights > 0
+        axes.bar(
+            edges[:-1][some], heights[some], np.diff(edges)[some], base[some], align="edge", fc=color, hatch=hatch,
+            ec=SURFACE, lw=1, label=f"{name} ({members.sum():,})",
         )  # fmt: skip
-        axes.add_patch(bars).sticky_edges.y.append(0)
         base += heights
     sigma = report.task.total_sigma_votes * math.sqrt(2)
     if sigma < edges[-1]:
         axes.axvline(sigma, color=INK, lw=1.3, ls=(0, (4, 3)), label=f"noise of such a gap: {say_number(sigma)} votes")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.autoscale_view()
     _label(axes, x="noisy votes, first class above second", y="questions")
     _legend(axes)
     alt = (

@@ -5,10 +5,10 @@ released counts over all questions is its votes plus noise of a known size. Only
 are read, so it costs nothing and tells nothing that the release does not: agents' records are never looked at. Who
 mislabelled, and who lied, no release shows.
 
-Ballots on a ball (`labeler.methods.reverse_knn`) are centred: each agent leaves out what its questions have in common
+Ballots on a ball (`labeler.methods.reverse_knn`) are centered: each agent leaves out what its questions have in common
 over all classes, and shortens the rest. A class that nobody holds then has less than nothing, as has every class below
-the mean, and classes asked about equally often add up to nothing whatever was answered. So of such sums no class's
-total is told apart from another's; what is said is whether all numbers together are longer than noise alone makes them.
+the mean, and classes asked about equally often add up to nothing whatever was answered. So the totals of classes tell
+nothing there, and the page only says whether all numbers together are longer than noise alone makes them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _attributes(said: AttributeReport) -> str:
 
 
 def guarantee(report: JobReport) -> str:
-    """What stands below the claim: what it cost, in one sentence."""
+    """Return the sentence below the claim: the cost."""
     price = report.privacy.instance
     who = f"the {count(report.contributors, 'agent')} that answered"
     if price.epsilon is None:
@@ -113,7 +113,7 @@ def guarantee(report: JobReport) -> str:
 
 
 def best_guess(epsilon: float, delta: float) -> float:
-    """How often, at most, a guess whether one image was used is right, where a coin is right half the time.
+    """Return how often, at most, a guess that one image was used is right, where a coin is right half the time.
 
     For an (epsilon, delta) guarantee no test of two equally likely neighbours succeeds more often than
     (exp(epsilon) + delta) / (1 + exp(epsilon)) (Kairouz, Oh, Viswanath 2015, Theorem 2.1).
@@ -151,7 +151,7 @@ def what_epsilon_means(report: JobReport) -> tuple[str, ...]:
 
 
 def _person(report: JobReport) -> tuple[str, ...]:
-    """What a person is worth who has several images, or that nobody says."""
+    """Return the bound for a person who has several images, or say that there is none."""
     price, most = report.privacy.person, report.privacy.records_per_person
     if price is None or most is None:
         return (
@@ -172,36 +172,14 @@ def neighbors(task: Task) -> str:
 
 
 def talliers(task: Task) -> str:
-    """How many talliers there are, and what they add."""
+    """Return the number of talliers, and what they add."""
     if task.dishonest_talliers is None:
         return str(task.talliers)
     return f"{task.talliers}, who add the noise; {task.dishonest_talliers} may be dishonest"
 
 
-def _noise_of_talliers(task: Task, unit: str) -> tuple[str, ...]:
-    dishonest = task.dishonest_talliers or 0
-    missing = (
-        f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
-        "nothing is opened."
-        if task.max_dropouts
-        else "No agent may fail to answer: if one is missing, nothing is opened."
-    )
-    share, votes = task.sigma_votes / math.sqrt(task.noise_contributors), " votes" * task.traits.counts
-    return (
-        f"The three talliers hide the sum under noise, each with a standard deviation of {say_number(share)} {unit}; "
-        f"agents add none. The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can "
-        "subtract.",
-        f"However many agents collude, they know none of it. {'One' if dishonest == 1 else 'Two'} of the three "
-        "talliers may pool what they know with whoever attacks; noise that an attacker knows does not count.",
-        missing,
-        "That caution is paid for in accuracy, not in epsilon: a sum carries "
-        f"{say_number(task.total_sigma_votes)}{votes} of noise, {task.total_sigma_votes / task.sigma_votes:.2f} times "
-        "what is counted on.",
-    )
-
-
 def noise_in_words(task: Task) -> tuple[str, ...]:
-    """What the noise is made of, and what caution about colluding or missing agents costs."""
+    """Describe the noise, and the cost of caution about colluding or missing agents."""
     if task.traits.has_local_noise:
         return (
             "Each agent adds all the noise that its price needs to what it learnt, once, before it answers anything. "
@@ -209,47 +187,52 @@ def noise_in_words(task: Task) -> tuple[str, ...]:
             f"With fewer than {task.quorum} of {task.agents} agents nothing is opened.",
         )
     unit = "votes per class of a question" if task.traits.counts else unit_in_words(task)
-    if task.noise_by == "talliers":
-        return _noise_of_talliers(task, unit)
-    hidden, everyone = task.noise_contributors, task.agents
-    share, total = task.sigma_votes / math.sqrt(hidden), task.total_sigma_votes
-    lines = [
-        f"Each agent hides its {task.traits.sums} under noise of its own, with a standard deviation of "
-        f"{say_number(share)} {unit}. "
-        f"The price counts on {say_number(task.sigma_votes)}{' votes' * task.traits.counts} of noise that nobody can "
-        "subtract."
-    ]
-    if task.colluding_agents:
+    votes, of_talliers = " votes" * task.traits.counts, task.noise_by == "talliers"
+    share, total = task.sigma_votes / math.sqrt(task.noise_contributors), task.total_sigma_votes
+    counted_on = f"The price counts on {say_number(task.sigma_votes)}{votes} of noise that nobody can subtract."
+    lines = []
+    if of_talliers:
+        dishonest = "One" if task.dishonest_talliers == 1 else "Two"
+        lines += [
+            "The three talliers hide the sum under noise, each with a standard deviation of "
+            f"{say_number(share)} {unit}; agents add none. {counted_on}",
+            f"However many agents collude, they know none of it. {dishonest} of the three talliers may pool what they "
+            "know with whoever attacks; noise that an attacker knows does not count.",
+        ]
+    else:
+        lines.append(
+            f"Each agent hides its {task.traits.sums} under noise of its own, with a standard deviation of "
+            f"{say_number(share)} {unit}. {counted_on}"
+        )
         lines.append(
             f"Up to {count(task.colluding_agents, 'agent')} may pool what they know with whoever attacks. "
             "Noise that an attacker knows does not count, so the others add more."
+            if task.colluding_agents
+            else "Nobody is assumed to know any of it; an agent knows its own."
         )
-    else:
-        lines.append("Nobody is assumed to know any of it; an agent knows its own.")
-    if task.max_dropouts:
+    lines.append(
+        f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; with fewer than {task.quorum} of {task.agents} "
+        "nothing is opened."
+        if task.max_dropouts
+        else "No agent may fail to answer: if one is missing, nothing is opened."
+    )
+    if of_talliers or task.noise_contributors < task.agents:
+        carries = "a sum carries" if of_talliers else "with everybody there a sum carries"
         lines.append(
-            f"Up to {count(task.max_dropouts, 'agent')} may fail to answer; "
-            f"with fewer than {task.quorum} of {everyone} nothing is opened."
-        )
-    else:
-        lines.append("No agent may fail to answer: if one is missing, nothing is opened.")
-    if hidden < everyone:
-        lines.append(
-            "That caution is paid for in accuracy, not in epsilon: with everybody there a sum carries "
-            f"{say_number(total)}{' votes' * task.traits.counts} of noise, {total / task.sigma_votes:.2f} times what "
-            "is counted on."
+            f"That caution is paid for in accuracy, not in epsilon: {carries} {say_number(total)}{votes} of noise, "
+            f"{total / task.sigma_votes:.2f} times what is counted on."
         )
     return tuple(lines)
 
 
 def without_a_bound(report: JobReport) -> tuple[str, ...]:
-    """Why the whole of an agent has no bound, and what would give it one."""
+    """Say why the whole of an agent has no bound, and what would give it one."""
     reason = report.privacy.agent.reason
     return (f"For a whole agent: {reason.rstrip('.')}.",) if reason else ()
 
 
 def never_revealed(report: JobReport) -> tuple[str, ...]:
-    """What the protocol keeps with its owner."""
+    """List what the protocol keeps with its owner."""
     return (
         "any private image, its features or its label",
         "how any agent voted on any question" if report.task.traits.counts else "what any agent learnt, without noise",
@@ -261,7 +244,7 @@ def never_revealed(report: JobReport) -> tuple[str, ...]:
 
 
 def was_released(report: JobReport) -> tuple[str, ...]:
-    """What anybody may see, and what the price pays for."""
+    """List what anybody may see, and what the price pays for."""
     opened = (
         "the winning class of each question, chosen under noise"
         if report.task.release == "winner"
@@ -279,7 +262,7 @@ def was_released(report: JobReport) -> tuple[str, ...]:
 
 
 def all_warnings(report: JobReport) -> tuple[str, ...]:
-    """What a reader must know before trusting the page, most serious first."""
+    """List what a reader must know before trusting the page, most serious first."""
     found: list[str] = []
     if report.is_seeded:
         found.append(
@@ -352,6 +335,6 @@ def class_totals(report: JobReport) -> tuple[str, ...]:
 
 
 def _is_noise(votes: NDArray[np.float64], sigma: float) -> bool:
-    """Whether the sum of squares is what noise alone has: chi-squared, of mean n and variance 2 n for n numbers."""
+    """Tell whether the sum of squares is that of noise alone: chi-squared, of mean n and variance 2 n for n numbers."""
     numbers = votes.size
     return float(np.square(votes / sigma).sum()) < numbers + STANDS_OUT * math.sqrt(2 * numbers)

@@ -55,6 +55,10 @@ def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Prepa
                 is_wanted=lambda job_id: house.jobs.get(job_id).state == "queued",
                 on_end=on_end,
                 backbone_of=lambda _: "pixels:4",
+                max_pixels=10**6,
+                max_job_pixels=10**9,
+                ask_again_s=0.0,
+                steady=time.monotonic,
             )
         )
         return made[-1]
@@ -104,31 +108,19 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
     assert EmbedBoard(house.config.home).all_jobs() == []
 
 
-def test_many_vectors_are_chosen_from_by_the_thread_that_took_them_else_by_a_process(
+def test_many_vectors_and_clusters_are_chosen_from_by_a_process(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
     wanted: list[str] = []
 
     def submit_piece(_: FairPool, owner: str, piece: object, *, key: str) -> None:
         wanted.append(key)
 
     monkeypatch.setattr(FairPool, "submit", submit_piece)
-    made = prepare()
-    job = house.jobs.get(submit(house).job_id)
-    made.begin(job, house.tasks.get(job.task_digest).task)
-    assert questions(house, job).exists()
-    with monkeypatch.context() as full:
-        full.setattr(conductor, "write_questions", _no_room)
-        tried = house.jobs.get(submit(house).job_id)
-        made.begin(tried, house.tasks.get(tried.task_digest).task)
-    made.ask(tried, house.tasks.get(tried.task_digest).task)
-    clustered = ask(made, house, submit(house, strategy="clustered", count=5))
-    assert wanted == [tried.job_id, clustered.job_id]
-
-
-def _no_room(*_: object) -> None:
-    raise OSError("no room")
+    clustered = ask(prepare(), house, submit(house, strategy="clustered", count=5))
+    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
+    many = ask(prepare(), house, submit(house))
+    assert wanted == [clustered.job_id, many.job_id]
 
 
 @pytest.mark.parametrize("strategy", ["clustered", "spectral"])

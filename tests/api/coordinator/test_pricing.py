@@ -7,7 +7,7 @@ import pytest
 from api.coordinator.config import MAX_CAP_EPSILON
 from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
 from api.schema import EstimateView
-from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
+from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, budget_for
 from labeler.errors import InvalidSetting, NotReady
 from labeler.ledger.tasks import TaskRecord
@@ -18,16 +18,6 @@ from tests.api.conftest import House
 def estimated(house: House, record: TaskRecord, queries: int) -> EstimateView:
     balances = {(one.account, one.level): one for one in house.ledger.balances()}
     return estimate(record.task, record.participants, queries, balances, delta=house.config.delta)
-
-
-def test_rounds_hold_all_queries_and_reverse_knn_is_never_cut(house: House) -> None:
-    task = house.task(max_queries=10_000).task
-    assert round_sizes(task, 10_000) == (BATCH_QUERIES, BATCH_QUERIES, 10_000 - 2 * BATCH_QUERIES)
-    assert round_sizes(task, BATCH_QUERIES) == (BATCH_QUERIES,)
-    whole = house.task(max_queries=10_000, method="reverse-knn").task
-    assert round_sizes(whole, 10_000) == (10_000,)
-    with pytest.raises(InvalidSetting, match="at least 1 query"):
-        round_sizes(task, 0)
 
 
 def test_the_price_is_the_certified_one_and_its_charge_is_what_the_rounds_cost(house: House) -> None:

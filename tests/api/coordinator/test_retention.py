@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.coordinator import retention, submission
+from api.coordinator import submission
 from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ORPHAN_S, ImageLabeler, Keeper
 from feature_store.results.job_process import LabelingOrder
@@ -233,19 +233,3 @@ def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
     keeper.sweep()
     assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{IMAGE_LABELS}", f"jobs/{job_id}/{LABELS}"]
     replace_file(house.config.home / "jobs" / job_id / "late", b"")
-
-
-def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = completed(house)
-    assert made(house).labels_file(job_id) is None
-    monkeypatch.setattr(retention, "LARGE_ROWS", 1)
-
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", no_room)
-        assert made(house).labels_file(job_id) is None
-    assert made(house).labels(job_id).equals(TABLE, check_metadata=True)

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from feature_store.cluster.driver import Driver
-from feature_store.cluster.search import ClusterIndex, rows_of
+from feature_store.cluster.search import ClusterIndex, file_of, mapped
 from feature_store.index import Neighbors, nearest_by_definition
 from feature_store.rows import quantize
 from feature_store.shard import Shard
@@ -193,12 +193,10 @@ def _no_other() -> None:
 
 def test_another_process_maps_the_very_rows(tmp_path: Path) -> None:
     shard = shard_at(tmp_path / "shard")
-    for part in (slice(0, ROWS), slice(200, 300), slice(256, 512), slice(255, 1025), slice(ROWS - 1, ROWS)):
-        for array in (shard.features, shard.record_ids):
-            found = rows_of(array[part])
-            assert found.array is None
-            assert found.file
-            np.testing.assert_array_equal(found.open(), array[part])
-    in_memory = rows_of(np.asarray(shard.features)[::2])
-    assert in_memory.array is not None
-    assert "name" not in repr(rows_of(shard.features))
+    for array in (shard.features, shard.record_ids):
+        file = file_of(array)
+        assert isinstance(file, Path)
+        np.testing.assert_array_equal(mapped(file), array)
+        assert not mapped(file).flags.writeable
+        for other in (array[200:300], np.asarray(array)[::2]):
+            np.testing.assert_array_equal(mapped(file_of(other)), other)

@@ -63,6 +63,8 @@ FAKES: dict[str, Callable[[], Engine]] = {
 }
 """Engines beside those that can be named, for the suites of equal neighbours."""
 
+ENGINES = ["numpy", "int16", "faiss", "torch", *FAKES, pytest.param("torch-gpu", marks=pytest.mark.gpu)]
+
 
 @contextmanager
 def fakes_have_names() -> Iterator[None]:

@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from feature_store.index import NO_RECORD, NO_SIMILARITY, Neighbors, build_index, nearest_by_definition
 from feature_store.index.exact_index import ExactIndex
-
-ENGINES = [
-    "numpy",
-    "int16",
-    "faiss",
-    "torch",
-    "torch in parts",
-    pytest.param("torch-gpu", marks=pytest.mark.gpu),
-]
+from tests.feature_store.index.fake_devices import ENGINES
 
 
 @dataclass(frozen=True)

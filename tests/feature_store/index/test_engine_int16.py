@@ -72,15 +72,6 @@ def test_every_way_of_compiling_finds_the_definition(way: str, dimension: int) -
         )
 
 
-def test_sums_at_the_edge_of_24_bits_are_exact() -> None:
-    # Four coordinates of 2047.75 on average: similarities of 16,773,121 and less, each one a different odd number.
-    features = np.array([[2047, 2048, 2048, 2047], [2047, 2048, 2048, 2046], [-2048, -2048, -2047, -2047]], np.int16)
-    features = np.repeat(features, [40, 40, 40], axis=0)
-    kernel = pair_kernel.compile_kernel()
-    found = block_of(kernel, features).first_keys(features[::40].copy(), 120)
-    np.testing.assert_array_equal(found, definition(features, features[::40], 120))
-
-
 @pytest.mark.parametrize("order", ["nearest last", "nearest first", "all tied", "random"])
 def test_no_order_of_records_overflows_what_is_kept(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_int16, "_PACKED_BYTES", 48 * 2 * 60 * 4)
@@ -107,16 +98,6 @@ def test_threads_change_nothing(threads: str, monkeypatch: pytest.MonkeyPatch) -
     features, queries = vectors(rng, 3000, 33), vectors(rng, 101, 33)
     found = block_of(pair_kernel.compile_kernel(), features).first_keys(queries, 20)
     np.testing.assert_array_equal(found, definition(features, queries, 20))
-
-
-def test_records_are_not_copied() -> None:
-    features = vectors(np.random.default_rng(5), 500, 24)
-    index = build_index(features, np.arange(500), engine="int16")
-    assert isinstance(index, ExactIndex)
-    assert index._kept is not None
-    (part,) = index._kept
-    assert isinstance(part.block, Int16Block)
-    assert part.block._rows.source()[0] is features
 
 
 # Where it cannot be used

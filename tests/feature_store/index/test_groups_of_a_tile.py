@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,18 +29,6 @@ def test_the_first_of_a_tile_are_those_of_a_full_sort(
     ranks = np.sort(rng.choice(2**37, panels * records, replace=False)).astype(np.int64)
     found = first_of_tile(_laid(similarities.T, records).T, _laid(ranks, records), count, records).numpy()
     assert np.array_equal(np.sort(found, axis=1), np.sort(pack(similarities, ranks), axis=1)[:, :count])
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_records_of_a_group_that_only_ties_do_not_hide_those_of_another(count: int) -> None:
-    """Every group's largest similarity is the same; the first ranks lie in the first group alone."""
-    similarities = np.zeros((2, 8 * _GROUP), dtype=np.float32)
-    similarities[:, :_GROUP:3] = 7
-    similarities[:, _GROUP::5] = 7
-    ranks = np.arange(8 * _GROUP, dtype=np.int64)
-    laid = _laid(similarities.T, len(ranks)).T
-    found = first_of_tile(laid, _laid(ranks, len(ranks)), count, len(ranks)).numpy()
-    assert np.array_equal(np.sort(found, axis=1) & ((1 << 38) - 1), np.tile(np.arange(0, 3 * count, 3), (2, 1)))
 
 
 def _laid(by_record: NDArray[Any], panel_rows: int) -> torch.Tensor:

@@ -84,14 +84,6 @@ def test_a_shard_beyond_every_table_is_searched_in_parts_with_equal_neighbors(en
             np.testing.assert_array_equal(found.rows, np.where(expected.rows < 0, -1, kept[expected.rows]))
 
 
-def test_an_id_that_a_split_index_never_held_is_refused_and_nothing_is_removed() -> None:
-    count = 3_000
-    index = build_index(np.ones((count, 2), np.int16), np.arange(count), engine="numpy", memory_limit_bytes=560_000)
-    with pytest.raises(InvalidSetting, match="nothing was removed"):
-        index.remove(np.array([0, count], dtype=np.int64))
-    assert len(index) == count
-
-
 def test_pages_of_read_only_maps_come_back_when_they_are_needed(tmp_path: Path) -> None:
     stored = np.arange(60_000, dtype=np.int16).reshape(-1, 10)
     np.save(tmp_path / "features.npy", stored)

@@ -139,15 +139,6 @@ def test_a_memory_limit_without_room_for_one_record_is_refused_at_once() -> None
         build_index(np.zeros((500, 64), np.int16), np.arange(500), engine="numpy", memory_limit_bytes=1000)
 
 
-def test_a_device_that_is_absent_is_a_clear_error() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    with pytest.raises(InvalidSetting, match="engine torch-gpu needs"):
-        build_index(FEATURES, IDS, engine="torch-gpu")
-
-
 def test_rounded_matrix_products_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library told elsewhere to multiply with bfloat16 must not answer."""
     from feature_store.index.exact_index import NumpyBlock, NumpyEngine

@@ -15,17 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from feature_store.index import NeighborIndex, Neighbors, build_index
+from tests.feature_store.index.fake_devices import ENGINES
 
 CLASSES = 3
 DIMENSION = 3
-ENGINES = [
-    "numpy",
-    "int16",
-    "faiss",
-    "torch",
-    "torch in parts",
-    pytest.param("torch-gpu", marks=pytest.mark.gpu),
-]
 WAYS = ["in memory", "under a memory limit", "through deletions"]
 
 
@@ -77,31 +70,13 @@ def _without(records: Records, row: int) -> Records:
     return Records(*(np.delete(part, row, axis=0) for part in (records.features, records.labels, records.ids)))
 
 
-_CASES = given(records=_records(), k=st.integers(1, 12), row=st.integers(0, 39), data=st.data())
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@_CASES
+@given(records=_records(), k=st.integers(1, 12), row=st.integers(0, 39), data=st.data())
 def test_one_record_moves_at_most_one_vote(
     engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject
 ) -> None:
-    _moves_at_most_one_vote(engine, way, records, k, row, data)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@_CASES
-def test_one_record_moves_at_most_one_vote_of_many_more(
-    engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject
-) -> None:
-    _moves_at_most_one_vote(engine, way, records, k, row, data)
-
-
-def _moves_at_most_one_vote(engine: str, way: str, records: Records, k: int, row: int, data: st.DataObject) -> None:
     row %= len(records.ids)
     queries = _all_queries()
     fewer = _without(records, row)
@@ -164,18 +139,3 @@ def test_with_one_row_removed_all_other_similarities_are_the_same_bits(engine: s
         index.remove(ids[[row]])
         part = index.search(queries, 1999)
         np.testing.assert_array_equal(part.similarities, np.take_along_axis(table, part.rows, axis=1))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_removing_records_one_by_one_equals_building_without_them(engine: str, rng: np.random.Generator) -> None:
-    features = rng.integers(-2, 3, (400, 5)).astype(np.int16)
-    ids = rng.permutation(400).astype(np.int64)
-    queries = rng.integers(-2, 3, (30, 5)).astype(np.int16)
-    index = build_index(features, ids, engine=engine)
-    for gone in range(1, 200):
-        assert index.remove(ids[gone - 1 : gone]) == 1
-        if gone % 15 == 0:
-            fresh = build_index(features[gone:], ids[gone:], engine=engine).search(queries, 9)
-            found = index.search(queries, 9)
-            np.testing.assert_array_equal(found.record_ids, fresh.record_ids)
-            np.testing.assert_array_equal(found.similarities, fresh.similarities)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from feature_store.query_selection import select_queries
+from feature_store.query_selection import QuerySet, select_queries
 from feature_store.rows import quantize
 from feature_store.students import Learners, NoisyAnswers, fit_student
 from feature_store.students.answers import half_whitened
@@ -31,6 +31,27 @@ class World:
     truth: NDArray[np.int64]
 
 
+def _released(
+    chosen: QuerySet,
+    votes: NDArray[np.float64],
+    sigma: float,
+    rng: np.random.Generator,
+    public: NDArray[np.int16],
+    truth: NDArray[np.int64],
+) -> World:
+    noisy = votes + sigma * rng.standard_normal(votes.shape)
+    answers = NoisyAnswers(
+        features=chosen.features,
+        labels=noisy.argmax(axis=1),
+        noisy_votes=noisy,
+        total_sigma_votes=sigma,
+        num_classes=CLASSES,
+        agents=3,
+        assignment=chosen.assignment,
+    )
+    return World(answers, public, truth)
+
+
 def _world(sigma: float, records: NDArray[np.float64], *, width: float = 0.7, seed: int = 0) -> World:
     """Public images of all classes alike, private records of some more than of others; two questions a class."""
     rng = np.random.default_rng(seed)
@@ -43,17 +64,7 @@ def _world(sigma: float, records: NDArray[np.float64], *, width: float = 0.7, se
     nearest = (held.astype(np.int64) @ chosen.features.astype(np.int64).T).argmax(axis=1)
     votes = np.zeros((2 * CLASSES, CLASSES))
     np.add.at(votes, (nearest, private), records.sum() / 4000)
-    noisy = votes + sigma * rng.standard_normal(votes.shape)
-    answers = NoisyAnswers(
-        features=chosen.features,
-        labels=noisy.argmax(axis=1),
-        noisy_votes=noisy,
-        total_sigma_votes=sigma,
-        num_classes=CLASSES,
-        agents=3,
-        assignment=chosen.assignment,
-    )
-    return World(answers, public, truth)
+    return _released(chosen, votes, sigma, rng, public, truth)
 
 
 def _right(kind: str, world: World, classes: int = CLASSES) -> float:
@@ -183,17 +194,7 @@ def _scattered() -> World:
     chosen = select_queries(public, strategy="clustered", count=4 * CLASSES, seed=0)
     votes = np.zeros((4 * CLASSES, CLASSES))
     np.add.at(votes, (chosen.assignment, place % CLASSES), 2.0)
-    noisy = votes + 3.0 * rng.standard_normal(votes.shape)
-    answers = NoisyAnswers(
-        features=chosen.features,
-        labels=noisy.argmax(axis=1),
-        noisy_votes=noisy,
-        total_sigma_votes=3.0,
-        num_classes=CLASSES,
-        agents=3,
-        assignment=chosen.assignment,
-    )
-    return World(answers, public, place % CLASSES)
+    return _released(chosen, votes, 3.0, rng, public, place % CLASSES)
 
 
 def _arcs(seed: int) -> World:
@@ -207,14 +208,4 @@ def _arcs(seed: int) -> World:
     chosen = select_queries(public, strategy="clustered", count=2 * CLASSES, seed=0)
     votes = np.zeros((2 * CLASSES, CLASSES))
     np.add.at(votes, (chosen.assignment, truth), 1.0)
-    noisy = votes + 25.0 * rng.standard_normal(votes.shape)
-    answers = NoisyAnswers(
-        features=chosen.features,
-        labels=noisy.argmax(axis=1),
-        noisy_votes=noisy,
-        total_sigma_votes=25.0,
-        num_classes=CLASSES,
-        agents=3,
-        assignment=chosen.assignment,
-    )
-    return World(answers, public, truth)
+    return _released(chosen, votes, 25.0, rng, public, truth)

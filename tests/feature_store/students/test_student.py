@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from labeler.errors import BadData, InvalidSetting
 from labeler.rounds.effects import STUDENT_KINDS, StudentKind
 
 CLASSES = 5
+BROKEN = np.ones((400, 60))
+BROKEN[7, 3] = np.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,28 +87,16 @@ def test_without_an_assignment_images_find_their_query(kind: StudentKind) -> Non
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_probabilities_are_distributions(kind: StudentKind) -> None:
-    case = world()
-    probabilities = fit_student(kind, case.answers, case.public, num_classes=CLASSES).predict_proba(case.test)
-    assert probabilities.shape == (300, CLASSES)
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
-    assert probabilities.min() >= 0
-
-
-@pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_same_seed_same_student(kind: StudentKind) -> None:
+def test_probabilities_are_those_of_the_seed_again_and_of_the_file(kind: StudentKind, tmp_path: Path) -> None:
     case = world()
     first, again = (fit_student(kind, case.answers, case.public, num_classes=CLASSES, seed=4) for _ in range(2))
-    np.testing.assert_array_equal(first.predict_proba(case.test), again.predict_proba(case.test))
-
-
-@pytest.mark.parametrize("kind", STUDENT_KINDS)
-def test_a_saved_student_predicts_the_same(kind: StudentKind, tmp_path: Path) -> None:
-    case = world()
-    student = fit_student(kind, case.answers, case.public, num_classes=CLASSES)
-    (tmp_path / "student").write_bytes(model_file(student.arrays, kind=student.kind, classes=("a", "b", "c"), card={}))
-    loaded = read_model(tmp_path / "student")
-    np.testing.assert_array_equal(loaded.predict_proba(case.test), student.predict_proba(case.test))
+    said = first.predict_proba(case.test)
+    assert said.shape == (300, CLASSES)
+    np.testing.assert_allclose(said.sum(axis=1), 1.0)
+    assert said.min() >= 0
+    np.testing.assert_array_equal(said, again.predict_proba(case.test))
+    (tmp_path / "student").write_bytes(model_file(first.arrays, kind=first.kind, classes=("a", "b", "c"), card={}))
+    np.testing.assert_array_equal(said, read_model(tmp_path / "student").predict_proba(case.test))
 
 
 @pytest.mark.parametrize("kind", STUDENT_KINDS)
@@ -144,36 +135,28 @@ def test_two_public_images_are_enough(kind: StudentKind) -> None:
     assert student.predict(rows).tolist() == [0, 1]
 
 
-def test_nan_features_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"public_features": BROKEN}, "NaN"),
+        ({"public_features": np.ones((400, 30))}, "dimension"),
+        ({"public_features": np.ones((399, 60))}, "400 public images"),
+        ({"kind": "oracle"}, "unknown student"),
+        ({"num_classes": CLASSES + 1}, "classes"),
+    ],
+)
+def test_what_does_not_fit_the_answers_is_refused(changes: dict[str, Any], sentence: str) -> None:
     case = world()
-    broken = case.public.astype(np.float64)
-    broken[7, 3] = np.nan
-    with pytest.raises(BadData, match="NaN"):
-        fit_student("planned", case.answers, broken, num_classes=CLASSES)
-    with pytest.raises(BadData, match="NaN"):
-        fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(broken)
+    asked: dict[str, Any] = {"kind": "planned", "public_features": case.public, "num_classes": CLASSES}
+    with pytest.raises((BadData, InvalidSetting), match=sentence):
+        fit_student(answers=case.answers, **asked | changes)
 
 
-def test_features_of_another_backbone_are_refused() -> None:
+@pytest.mark.parametrize(("features", "sentence"), [(BROKEN, "NaN"), (np.ones((3, 30)), "dimension")])
+def test_a_student_labels_no_features_that_it_cannot_read(features: NDArray[np.float64], sentence: str) -> None:
     case = world()
-    with pytest.raises(BadData, match="dimension"):
-        fit_student("planned", case.answers, case.public[:, :30], num_classes=CLASSES)
-    with pytest.raises(BadData, match="dimension"):
-        fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(case.test[:, :30])
-
-
-def test_an_assignment_of_another_public_set_is_refused() -> None:
-    case = world()
-    with pytest.raises(BadData, match="400 public images"):
-        fit_student("planned", case.answers, case.public[:399], num_classes=CLASSES)
-
-
-def test_unknown_kinds_and_wrong_class_counts_are_refused() -> None:
-    case = world()
-    with pytest.raises(InvalidSetting, match="unknown student"):
-        fit_student("oracle", case.answers, case.public, num_classes=CLASSES)
-    with pytest.raises(InvalidSetting, match="classes"):
-        fit_student("planned", case.answers, case.public, num_classes=CLASSES + 1)
+    with pytest.raises(BadData, match=sentence):
+        fit_student("prototypes", case.answers, case.public, num_classes=CLASSES).predict(features)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning:sklearn")

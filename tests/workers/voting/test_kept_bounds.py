@@ -111,7 +111,7 @@ def test_an_agent_whose_site_keeps_no_such_bound_refuses_before_it_is_charged(
         said.add(str(refusal.value))
         assert ledger.accounts["instance"].spent == 0
     assert len(said) == 1
-    assert ("nothing was declared" if declared is None else f"keeps {declared}") in said.pop()
+    assert ("declares no bound" if declared is None else f"keeps {declared}") in said.pop()
 
 
 @pytest.mark.parametrize("declared", [25, 40])
