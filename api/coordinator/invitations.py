@@ -294,9 +294,7 @@ class Invitations:
     def _open_numbers(self, connection: Connection) -> dict[int | None, str]:
         """Return the parties of open invitations by the number that each reserves."""
         return {
-            one.tallier: one.party_id
-            for one in self._store.list(connection=connection)
-            if one.is_open(self._clock())
+            one.tallier: one.party_id for one in self._store.list(connection=connection) if one.is_open(self._clock())
         }
 
 
