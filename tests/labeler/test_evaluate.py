@@ -203,6 +203,21 @@ def test_without_noise_a_share_is_wilsons() -> None:
     assert share(81, 182, 1, 1, 0.0).sampling == pytest.approx((0.2553, 0.3662), abs=1e-3)
 
 
+def test_an_interval_has_a_width_where_noise_takes_the_estimate_out_of_bounds() -> None:
+    for right, wrong in ((1000.0, -60.0), (-60.0, 1000.0)):
+        one = share(right, wrong, 10, 10, 5.0)
+        assert one.value == float(right > wrong)
+        for low, high in (one.noise, one.sampling):
+            assert 0.005 < high - low < 0.1
+    asked = Scored(b"m", even_edges(2, 2), "confusion")
+    # More malignant images were found than there are: the area comes out above one.
+    counts = np.array([[[500.0, -12.0], [460.0, -9.0]], [[20.0, 40.0], [20.0, 60.0]]])
+    area = Evaluation(asked, ("benign", "malignant"), counts, 5.0, 2).auroc()
+    assert area is not None
+    assert (area.value, area.noise[1], area.sampling[1]) == (1.0, 1.0, 1.0)
+    assert 0.8 < area.sampling[0] <= area.noise[0] < 0.999
+
+
 def test_the_layout_is_the_finest_that_noise_leaves_useful() -> None:
     assert choose_layout(2, sigma=45.0, records=4797) == "confusion"
     assert choose_layout(10, sigma=45.0, records=4797) == "bands"
