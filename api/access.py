@@ -133,7 +133,7 @@ class Gate:
         body: Body = request.scope[BODY_KEY]
         if need == "invited":
             # Before the body is read: a client without a token is charged for the attempt, not for its content.
-            self._limits.enrol(client_address(request))
+            self._limits.enrolments.hit(client_address(request))
             body.admit("stranger", client_address(request))
         if need == "signed":
             body.admit("party", client_address(request))
@@ -146,13 +146,13 @@ class Gate:
         if secret is not None:
             record = self._tokens.known(secret) or await run_in_threadpool(self._tokens.find, secret)
         if record is None or record.revoked_at is not None:
-            self._limits.failed(client_address(request))
+            self._limits.failures.hit(client_address(request))
             raise NotAuthenticated(
                 "this needs a bearer token: send the header 'Authorization: Bearer lab_...'. "
                 + ("None was sent." if secret is None else "The one that was sent is unknown or was revoked.")
             )
         request.state.token = record
-        self._limits.spend(record.token_id)
+        self._limits.requests.hit(record.token_id)
         least: Role = "viewer" if need in ("optional", "scraper", "auditor") else cast(Role, need)
         role = record.role
         if need in ("auditor", "scraper") and role == "requester":
@@ -172,12 +172,6 @@ async def reader(request: Request) -> Reader:
     """Return the reader: id and role of the request's token. Runs on the event loop, because nothing is looked up."""
     record: TokenRecord = request.state.token
     return Reader(record.token_id, record.role)
-
-
-async def caller(request: Request) -> str:
-    """Return the id of the request's token, which becomes a job's `created_by`."""
-    record: TokenRecord = request.state.token
-    return record.token_id
 
 
 def _bearer(request: Request) -> str | None:
@@ -283,8 +277,9 @@ async def read_json(request: Request, parse: Callable[[bytes], Parsed]) -> Parse
 def parse_json(data: bytes) -> Any:
     """Read one JSON document as RFC 8259 has it.
 
-    Refused: NaN, Infinity and numbers that overflow to it; nesting deep enough to exhaust the parser; NUL characters,
-    which PostgreSQL cannot store; and a name twice in an object, because one of the two would be ignored.
+    NaN, Infinity and numbers that overflow to it are refused. So is nesting deep enough to exhaust the parser. NUL
+    characters are refused because PostgreSQL cannot store them, and a repeated name because one of the two would be
+    ignored.
 
     Raises:
         json.JSONDecodeError: not such a document. The error does not carry the body.

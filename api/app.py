@@ -62,7 +62,6 @@ def create_app(coordinator: Coordinator) -> FastAPI:
     )
     limits = RateLimits(requests_per_minute=coordinator.config.limits.max_requests_per_minute)
     app.state.limits = limits
-    app.state.made_once = {}
     app.state.parsing = asyncio.Semaphore(PARSED_AT_ONCE)
     app.state.gate = Gate(coordinator.tokens, limits, is_metrics_open=coordinator.config.metrics == "open")
     app.state.delta = coordinator.config.delta

@@ -286,23 +286,29 @@ class Client:
             The finished job, whatever its state: completed, failed, refused, cancelled or expired.
         """
         seen = ""
-        while True:
-            for attempt in self._connection.again(is_waiting=True):
-                try:
-                    for identity, job in self._events(job_id, seen):
-                        seen = identity
-                        if on_change is not None:
-                            on_change(job)
-                        if job.state in FINISHED:
-                            return job
-                    # The stream ended early without an error: the service is restarting, or nothing was new.
-                    job = self.job(job_id)
+
+        def watch() -> JobView | None:
+            nonlocal seen
+            before = seen
+            try:
+                for identity, job in self._events(job_id, seen):
+                    seen = identity
+                    if on_change is not None:
+                        on_change(job)
                     if job.state in FINISHED:
                         return job
-                    time.sleep(_PAUSE_S)
-                    break
-                except ServiceBusy as error:
-                    attempt.failed(error)
+            except ServiceBusy:
+                if seen == before:
+                    raise
+                return None  # there was progress, so the patience starts again
+            # The stream ended early without an error: the service is restarting, or nothing was new.
+            return self.job(job_id)
+
+        while True:
+            job = self._connection.repeated(watch, is_waiting=True)
+            if job is not None and job.state in FINISHED:
+                return job
+            time.sleep(_PAUSE_S)
 
     def labels(self, job_id: str, path: Path, *, format: LabelFormat = "parquet", of: LabelsOf = "images") -> Path:
         """Download the labels of a completed job; the file appears under its name once it is whole.
@@ -321,12 +327,7 @@ class Client:
         return self._download(f"{_job_path(job_id)}/labels", path, params={"format": format, "of": of})
 
     def student(self, job_id: str, path: Path) -> Path:
-        """Download the student that labeled a job's images; waits until it is trained.
-
-        Raises:
-            InvalidSetting: there is no folder to put it in.
-            ServiceProblem: the job is not completed.
-        """
+        """Download the student that labeled a job's images; waits until it is trained. Raises as `labels`."""
         return self._download(f"{_job_path(job_id)}/student", path)
 
     def evaluation(self, job_id: str) -> dict[str, Any]:
@@ -351,7 +352,7 @@ class Client:
         records: int | None = None,
         **task: Any,
     ) -> JobView:
-        """Have a job's student scored on the agents' records: a task of its own, with one job.
+        """Have a job's student scored on the agents' records, by a new task with one job.
 
         The cells to count are chosen here from public facts: the noise of that price, and what the student says about
         the job's images.
@@ -403,12 +404,7 @@ class Client:
         )
 
     def model(self, job_id: str, path: Path) -> Path:
-        """Download the model that a completed job released; the file appears under its name once it is whole.
-
-        Raises:
-            InvalidSetting: there is no folder to put it in.
-            ServiceProblem: the job is not completed, or asked for labels.
-        """
+        """Download the model that a completed job released; raises as `labels`, also where it asked for labels."""
         return self._download(f"{_job_path(job_id)}/model", path)
 
     def thumbnails(self, job_id: str, sources: Sequence[str]) -> dict[str, bytes | None]:
@@ -510,20 +506,18 @@ class Client:
         if path.is_dir():
             raise InvalidSetting(f"{str(path)!r} is a folder; name a file in it")
         part = path.with_name(path.name + ".part")
-        for attempt in self._connection.again():
+
+        def fetch() -> None:
             try:
                 with self._connection.stream(place, params=params) as response, part.open("wb") as file:
                     for chunk in response.iter_bytes():
                         file.write(chunk)
-            except ServiceBusy as error:
-                part.unlink(missing_ok=True)
-                attempt.failed(error)
-                continue
             except ServiceProblem:
                 part.unlink(missing_ok=True)
                 raise
-            part.replace(path)
-            break
+
+        self._connection.repeated(fetch)
+        part.replace(path)
         return path
 
     def _get(self, view: type[View], path: str, **params: Any) -> View:

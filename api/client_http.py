@@ -15,11 +15,11 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
@@ -40,6 +40,8 @@ _LONGEST_PAUSE_S = 10.0
 _TOKEN = re.compile(r"[!-~]{1,1000}")
 """Characters that a header can carry; a newline at the end, as files have it, is stripped first."""
 _MAX_PROBLEM_BYTES = 64 * 1024
+
+Result = TypeVar("Result")
 
 
 class ServiceProblem(LabelerError):
@@ -69,6 +71,7 @@ class ServiceBusy(ServiceProblem, TryAgain):
 
     problem_type = "service-busy"
     exit_code = 75
+    retry_after_s = 0.0
 
 
 class Connection:
@@ -151,22 +154,20 @@ class Connection:
         asked: dict[str, Any] = {"headers": dict(headers or {}), "params": _present(params), "json": json}
         if timeout_s is not None:
             asked["timeout"] = timeout_s
-        for attempt in self._pauses(repeat=repeat):
+
+        def send() -> httpx2.Response:
             try:
                 # A fresh iterator for every try: the body may have been half sent.
                 body = None if content is None else iter(content)
                 with self._http.stream(method, path, content=body, **asked) as response:
                     response.read()
             except httpx2.RequestError as error:
-                attempt.failed(self._unreachable(error))
-                continue
-            if response.status_code in AGAIN:
-                attempt.failed(problem_in(response), retry_after(response))
-                continue
+                raise self._unreachable(error) from None
             if response.is_error:
                 raise problem_in(response)
             return response
-        raise AssertionError("the last pause raises")
+
+        return self.repeated(send) if repeat else send()
 
     def readiness(self) -> bytes:
         """Return the body of /readyz. Its 503 is an answer, so it is not retried."""
@@ -197,29 +198,27 @@ class Connection:
         except httpx2.RequestError as error:
             raise self._unreachable(error) from None
 
-    def again(self, *, is_waiting: bool = False) -> Iterator[Try]:
-        """Yield tries of a repeatable action, with growing pauses; see Try.
+    def repeated(self, action: Callable[[], Result], *, is_waiting: bool = False) -> Result:
+        """Return the result of an action that may be tried again, after growing pauses.
 
         Args:
             is_waiting: the service answered before; wait for it through restarts.
-        """
-        return self._pauses(repeat=True, is_waiting=is_waiting)
 
-    def _pauses(self, *, repeat: bool, is_waiting: bool = False) -> Iterator[Try]:
+        Raises:
+            ServiceBusy: the last try's, at the end of the patience.
+        """
         begun = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
-            current = Try()
-            yield current
-            error = current.error
-            if error is None:
-                raise AssertionError("a try ends in return, raise, or failed()")
-            # Jitter, so that a hundred clients of a restarted service do not all retry at once.
-            wait_s = max(current.retry_after_s, pause_s * (0.5 + random.random()))
-            is_absent = isinstance(error, ServiceBusy) and not error.status and not is_waiting
-            patience_s = self._absent_patience_s if is_absent else self._patience_s
-            if not repeat or time.monotonic() + wait_s > begun + patience_s:
-                raise error
+            try:
+                return action()
+            except ServiceBusy as error:
+                # Jitter, so that a hundred clients of a restarted service do not all retry at once.
+                wait_s = max(error.retry_after_s, pause_s * (0.5 + random.random()))
+                is_absent = not error.status and not is_waiting
+                patience_s = self._absent_patience_s if is_absent else self._patience_s
+                if time.monotonic() + wait_s > begun + patience_s:
+                    raise
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -242,43 +241,25 @@ def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | No
     return error
 
 
-class Try:
-    """One try. Call `failed` when it fails: the next try follows after a pause, and the last one raises its error."""
-
-    def __init__(self) -> None:
-        self.error: LabelerError | None = None
-        self.retry_after_s = 0.0
-
-    def failed(self, error: LabelerError, retry_after_s: float = 0.0) -> None:
-        """Note why this try failed."""
-        self.error = error
-        self.retry_after_s = retry_after_s
-
-
 def problem_in(response: httpx2.Response) -> ServiceProblem:
     """Return the problem in a refusal; a proxy's refusal has no problem document and is described by its status."""
-    kind = ServiceBusy if response.status_code in AGAIN else ServiceProblem
-    if len(response.content) <= _MAX_PROBLEM_BYTES:
-        try:
-            problem = Problem.model_validate_json(response.content)
-        except ValueError:
-            pass
-        else:
-            return kind(
-                type=problem.type,
-                status=problem.status,
-                title=problem.title,
-                detail=problem.detail,
-                members=problem.model_extra,
-            )
     title = f"the service answered {response.status_code} {response.reason_phrase}"
-    return kind(type="", status=response.status_code, title=title, detail="")
-
-
-def retry_after(response: httpx2.Response) -> float:
-    """Return the seconds the service asks to wait; 0 if it does not say."""
-    value = response.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else 0.0
+    problem = Problem(type="", status=response.status_code, title=title, detail="")
+    if len(response.content) <= _MAX_PROBLEM_BYTES:
+        with suppress(ValueError):
+            problem = Problem.model_validate_json(response.content)
+    kind = ServiceBusy if response.status_code in AGAIN else ServiceProblem
+    found = kind(
+        type=problem.type,
+        status=problem.status,
+        title=problem.title,
+        detail=problem.detail,
+        members=problem.model_extra,
+    )
+    after = response.headers.get("Retry-After", "")
+    if isinstance(found, ServiceBusy) and after.isdigit():
+        found.retry_after_s = float(after)
+    return found
 
 
 def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:

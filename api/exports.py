@@ -8,8 +8,8 @@ attributes, an image has any number of labels: a list of choices in Label Studio
 unanswered query keeps its row (label -1, no name) in JSON lines and Parquet. It has no prediction in Label Studio, and
 an empty label in the CSV, so that no image vanishes from a data set unnoticed.
 
-CSV cells are not escaped. A spreadsheet may read a cell that starts with "=" as a formula, but file names must match
-the requester's files byte for byte, and a prefix would break the loaders that this file is for.
+CSV cells are not escaped. A spreadsheet may read a cell that starts with "=" as a formula. But file names must match
+the requester's files byte for byte, and a prefix would break the loaders that read this file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +32,7 @@ from feature_store.results.image_labels import FILE_HEADINGS, LABEL, SEVERAL
 from feature_store.results.pseudo_labels import question_share
 
 ROWS_PER_CHUNK = 1024
-_PIECE_BYTES = 2**20
+_PIECE_BYTES = 2**16
 _JSON = json.JSONEncoder(ensure_ascii=False, default=datetime.isoformat).encode
 
 
@@ -58,17 +59,9 @@ def json_lines(table: pa.Table) -> Iterator[bytes]:
 
 def parquet(table: pa.Table) -> Iterator[bytes]:
     """Yield the table itself, schema metadata included."""
-    sink = _Sink()
-    with pq.ParquetWriter(sink, table.schema, compression="zstd") as writer:
-        for batch in table.to_batches(max_chunksize=64 * ROWS_PER_CHUNK):
-            writer.write_batch(batch)
-            yield sink.take()
-    yield sink.take()
-
-
-def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the bytes of a stored file."""
-    with file:
+    with tempfile.SpooledTemporaryFile(_PIECE_BYTES) as file:
+        pq.write_table(table, file, compression="zstd", row_group_size=64 * ROWS_PER_CHUNK)
+        file.seek(0)
         while piece := file.read(_PIECE_BYTES):
             yield piece
 
@@ -152,28 +145,3 @@ def _task(row: dict[str, Any], name: str) -> dict[str, Any]:
     data = {"image": row["source"] or row["query_id"]}
     data |= {field: row[field] for field in ("query_id", "status", "origin") if field in row}
     return {"data": data | {"task": name, "task_digest": row["task_digest"]}, "predictions": predictions}
-
-
-class _Sink(io.RawIOBase):
-    """A write-only file; `take` returns the bytes written since the last call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._size
-
-    def write(self, data: Any) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        self._size += len(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)

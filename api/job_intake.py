@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -94,42 +93,36 @@ class JobIntake:
             UploadWriter(folder, self._limits) as writer,
             tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(folder)) as spool,
         ):
-            form = _Form(cast("BinaryIO", spool), writer, max_image_bytes=self._limits.max_image_bytes)
-            parts = _Parts(is_ours=boundary.startswith(OUR_BOUNDARY))
+            form = _Form(
+                cast("BinaryIO", spool),
+                writer,
+                is_ours=boundary.startswith(OUR_BOUNDARY),
+                max_image_bytes=self._limits.max_image_bytes,
+            )
             try:
-                parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
+                parser = MultipartParser(boundary, form.callbacks())  # type: ignore[arg-type]
                 async for chunk in request.stream():
-                    parser.write(chunk)
-                    await _put(parts, form)
+                    # In a thread, because a part may go to the disk, and its end may unpack a zip.
+                    await run_in_threadpool(parser.write, chunk)
                 parser.finalize()
             except FormParserError:
                 raise HTTPException(422, "the body is not well-formed multipart/form-data") from None
-            await _put(parts, form)
-            if not parts.is_complete:
+            if not form.is_complete:
                 raise HTTPException(422, "the form ends before its closing boundary; the upload was cut off")
             return await run_in_threadpool(form.received)
 
 
-async def _put(parts: _Parts, form: _Form) -> None:
-    """Pass the parser's findings to the form."""
-    while parts.found:
-        found = parts.found.popleft()
-        if isinstance(found, bytes):
-            form.data(found)
-        elif found is None:
-            await run_in_threadpool(form.end)
-        else:
-            form.start(*found)
+class _Form:
+    """Handles the parts of one form, one at a time, as the parser finds them."""
 
-
-class _Parts:
-    """Collects the parser's findings: (field, file name) at the start of a part, its bytes, and None at its end."""
-
-    def __init__(self, *, is_ours: bool) -> None:
-        self.found: deque[tuple[str, str] | bytes | None] = deque()
+    def __init__(self, spool: BinaryIO, writer: UploadWriter, *, is_ours: bool, max_image_bytes: int) -> None:
         self.is_complete = False
-        self._is_ours = is_ours
-        self._count = 0
+        self._spool, self._writer, self._is_ours = spool, writer, is_ours
+        self._most = {"request": MAX_JSON_BYTES, "images": max_image_bytes}
+        self._request: JobRequest | None = None
+        self._kind = ""
+        self._field = self._file_name = ""
+        self._size = self._count = 0
         self._name = self._value = self._disposition = b""
 
     def callbacks(self) -> dict[str, object]:
@@ -138,9 +131,9 @@ class _Parts:
             "on_header_field": self._header_field,
             "on_header_value": self._header_value,
             "on_header_end": self._header_end,
-            "on_headers_finished": self._head_is_complete,
-            "on_part_data": lambda data, start, end: self.found.append(data[start:end]),
-            "on_part_end": lambda: self.found.append(None),
+            "on_headers_finished": self._start,
+            "on_part_data": self._data,
+            "on_part_end": self._end,
             "on_end": self._all,
         }
 
@@ -161,31 +154,14 @@ class _Parts:
             self._disposition = self._value
         self._name = self._value = b""
 
-    def _head_is_complete(self) -> None:
+    def _start(self) -> None:
         _, options = parse_options_header(self._disposition)
         if b"name" not in options:
             raise FormParserError("a part has no name")
-        name = options.get(b"filename", b"")
-        for written, meant in () if self._is_ours else _AS_BROWSERS_WRITE:
-            name = name.replace(written, meant)
-        self.found.append((options[b"name"].decode("utf-8", "replace"), name.decode("utf-8", "replace")))
-
-    def _all(self) -> None:
-        self.is_complete = True
-
-
-class _Form:
-    """Handles the parts of one form, one at a time."""
-
-    def __init__(self, spool: BinaryIO, writer: UploadWriter, *, max_image_bytes: int) -> None:
-        self._spool, self._writer = spool, writer
-        self._most = {"request": MAX_JSON_BYTES, "images": max_image_bytes}
-        self._request: JobRequest | None = None
-        self._kind = ""
-        self._field = self._file_name = ""
-        self._size = 0
-
-    def start(self, field: str, file_name: str) -> None:
+        written = options.get(b"filename", b"")
+        for code, meant in () if self._is_ours else _AS_BROWSERS_WRITE:
+            written = written.replace(code, meant)
+        field, file_name = options[b"name"].decode("utf-8", "replace"), written.decode("utf-8", "replace")
         if field == "request":
             if self._request is not None:
                 raise InvalidSetting("the form has two parts named request")
@@ -201,15 +177,15 @@ class _Form:
         self._spool.seek(0)
         self._spool.truncate()
 
-    def data(self, data: bytes) -> None:
-        self._size += len(data)
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._size += end - start
         most = self._most.get(self._field)
         if most is not None and self._size > most:
             what = f"image {self._file_name[:100]!r}" if self._field == "images" else "the request"
             raise TooLarge(f"{what} is larger than the {most} bytes that are taken")
-        self._spool.write(data)
+        self._spool.write(data[start:end])
 
-    def end(self) -> None:
+    def _end(self) -> None:
         self._spool.seek(0)
         if self._field == "request":
             self._request = _job_request(self._spool.read())
@@ -219,6 +195,9 @@ class _Form:
             self._writer.add_zip(self._spool)
         else:
             self._writer.add_parquet(self._spool)
+
+    def _all(self) -> None:
+        self.is_complete = True
 
     def received(self) -> Received:
         if self._request is None:

@@ -192,26 +192,14 @@ class RateLimits:
         enrolments_per_minute: int = 30,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._requests = _Windows(requests_per_minute, steady, "one token may send")
-        self._enrolments = _Windows(enrolments_per_minute, steady, "one address may try to enrol with")
-        self._failures = _Windows(
+        self.requests = Window(requests_per_minute, steady, "one token may send")
+        self.enrolments = Window(enrolments_per_minute, steady, "one address may try to enrol with")
+        self.failures = Window(
             failures_per_minute, steady, "one address may fail to show a good token or signature for"
         )
 
-    def spend(self, token_id: str) -> None:
-        """Count one request of a token; raises TooManyRequests."""
-        self._requests.hit(token_id)
 
-    def failed(self, address: str) -> None:
-        """Count one request without a good token or signature; raises TooManyRequests."""
-        self._failures.hit(address)
-
-    def enrol(self, address: str) -> None:
-        """Count one attempt to use an invitation; raises TooManyRequests."""
-        self._enrolments.hit(address)
-
-
-class _Windows:
+class Window:
     """A limit on requests per name within any minute; a refused one is not counted."""
 
     def __init__(self, most: int, steady: Callable[[], float], words: str) -> None:
@@ -223,14 +211,13 @@ class _Windows:
         self._swept_s = steady()
 
     def hit(self, name: str) -> None:
+        """Count one request; raises TooManyRequests."""
         now_s = self._steady()
         with self._lock:
             if now_s - self._swept_s >= WINDOW_S:
                 self._swept_s = now_s
                 self._times = {other: times for other, times in self._times.items() if now_s - times[-1] < WINDOW_S}
-            times = self._times.get(name)
-            if times is None:
-                times = self._times[name] = deque(maxlen=self._most)
+            times = self._times.setdefault(name, deque(maxlen=self._most))
             if len(times) == self._most and now_s < times[0] + WINDOW_S:
                 wait_s = max(1, math.ceil(times[0] + WINDOW_S - now_s))
                 raise TooManyRequests(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -171,13 +171,9 @@ FULL_RETRY_AFTER_S = 60
 """A person has to make room on a full disk, so retrying every second would only keep it busy."""
 
 
-REFUSED = (LabelerError, RequestValidationError, HTTPException)
-"""Exceptions that explain a refusal; any other is a defect of ours."""
-
-
 def install(app: FastAPI) -> None:
-    """Render every refusal of an app as a problem document."""
-    for kind in REFUSED:
+    """Render every refusal of an app as a problem document; any other exception is a defect of ours."""
+    for kind in (LabelerError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
@@ -218,30 +214,6 @@ def refusal(error: LabelerError, *, instance: str, delta: float | None = None) -
     return render(problem, headers=headers)
 
 
-def invalid(fields: Sequence[Mapping[str, Any]], *, instance: str, status: int = 422) -> Response:
-    """Refuse a request that does not fit its schema: name the fields and reasons, never their values.
-
-    Args:
-        status: 400 if its body is not JSON at all.
-    """
-    listed = [
-        {"field": ".".join(str(part)[:100] for part in field["loc"]), "message": str(field["msg"])[:300]}
-        for field in fields[:MAX_FIELDS]
-    ]
-    first = f"{listed[0]['field']}: {listed[0]['message']}" if listed else "the request does not fit the schema"
-    more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
-    slug, title, _ = BY_STATUS[status]
-    problem = {
-        "type": TYPE_PREFIX + slug,
-        "title": title,
-        "status": status,
-        "detail": first + more,
-        "instance": instance,
-        "fields": listed,
-    }
-    return render(problem)
-
-
 def unexpected(error: Exception, *, instance: str) -> Response:
     """Answer an unexpected error: its place goes to the log, an incident id to the caller.
 
@@ -264,13 +236,32 @@ def unexpected(error: Exception, *, instance: str) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
+    """Refuse a request that does not fit its schema: name the fields and reasons, never their values.
+
+    The status is 400 if its body is not JSON at all.
+    """
     assert isinstance(error, RequestValidationError)  # noqa: S101 - installed for this type only
-    fields = []
+    listed, status = [], 422
     for field in error.errors():
-        reason = field.get("ctx", {}).get("error") if field.get("type") == "json_invalid" else None
-        fields.append({"loc": field["loc"], "msg": f"{field['msg']}: {reason}" if reason else field["msg"]})
-    is_json = all(field.get("type") != "json_invalid" for field in error.errors())
-    return invalid(fields, instance=request.url.path, status=422 if is_json else 400)
+        reason = field["msg"].removeprefix("Value error, ")
+        if field.get("type") == "json_invalid":
+            status = 400
+            if why := field.get("ctx", {}).get("error"):
+                reason = f"{reason}: {why}"
+        place = ".".join(str(part)[:100] for part in field["loc"])
+        listed.append({"field": place, "message": str(reason)[:300]})
+    first = f"{listed[0]['field']}: {listed[0]['message']}" if listed else "the request does not fit the schema"
+    more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
+    slug, title, _ = BY_STATUS[status]
+    problem = {
+        "type": TYPE_PREFIX + slug,
+        "title": title,
+        "status": status,
+        "detail": first + more,
+        "instance": request.url.path,
+        "fields": listed[:MAX_FIELDS],
+    }
+    return render(problem)
 
 
 async def _of_the_router(request: Request, error: Exception) -> Response:

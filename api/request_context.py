@@ -105,7 +105,7 @@ class RequestContext:
                     headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}
                 if is_head:
-                    # The answer is complete; a stream that continues is told that the client is gone.
+                    # The answer is complete; to a stream that continues, the client has gone.
                     await send(message)
                     message = {"type": "http.response.body", "body": b"", "more_body": False}
             elif is_head:

@@ -1,4 +1,4 @@
-"""A uvicorn server, which serves the coordinator on this machine or behind a proxy until it is told to stop.
+"""A uvicorn server, which serves the coordinator on this machine or behind a proxy until it gets a stop signal.
 
 `api.limits` bounds requests and bodies; the edge (`workers.serve`) or another proxy handles slow heads and encryption.
 This server ensures that idle connections never shut out others. X-Forwarded-For is believed only from the proxies in

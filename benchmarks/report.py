@@ -9,23 +9,31 @@ one number. A line of a page names a table of such a document:
     @table NAME rows=FIELD,FIELD columns=FIELD [also=FIELD] [FIELD=VALUE ...]    a column for each value of a field
     @table NAME rows=FIELD,FIELD show=FIELD,FIELD [FIELD=VALUE ...]              a line for each measurement
 
-FIELD=VALUE takes only the rows that have this value, FIELD!=VALUE those that have another. Fields are those of
-`BenchRow`; `value` shows its deviation too.
+FIELD=VALUE takes only the rows that have this value, FIELD!=VALUE those that have another, FIELD=ONE|TWO those with one
+of several. Fields are those of `BenchRow`; `value` shows its deviation too. Rows that meet in one cell are joined by
+" / ". A table whose first field is epsilon is in the order of epsilon.
+
+The command also draws the pictures of `PICTURES` from the same documents.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import BenchRow
+from benchmarks.papers.chart import draw_chart
 from labeler.errors import BadData
 
 HERE: Final = Path(__file__).parent
 PAGES: Final = HERE / "pages"
+PICTURES: Final = {"docs/hospitals.png": ("medical", "per patient")}
+"""Pictures of a document: a panel for each metric of one case."""
+
 HEADINGS: Final = {"reference": "wanted, or printed by the paper"}
 
 
@@ -54,9 +62,12 @@ def _table(line: str, results: Path) -> str:
     also = options.pop("also", "")
     rows = read_rows(results / f"{name}.json")
     for key, wanted in options.items():
-        rows = [row for row in rows if (_shown(row, key.removesuffix("!")) == wanted) != key.endswith("!")]
+        some = wanted.split("|")
+        rows = [row for row in rows if (_shown(row, key.removesuffix("!")) in some) != key.endswith("!")]
     if not rows:
         raise BadData(f"no row of {name} has {options}; {line}")
+    if index[0] == "epsilon":
+        rows.sort(key=lambda row: math.inf if row.epsilon is None else row.epsilon)
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     headings = list(show) if not columns else []
     if columns == "epsilon":
@@ -67,7 +78,7 @@ def _table(line: str, results: Path) -> str:
         if columns:
             heading = _shown(row, columns)
             headings += [heading] if heading not in headings else []
-            cells[heading] = _shown(row, "value")
+            cells[heading] = " / ".join([*([cells[heading]] if heading in cells else []), _shown(row, "value")])
             if also and _shown(row, also):
                 cells[also] = _shown(row, also)
         else:
@@ -87,15 +98,18 @@ def _shown(row: BenchRow, key: str) -> str:
         return str(row.settings["printed"])
     found: Any = getattr(row, key)
     if key == "value" and row.sd is not None:
-        return f"{number(row.value)} ± {number(row.sd)}"
+        return f"{number(row.value)} ± {number(row.sd, like=row.value)}"
     if found is None:
         return "no noise" if key == "epsilon" else ""
     return found if isinstance(found, str) else number(found)
 
 
-def number(value: float) -> str:
-    """Format a number: as it is where it is short, else to three digits."""
-    return f"{value:,}" if round(value, 4) == value else f"{value:.3g}"
+def number(value: float, *, like: float | None = None) -> str:
+    """Format a number: as it is where it is short, else to three digits, or to the last digit of the number `like`."""
+    if round(value, 4) == value and (like is None or round(like, 4) == like):
+        return f"{value:,}"
+    size = value if like is None else like
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(size)))) if size else 1}f}"
 
 
 def pages() -> dict[Path, str]:
@@ -109,3 +123,6 @@ if __name__ == "__main__":
         target.parent.mkdir(exist_ok=True)
         target.write_text(made)
         sys.stdout.write(f"{target.relative_to(HERE.parent)}: {len(made.split()):,} words\n")
+    for picture, (name, case) in PICTURES.items():
+        shown = [row for row in read_rows(HERE / "results" / f"{name}.json") if row.case == case]
+        draw_chart(shown, HERE.parent / picture, panels="metric")

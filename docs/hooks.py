@@ -1,10 +1,9 @@
-"""What the documentation's site is made of beside the pages in this folder, and how links in them are read.
+"""MkDocs hooks: generate pages from the project's own sources, and rewrite their links.
 
-Pages that would only repeat something are made of it: the home page of the README, the documents of the repository's
-root, the command line of its commands, the REST interface of its
-OpenAPI document, errors of their tree, and byte vectors of the file that the tests check. A page links to the
-repository's files as they lie there, so that links lead somewhere on the code's host too; for the site they are
-rewritten here.
+The home page is the README, and the documents of the repository's root become pages. The command reference comes from
+the commands, the REST reference from the OpenAPI document, the errors from their classes, and the byte vectors from the
+file that the tests check. Links in the sources name files of the repository, so that they also work on the code's host;
+the hooks rewrite them for the site.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def command_line() -> dict[str, str]:
         page = f"cli/{title.split()[0].lower()}.md"
         parts = [f"# {title}\n"]
         lead += [f"## [{title}]({page})\n", "| command | what |", "|---|---|"]
-        for name in names.split():
+        for name in names:
             parts += _command([name], commands[name])
             lead.append(f"| [`labeler {name}`]({page}#labeler-{name}) | {CATALOGUE[name].summary} |")
         made[f"reference/{page}"] = "\n".join(parts)

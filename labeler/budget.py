@@ -28,21 +28,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from labeler.accounting.events import NANO, nano_units
+from labeler.accounting.events import NANO
 from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
 from labeler.setting import Level
-
-__all__ = [
-    "LEAST_DELTA_OF_WINNERS",
-    "NANO",
-    "UNBOUNDED_NANO",
-    "Account",
-    "NothingLeft",
-    "Reservation",
-    "budget_for",
-    "epsilon_spent",
-    "nano_units",
-]
 
 State = Literal["reserved", "posted", "void"]
 NothingLeftBecause = Literal["never-asked", "below-quorum", "refused", "lapsed", "divided"]

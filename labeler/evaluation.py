@@ -192,8 +192,9 @@ class Evaluation:
                     number(counts + spread * rng.standard_normal((min(at_once, DRAWS - start), *counts.shape)))
                     for start in range(0, DRAWS, at_once)
                 ]
-                kept = np.clip(np.nan_to_num(np.concatenate(draws)), 0.0, 1.0)
-                low, high = np.quantile(kept, [0.025, 0.975])
+                drawn = np.nan_to_num(np.concatenate(draws))
+                beyond = (middle := np.median(drawn)) - np.clip(middle, 0.0, 1.0)  # as in `share`
+                low, high = np.clip(np.quantile(drawn - beyond, [0.025, 0.975]), 0.0, 1.0)
                 found.append((float(low), float(high)))
             value = min(1.0, max(0.0, float(number(counts[None])[0])))
         return Estimate(value, *found)
@@ -216,7 +217,7 @@ class Evaluation:
         for said in range(2):
             counts = self.counts[said]
             own = [_Bands.of(counts[one, said], counts[one, 1 - said], self.sigma) for one in bands]
-            rows.append(whole if _together(own).is_weak else _pooled(own))
+            rows.append(whole if reduce(_Bands.joined, own).is_weak else _pooled(own))
         return rows if min(map(min, rows)) >= 1 / 2 else [whole]
 
     def to_json(self) -> dict[str, Any]:
@@ -305,24 +306,17 @@ class _Bands:
         return max(0.0, min(within, 1 - spread / 4))
 
 
-def _together(bands: Sequence[_Bands]) -> _Bands:
-    return reduce(_Bands.joined, bands)
-
-
 def _pooled(bands: Sequence[_Bands]) -> list[float]:
     """Return the confidence that each band deserves, ascending."""
     groups: list[_Bands] = []
-
-    def join() -> None:
-        last = groups.pop()
-        groups[-1] = groups[-1].joined(last)
-
-    for one in bands:
+    for number, one in enumerate(bands, 1):
         groups.append(one)
-        while len(groups) > 1 and (groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved):
-            join()
-    while len(groups) > 1 and (groups[-1].is_weak or groups[-2].deserved > groups[-1].deserved):
-        join()
+        is_last = number == len(bands)
+        while len(groups) > 1 and (
+            groups[-2].is_weak or groups[-2].deserved > groups[-1].deserved or (is_last and groups[-1].is_weak)
+        ):
+            last = groups.pop()
+            groups[-1] = groups[-1].joined(last)
     return [group.deserved for group in groups for _ in range(group.count)]
 
 
@@ -336,8 +330,10 @@ def share(right: float, wrong: float, right_cells: int, wrong_cells: int, sigma:
     total = right + wrong
     if total <= Z * sigma * math.sqrt(right_cells + wrong_cells):
         return Estimate(None)
-    bounds = (_interval(right, total, right_cells, wrong_cells, sigma, sampled=sampled) for sampled in (0.0, total))
-    return Estimate(min(1.0, max(0.0, right / total)), *bounds)
+    # Noise may take the estimate out of [0, 1]: the interval moves to the edge with it, and so never has width zero.
+    inside = min(total, max(0.0, right))
+    bounds = (_interval(inside, total, right_cells, wrong_cells, sigma, sampled=sampled) for sampled in (0.0, total))
+    return Estimate(inside / total, *bounds)
 
 
 def _interval(

@@ -2,17 +2,17 @@
 
 Nothing here reads a private record, asks anybody or is charged for. Two facts are known beforehand: the number of votes
 per question, and the noise added to each count. Let M be the votes of one question, sigma the whole noise of one
-count and p the share of the votes that its class gets. The class stands out by d = M (p - (1 - p) / (C - 1)) / sigma,
-and an answer is right with probability
+count and p the share of the votes that its class gets. The class stands out by d = M (p - (1 - p) / (C - 1)) / sigma.
+With phi and Phi of the normal distribution an answer is right with this probability.
 
-    W(d) = integral of phi(t) Phi(t + d)^(C - 1) dt,
+    W(d) = integral of phi(t) Phi(t + d)^(C - 1) dt.
 
-phi and Phi of the normal distribution: the right class carries more noisy votes than each other one. A student
-does better than single answers, because a class is spread over about Q / C questions whose noise averages out. So
+The right class carries more noisy votes than each other one. A student does better than single answers, because a class
+is spread over about Q / C questions whose noise averages out. Two cases are stated.
 
-    low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE,
+    low:  single answers, p = UNLIKE;        high:  d sqrt(Q / C), p = ALIKE.
 
-    accuracy = W p + (1 - W) (1 - p) / (C - 1):    if another class won, the label is right as often as its share.
+    accuracy = W p + (1 - W) (1 - p) / (C - 1).    If another class won, the label is right as often as its share.
 
 If public images are at hand their geometry replaces the bounds (feature_store.students.labeling).
 
@@ -25,11 +25,11 @@ choosing costs nothing. Asking less makes each count stand out of its noise; ask
 of images. With M the votes that are expected for one class and sigma the whole noise of one count, both known before
 anybody is asked, the ratio rho = M / sigma decides. The rule, for C classes:
 
-    C questions if rho < FEW: only which group is which class can be learned, and each group must be heard;
-    2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer,
+    C questions if rho < FEW: only which group is which class can be learned, and each group must be heard.
+    2 C max(1, sqrt(rho / 10)) beyond: noise matters less and less, and groups may be finer.
 
-at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is private:
-RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
+There is at most one for FEWEST_IMAGES public images (or C). The price of reverse-knn is the same for any number. M is
+private: RECORDS_EACH of an agent are assumed, or the caller's number. The constants were chosen on Office-Caltech10 and
 CIFAR-10.
 """
 
@@ -104,17 +104,13 @@ def expect(task: Task, *, queries: int | None = None, records: int | None = None
         records: of all agents together, as far as anybody may know; RECORDS_EACH of each agent if None.
     """
     found = _expect(task, task.max_queries if queries is None else queries, records)
-    said = (_warning_of_delta(task.delta), found.warning)
-    return replace(found, warning="; ".join(one for one in said if one))
-
-
-def _warning_of_delta(delta: float) -> str:
-    if delta <= MOST_TELLING_DELTA:
-        return ""
-    return (
-        f"delta {delta:g} promises little: giving each private image away with probability {delta:g} would keep "
-        "it; take a delta far below one over the number of private images, such as 1e-5"
+    if task.delta <= MOST_TELLING_DELTA:
+        return found
+    said = (
+        f"delta {task.delta:g} promises little: giving each private image away with probability {task.delta:g} would "
+        "keep it; take a delta far below one over the number of private images, such as 1e-5"
     )
+    return replace(found, warning=f"{said}; {found.warning}" if found.warning else said)
 
 
 def _expect(task: Task, asked: int, records: int | None) -> Expectation:
@@ -208,27 +204,21 @@ def _warning(task: Task, queries: int, records: int | None, *, is_told: bool, mo
     )
     if records is not None:
         said += f" ({'with' if is_told else 'assuming'} {records:,} private images in all)"
-    sigma = _noise_that_would_do(task, queries, records)
-    ways = [] if sigma is None else _ways(task, queries, records, sigma)
+    ways = _ways(task, queries, records)
     return f"{said}; {'most' if most else 'many'} labels would be wrong; " + (
         f"{' or '.join(ways)} would do" if ways else "no price does: ask fewer questions, or more agents"
     )
 
 
-def _noise_that_would_do(task: Task, queries: int, records: int | None) -> float | None:
-    """Return the largest noise of one count, all shares together, at which a class stands out, or None."""
-    low, high = 0.0, task.total_sigma_votes
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _stands_out(task, queries, records, middle) >= WILL_DO:
-            low = middle
-        else:
-            high = middle
-    return low if low > 0 and _stands_out(task, queries, records, low) >= WILL_DO else None
-
-
-def _ways(task: Task, queries: int, records: int | None, sigma: float) -> list[str]:
+def _ways(task: Task, queries: int, records: int | None) -> list[str]:
     """Return sentences on which epsilon, or which number of records, compensates for the noise."""
+    # The largest noise of one count, all shares together, at which a class stands out.
+    sigma, high = 0.0, task.total_sigma_votes
+    for _ in range(60):
+        middle = (sigma + high) / 2
+        sigma, high = (middle, high) if _stands_out(task, queries, records, middle) >= WILL_DO else (sigma, middle)
+    if sigma == 0:
+        return []
     ways = []
     alone = sigma * task.sigma_votes / task.total_sigma_votes
     try:
@@ -236,7 +226,9 @@ def _ways(task: Task, queries: int, records: int | None, sigma: float) -> list[s
         quieter = parse_task(task.model_dump(exclude={"grid_scale"}) | {"sigma_votes": alone})
         epsilon = statement(quieter, "instance", queries).epsilon
         if math.isfinite(epsilon) and epsilon <= MOST_EPSILON:
-            ways.append(f"epsilon {_rounded_up(epsilon):g} per private image")
+            # Two digits, rounded up.
+            step = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
+            ways.append(f"epsilon {math.ceil(epsilon / step * (1 - 1e-9)) * step:g} per private image")
     except LabelerError:
         pass
     if records is not None:
@@ -246,12 +238,6 @@ def _ways(task: Task, queries: int, records: int | None, sigma: float) -> list[s
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _rounded_up(value: float) -> float:
-    """Return two digits, rounded up."""
-    exponent = math.floor(math.log10(value)) - 1
-    return math.ceil(value / 10.0**exponent * (1 - 1e-9)) * 10.0**exponent
 
 
 def say_expected(expected: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """The model that a blind-average or federated task releases, and the labels it gives.
 
-    released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels
+    released rows (units of the sensitivity s, summed)  --x s / contributors-->  mean weights  --scores-->  labels.
 
 With the learner "means" the sum of each class is scaled to length one, so that its scores are cosines.
 
@@ -113,7 +113,8 @@ def released_model(task: Task, releases: Sequence[Release], asked: NDArray[np.in
     if not task.traits.asks_for_a_model or len(releases) != task.steps or (noisy := releases[0].noisy_votes) is None:
         raise InvalidSetting(f"a task of method {task.method} releases no model, or not all its rounds are opened")
     if task.traits.is_sampled:
-        return LinearModel(final_model(task, releases), step_terms(task), axes_of(task, asked))
+        # The mean of the models after the last half of the steps: their noise averages out, at no price.
+        return LinearModel(_trajectory(task, releases)[1], step_terms(task), axes_of(task, asked))
     terms = model_terms(task)
     weights = noisy * (terms.sensitivity / len(releases[0].contributors))
     if isinstance(terms, MeanTerms):
@@ -134,11 +135,6 @@ def model_before(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]
         float64, shape (rows, num_classes).
     """
     return _trajectory(task, releases)[0]
-
-
-def final_model(task: Task, releases: Sequence[Release]) -> NDArray[np.float64]:
-    """Return the mean of the models after the last half of the steps: their noise averages out, at no price."""
-    return _trajectory(task, releases)[1]
 
 
 def _trajectory(task: Task, releases: Sequence[Release]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,7 +1,5 @@
 """Noise on a grid of integers: the grid, the exact sampler, noise of talliers, and noisy sums of real vectors.
 
-More than 400 lines: proofs of one mechanism, most of them words.
-
 **The grid.** Contributions and noise lie on an integer grid: here is how fine it must be, and how large sums may
 become.
 
@@ -85,15 +83,18 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labeler.accounting.events import IntegerSum
 from labeler.errors import InvalidSetting, PrivacyRefusal, UnsafeGrid
-from labeler.randomness import ByteSource
-from labeler.setting import Setting, StatedLevel
+from labeler.randomness import ByteSource, derive_key, keyed_source
+from labeler.setting import StatedLevel
+
+if TYPE_CHECKING:
+    from labeler.task import Task
 
 MIN_SHARE_SIGMA_GRID: Final = 100.0
 """Least standard deviation of one agent's noise share, in grid units (PRIVACY section 2)."""
@@ -225,18 +226,6 @@ class DiscreteGaussian:
         """Return the largest magnitude a sample can have, in grid units."""
         return noise_reach(self.sigma_grid)
 
-    @property
-    def variance(self) -> float:
-        """Return the variance of the exact distribution, in squared grid units; never above sigma_grid^2."""
-        magnitudes = np.arange(1, self.reach + 1, dtype=np.float64)
-        weights = np.exp(-0.5 * np.square(magnitudes / self.sigma_grid))
-        return float(2 * (np.square(magnitudes) * weights).sum() / (1 + 2 * weights.sum()))
-
-    @property
-    def total_variation(self) -> float:
-        """Return an upper bound on the total variation distance of one sample from the exact distribution."""
-        return sampler_distance(self.sigma_grid)
-
     def sample(self, source: ByteSource, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
         """Draw independent samples.
 
@@ -248,25 +237,19 @@ class DiscreteGaussian:
 
         Returns:
             Noise in grid units, int64, of the shape asked for, each within `reach` of zero.
-
-        Raises:
-            InvalidSetting: a dimension is negative.
         """
-        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(dimension < 0 for dimension in dimensions):
-            raise InvalidSetting(f"the shape of noise must not be negative, found {dimensions}")
-        table = _table(self.sigma_grid)
-        noise = np.empty(math.prod(dimensions), dtype=np.int64)
+        table, noise = _table(self.sigma_grid), np.empty(shape, dtype=np.int64)
+        flat = noise.reshape(-1)
         # In chunks, so that words, look-ups and results stay in the processor's cache.
-        for start in range(0, noise.size, _CHUNK):
-            part = noise[start : start + _CHUNK]
+        for start in range(0, flat.size, _CHUNK):
+            part = flat[start : start + _CHUNK]
             words = source.uint64(part.size)
             part[:] = table.magnitudes(words, source)
             part *= 1 - 2 * (words & np.uint64(1)).view(np.int64)
-        return noise.reshape(dimensions)
+        return noise
 
 
-def noise_share(task: Setting, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
+def noise_share(task: Task, source: ByteSource, num_queries: int) -> NDArray[np.int64]:
     """Draw one agent's share of the noise for a batch.
 
     Every agent draws a share for every query, even without a neighbor and a vote to cast: otherwise the absence of a
@@ -281,11 +264,9 @@ def noise_share(task: Setting, source: ByteSource, num_queries: int) -> NDArray[
         Noise in grid units, int64, shape (num_queries, num_classes).
 
     Raises:
-        InvalidSetting: num_queries is less than 1, or the task's grid is finer than the sampler accepts.
+        InvalidSetting: the task's grid is finer than the sampler accepts.
         UnsafeGrid: the task's grid is too coarse to prove anything.
     """
-    if num_queries < 1:
-        raise InvalidSetting(f"a batch has at least one query, found {num_queries}")
     return DiscreteGaussian(task.share_sigma_grid).sample(source, (num_queries, task.num_classes))
 
 
@@ -381,9 +362,6 @@ def noise_source(key: bytes, round_digest: str, contributors: Collection[str], *
         contributors: the agents summed.
         is_seeded: True if the key came from a known seed.
     """
-    # Imported only here: tasks are read in many places that draw no noise.
-    from labeler.randomness import derive_key, keyed_source
-
     names = json.dumps(sorted(contributors)).encode()
     return keyed_source(derive_key(key, b"tallier noise", round_digest.encode(), names), is_seeded=is_seeded)
 

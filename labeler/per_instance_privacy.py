@@ -130,18 +130,10 @@ class OwnLosses:
     def __repr__(self) -> str:
         return "OwnLosses(<private>)"
 
-    __str__ = __repr__
-
     def __format__(self, format_spec: str) -> str:
         return repr(self)
 
-    def __reduce__(self) -> NoReturn:
-        raise PrivacyRefusal(FOR_THE_OWNER)
-
-    def __copy__(self) -> NoReturn:
-        raise PrivacyRefusal(FOR_THE_OWNER)
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
+    def __reduce__(self) -> NoReturn:  # copies go this way, too
         raise PrivacyRefusal(FOR_THE_OWNER)
 
 

@@ -1,7 +1,5 @@
 """The price of a setting before anything is paid, and whom it protects against.
 
-More than 400 lines: each number of a plan, and the sentence that says it.
-
 **Adversaries**: how many participants may know their own noise, and what a number is worth if more do.
 
 **Who knows what.** Every contributor adds an independent share of variance s^2 = sigma^2 / h to the sum, with
@@ -102,18 +100,6 @@ def resolve_colluding_agents(
         "Let more agents take part, lower max_dropouts, or say colluding_agents = 0: a single agent may then be all "
         "that answers, so each adds all the noise that the price counts on"
     )
-
-
-def shares_left(task: Task, participants: int) -> int:
-    """Return the fewest noise shares unknown to `participants` parties in any sum that holds another agent's ballot.
-
-    See the module for the proof.
-    """
-    if task.traits.has_local_noise:
-        return 1
-    if task.noise_by == "talliers":
-        return task.noise_contributors
-    return max(1, task.quorum - participants)
 
 
 def holds_against(
@@ -364,10 +350,16 @@ class Price:
 
     def to_json(self) -> dict[str, Any]:
         """Return the shape of `labeler plan --json`; only JSON types, no infinity, no NaN."""
+        person: dict[str, Any] = {}
+        if self.person is not None:
+            stated = self.person.to_json() | {"records_per_person": self.records_per_person}
+            # No account is charged this number, so it must not look like a charge.
+            del stated["charge_nano"]
+            person = {"person": stated}
         return {
             "instance": self.instance.to_json(),
             "agent": self.agent.to_json(),
-            **self._person(),
+            **person,
             "delta": self.delta,
             "as_in_paper": {one.level: {"epsilon": finite(one.as_in_paper_epsilon)} for one in self.stated},
             "as_in_paper_shares": {one.level: {"epsilon": finite(one.paper_shares_epsilon)} for one in self.stated},
@@ -387,14 +379,6 @@ class Price:
             **({} if self.dishonest_talliers is None else {"dishonest_talliers": self.dishonest_talliers}),
             **({} if self.one_record is None else {"one_record": self.one_record}),
         }
-
-    def _person(self) -> dict[str, Any]:
-        if self.person is None:
-            return {}
-        statement = self.person.to_json()
-        # No account is charged this number, so it must not look like a charge.
-        del statement["charge_nano"]
-        return {"person": statement | {"records_per_person": self.records_per_person}}
 
 
 def price(task: Task, *, queries: int | None = None) -> Price:
@@ -417,6 +401,14 @@ def price(task: Task, *, queries: int | None = None) -> Price:
             f"queries must be between 1 and the task's max_queries {task.max_queries}, found {asked!r}"
         )
     instance = statement(task, "instance", asked)
+    life = None
+    if task.life is not None:
+        vote, budget = vote_nano(task), task.life.budget_nano
+        life = LifePrice(budget, vote, budget // vote, min(task.k, task.max_queries), task.life.least_similarity)
+    pooled = None
+    if task.dishonest_talliers == 1 and (event := integer_event(task, "instance", asked)) is not None:
+        # One private image's price if two talliers pool what they know and the task counted on one.
+        pooled = finite(_certified(replace(event, noise_contributors=1), task.delta))
     return Price(
         instance=instance,
         agent=statement(task, "agent", asked),
@@ -432,10 +424,7 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         release=task.release,
         colluding_agents=task.colluding_agents,
         holds_against=holds_against(
-            task,
-            finite(instance.participant_epsilon),
-            instance.histogram_epsilon,
-            two_talliers_epsilon=_against_two_talliers(task, asked),
+            task, finite(instance.participant_epsilon), instance.histogram_epsilon, two_talliers_epsilon=pooled
         )
         # These words are shown with the number, so they also state its scope.
         + ("" if task.life is None else f" {FOR_LIFE}"),
@@ -443,33 +432,9 @@ def price(task: Task, *, queries: int | None = None) -> Price:
         dishonest_talliers=task.dishonest_talliers,
         person=None if task.records_per_person is None else statement(task, "person", asked),
         records_per_person=task.records_per_person,
-        life=_life_price(task),
+        life=life,
         one_record=one_record_in_words(task),
     )
-
-
-def _life_price(task: Task) -> LifePrice | None:
-    if task.life is None:
-        return None
-    vote = vote_nano(task)
-    budget = task.life.budget_nano
-    return LifePrice(budget, vote, budget // vote, min(task.k, task.max_queries), task.life.least_similarity)
-
-
-def _against_two_talliers(task: Task, queries: int) -> float | None:
-    """Return one private image's price if two talliers pool what they know and the task counted on one."""
-    event = integer_event(task, "instance", queries) if task.dishonest_talliers == 1 else None
-    return None if event is None else finite(_certified(replace(event, noise_contributors=1), task.delta))
-
-
-def person_guarantee(price: Price) -> dict[str, Any]:
-    """Return the part of a person's guarantee that is stored with released labels: nothing if the task states none."""
-    if price.person is None:
-        return {}
-    epsilon = finite(price.person.epsilon)
-    return {
-        "person": {"epsilon": epsilon, "method": price.person.method, "records_per_person": price.records_per_person}
-    }
 
 
 def has_finite_price(task: Task, level: StatedLevel) -> bool:
@@ -527,18 +492,9 @@ def price_of_paper_shares(
 
     Returns:
         The exact epsilon for continuous noise.
-
-    Raises:
-        InvalidSetting: an argument is outside its range.
     """
-    left = agents - colluding_agents - max_dropouts
-    if colluding_agents < 0 or max_dropouts < 0 or left < 1:
-        raise InvalidSetting(
-            "colluding_agents and max_dropouts must be at least 0 and together "
-            f"below agents {agents}, found {colluding_agents} and {max_dropouts}"
-        )
     known = GaussianSum(squared_sensitivity, sigma_votes)
-    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / left))
+    return epsilon_of_delta(delta, math.sqrt(known.mu_squared * agents / (agents - colluding_agents - max_dropouts)))
 
 
 def _noise_factors(task: Task) -> NoiseFactors:
@@ -580,7 +536,13 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
     mu = math.sqrt(continuous.mu_squared)
     exact = epsilon_of_delta(task.delta, mu)
     certified = _certified(event, task.delta)
-    left = min(event.noise_contributors, shares_left(task, 1))
+    is_shared = not task.traits.has_local_noise and task.noise_by == "agents"
+    # The fewest shares that one participant who reads does not know; see the module for the proof.
+    left = min(event.noise_contributors, max(1, task.quorum - 1)) if is_shared else event.noise_contributors
+    method = METHOD_OF_SAMPLES if event.is_sampled else METHOD
+    if not event.opens_sums:
+        method = METHOD_OF_WINNERS
+    sums = None if event.opens_sums else summed_votes(task, level, queries)
     return PrivacyStatement(
         level=level,
         epsilon=certified,
@@ -588,16 +550,16 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         as_in_paper_epsilon=papers_epsilon(continuous, task.delta),
         # Noise within an agent's answer is not a share, and the talliers' is no agent's: nobody could subtract any of
         # it.
-        paper_shares_epsilon=exact
-        if task.traits.has_local_noise or task.noise_by == "talliers"
-        else price_of_paper_shares(
+        paper_shares_epsilon=price_of_paper_shares(
             squared,
             task.sigma_votes,
             task.delta,
             agents=task.agents,
             colluding_agents=task.colluding_agents,
             max_dropouts=task.max_dropouts,
-        ),
+        )
+        if is_shared
+        else exact,
         participant_epsilon=certified
         if left == event.noise_contributors
         else _certified(replace(event, noise_contributors=left), task.delta),
@@ -605,22 +567,9 @@ def statement(task: Task, level: StatedLevel, queries: int) -> PrivacyStatement:
         mu=mu,
         charge_nano=event.charge_nano,
         reason=None if math.isfinite(certified) else _OUT_OF_REACH,
-        method=_method(task, event),
-        histogram_epsilon=None if event.opens_sums else _of_sums(task, level, queries),
+        method=METHOD_FOR_LIFE if task.life is not None else method,
+        histogram_epsilon=None if sums is None else _certified(sums, task.delta),
     )
-
-
-def _method(task: Task, event: IntegerSum) -> str:
-    if task.life is not None:
-        return METHOD_FOR_LIFE
-    if not event.opens_sums:
-        return METHOD_OF_WINNERS
-    return METHOD_OF_SAMPLES if event.is_sampled else METHOD
-
-
-def _of_sums(task: Task, level: StatedLevel, queries: int) -> float | None:
-    sums = summed_votes(task, level, queries)
-    return None if sums is None else _certified(sums, task.delta)
 
 
 def finite(value: float) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labeler.methods.sensitivity import contribution_in_words, sums_means
-from labeler.planning import METHOD, Price, finite, person_guarantee
+from labeler.planning import METHOD, Price, finite
 from labeler.task import Task
 
 CARD_VERSION = "labeler-privacy-card/1"
@@ -42,6 +42,9 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         | ({} if statement.reason is None else {"reason": statement.reason})
         for statement in price.stated
     }
+    says_what_a_record_moves = task.training is not None and (
+        task.training.max_records is not None or task.traits.is_sampled or sums_means(task)
+    )
     return {
         "version": CARD_VERSION,
         "holds": not is_seeded,
@@ -61,18 +64,12 @@ def privacy_card(task: Task, price: Price, *, is_seeded: bool, not_covered: str 
         **({} if task.dishonest_talliers is None else {"dishonest_talliers": task.dishonest_talliers}),
         **({} if task.records_per_person is None else {"records_per_person": task.records_per_person}),
         # Only if it differs from that of every learner without a kept bound: other cards stay as they always were.
-        **({} if price.one_record is None or not _says_what_a_record_moves(task) else {"one_record": price.one_record}),
+        **({"one_record": price.one_record} if says_what_a_record_moves else {}),
         **({} if task.life is None else {"life": task.life.model_dump(mode="json")}),
         "training": None if task.training is None else task.training.model_dump(mode="json"),
         "backbone_fingerprint": task.backbone_fingerprint,
         "task_digest": task.digest,
     }
-
-
-def _says_what_a_record_moves(task: Task) -> bool:
-    return task.training is not None and (
-        task.training.max_records is not None or task.traits.is_sampled or sums_means(task)
-    )
 
 
 def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confidence: str) -> dict[str, Any]:
@@ -107,11 +104,13 @@ def joined_cards(card: Mapping[str, Any], evaluated: Mapping[str, Any], *, confi
 
 def guarantee(price: Price) -> dict[str, Any]:
     """Return the guarantee in a few numbers, independent of any data: for the metadata of a table without a card."""
+    levels = [one for one in (price.instance, price.agent, price.person) if one is not None]
+    stated: dict[str, Any] = {one.level: {"epsilon": finite(one.epsilon), "method": one.method} for one in levels}
+    if "person" in stated:
+        stated["person"]["records_per_person"] = price.records_per_person
     return {
         "delta": price.delta,
-        "instance": {"epsilon": finite(price.instance.epsilon), "method": price.instance.method},
-        "agent": {"epsilon": finite(price.agent.epsilon), "method": price.agent.method},
-        **person_guarantee(price),
+        **stated,
         "colluding_agents": price.colluding_agents,
         "holds_against": price.holds_against,
     }
@@ -138,6 +137,7 @@ def guarantee_of(card: Mapping[str, Any]) -> dict[str, Any]:
 def card_in_words(card: Mapping[str, Any]) -> str:
     """Return a privacy card as Markdown, for people."""
     lines = ["# Privacy card", ""]
+    dishonest, most = card.get("dishonest_talliers"), card.get("records_per_person")
     if card["warning"]:
         lines += [f"**This protects nobody:** {card['warning']}.", ""]
     for level, guarantee in card["guarantees"].items():
@@ -151,22 +151,12 @@ def card_in_words(card: Mapping[str, Any]) -> str:
         f"* computed by: {card['accounting']}",
         f"* each agent contributed {card['contribution']} ({card['system']}, method {card['method']})",
         f"* {card['agents']} agents, of whom {card['colluding_agents']} may collude, {card['max_dropouts']} drop out",
-        *_talliers_in_words(card),
-        *_person_in_words(card),
+        *([] if dishonest is None else [f"* the 3 talliers added the noise, of whom {dishonest} may be dishonest"]),
+        "* nothing is stated for a person with several records: the task does not bound how many vote"
+        if most is None
+        else f"* of one person at most {most} records of an agent were used",
         *([f"* {card['one_record']}"] if "one_record" in card else []),
         *([f"* {card['confidence']}"] if "confidence" in card else []),
         f"* task {card['task_digest']}",
     ]
     return "\n".join([*lines, ""])
-
-
-def _talliers_in_words(card: Mapping[str, Any]) -> list[str]:
-    dishonest = card.get("dishonest_talliers")
-    return [] if dishonest is None else [f"* the 3 talliers added the noise, of whom {dishonest} may be dishonest"]
-
-
-def _person_in_words(card: Mapping[str, Any]) -> list[str]:
-    most = card.get("records_per_person")
-    if most is None:
-        return ["* nothing is stated for a person with several records: the task does not bound how many vote"]
-    return [f"* of one person at most {most} records of an agent were used"]

@@ -10,7 +10,7 @@ records, and the treatment of a block follows from its place alone.
 
 **Axes.** A public map before a linear model: features less a public center, along public axes, scaled to one length.
 
-    x -> z = A (x - m) -> z / |z|            rows of A and m are sent as the questions of a blind-average task
+    x -> z = A (x - m) -> z / |z|            rows of A and m are sent as the questions of a blind-average task.
 
 Features of a network are positive and share a large mean, along which noise on a model's weights moves all images
 together. Most of their directions say nothing about classes, but carry noise like all others. The requester chooses the
@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 
 from labeler.descent import BLOCK_ROWS, LEAST_BLOCK_ROWS
 from labeler.errors import BadData
-from labeler.setting import Setting
 
 if TYPE_CHECKING:
     from labeler.task import Task
@@ -137,10 +136,7 @@ class Records:
     def trainable(self, most: int | None) -> Rows:
         """Return the first `most`, or all, as a learner reads them: features of norm about 1, in blocks."""
         chosen = self if most is None else self.first(most)
-        public = self.max_records or UNDECLARED_RECORDS
-        if most is not None:
-            public = min(public, most)
-        return Rows(len(chosen), chosen.all_features.shape[1], chosen._read, public)
+        return Rows(len(chosen), chosen.all_features.shape[1], chosen._read)
 
     def _read(self, at_once: int, skip: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int16]]]:
         return ((features.astype(np.float32) / FEATURE_ONE, labels) for features, labels in self.blocks(at_once, skip))
@@ -224,8 +220,8 @@ class Indexes(Protocol):
 class Slopes(Protocol):
     """A loss, as the steps see it."""
 
-    def __call__(self, scores: Any, truth: Any, xp: Any = np, /) -> Any:
-        """Return the loss's derivative by each score, shape (..., r, columns); `xp` is numpy or torch."""
+    def __call__(self, scores: Array, truth: Any, /) -> Array:
+        """Return the loss's derivative by each score, shape (..., r, columns)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,13 +233,11 @@ class Rows:
         dimension: numbers of a feature.
         read: yields all of them in one order, given the block size and the number of blocks to skip: features
             (r, dimension), any scale, and labels (r,).
-        public_count: a public substitute for the count, by which devices are chosen.
     """
 
     count: int
     dimension: int
     read: Callable[[int, int], Iterator[tuple[NDArray[np.floating], NDArray[np.integer]]]]
-    public_count: int
 
     @classmethod
     def of(cls, features: NDArray[np.floating], labels: NDArray[np.integer]) -> Rows:
@@ -253,7 +247,7 @@ class Rows:
             for start in range(skip * most, len(labels), most):
                 yield features[start : start + most], labels[start : start + most]
 
-        return cls(len(labels), features.shape[1], read, len(labels))
+        return cls(len(labels), features.shape[1], read)
 
     def __repr__(self) -> str:
         return "Rows(<private>)"
@@ -369,7 +363,7 @@ class PublicAxes:
         return mapped
 
 
-def axes_of(task: Setting, asked: NDArray[np.int16] | None) -> PublicAxes | None:
+def axes_of(task: Task, asked: NDArray[np.int16] | None) -> PublicAxes | None:
     """Return the public map of a task whose rows were asked about; None if it has none.
 
     Raises:

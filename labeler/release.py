@@ -5,7 +5,7 @@ place where anybody can see a ballot. Secret shares cannot be inspected later, s
 larger than its task allows: the price was computed for those bounds and for nothing beyond.
 
 **Release.** `open_histogram` combines the talliers' sums and returns the noisy histogram. A winner release gives
-one number per query. With s_c the noisy sum of class c, and T the threshold if the task has one,
+one number per query. Let s_c be the noisy sum of class c, and T the threshold if the task has one.
 
     label(q) = the lowest c with s_c = max s,    or -1 if max s < T.
 
@@ -49,10 +49,11 @@ from labeler.methods.reverse_knn import project
 from labeler.methods.sensitivity import bounded_numbers, most_votes_in_a_sum, most_votes_per_cell
 from labeler.noise import DiscreteGaussian, noise_share
 from labeler.randomness import ByteSource, os_source
-from labeler.sharing import ABSTAINED, Winner, WinnerTerms, split, unshard
+from labeler.sharing import ABSTAINED, ShareVector, Winner, WinnerTerms, split, unshard
 from labeler.tally import (
     NONCE_BYTES,
     AggregateShare,
+    BallotShare,
     InputShare,
     Round,
     check_commitment,
@@ -146,7 +147,8 @@ def open_histogram(aggregate_shares: Sequence[AggregateShare], task: Task) -> Re
     """
     _check_kind(task, "histogram")
     first = _check_shares(aggregate_shares, task)
-    sums = _open_sum([share.words for share in aggregate_shares], largest_sum(task, len(first.contributors)))
+    sums, largest = unshard([share.words for share in aggregate_shares]), largest_sum(task, len(first.contributors))
+    _check_range(sums, -largest, largest)
     # The winner comes from the integers: dividing first could turn a lead of one unit into a tie.
     labels = np.argmax(sums, axis=1).astype(np.int16)
     return Release(
@@ -175,7 +177,9 @@ def open_winner(
     _check_kind(task, "winner")
     first = _check_shares(aggregate_shares, task)
     ordered = sorted(aggregate_shares, key=lambda share: share.tallier)
-    terms = _terms(first.round)
+    terms = first.round.terms
+    if terms is None:
+        raise WrongDigest("a round without terms of the winner has none")
     if terms.row_total is not None:
         refuse_misshapen(_misshapen(ordered, terms))
     winners = (engine or InProcessWinner()).winners([share.words for share in ordered], terms)
@@ -252,12 +256,6 @@ def _check_equal(answers: Sequence[Winner]) -> None:
     )
 
 
-def _terms(round: Round) -> WinnerTerms:
-    if round.terms is None:
-        raise WrongDigest("a round without terms of the winner has none")
-    return round.terms
-
-
 def _check_kind(task: Task, kind: ReleaseKind) -> None:
     if task.release != kind:
         raise PrivacyRefusal(f"this task releases the {task.release}; opening the {kind} was not agreed to")
@@ -277,8 +275,6 @@ def _check_shares(aggregate_shares: Sequence[AggregateShare], task: Task) -> Agg
             raise ProtocolViolation("the talliers summed different agents; nothing can be opened")
         if share.sharings_digest != first.sharings_digest:
             raise ProtocolViolation("the talliers summed shares of different splits; nothing can be opened")
-        if share.words.shape != (first.round.num_queries, first.round.num_classes):
-            raise ProtocolViolation("a tallier's sum does not have the shape of the round")
     _check_count(first.contributors, task)
     return first
 
@@ -288,12 +284,6 @@ def _check_count(contributors: frozenset[str], task: Task) -> None:
         raise QuorumNotReached(f"{len(contributors)} agents were summed, the quorum is {task.quorum}")
     if len(contributors) > task.agents:
         raise ProtocolViolation(f"{len(contributors)} agents were summed, the task has {task.agents}")
-
-
-def _open_sum(shares: Sequence[NDArray[np.uint64]], largest: int) -> NDArray[np.int64]:
-    sums = unshard(shares)
-    _check_range(sums, -largest, largest)
-    return sums
 
 
 def _check_range(sums: NDArray[np.int64], lowest: int, highest: int) -> None:
@@ -427,36 +417,22 @@ def check_ballots(ballots: NDArray[np.int64], task: Task) -> None:
             )
 
 
-def clip_ballots(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
-    """Cut every count at `task.vote_clip`, if the task has one, so that every sum fits its field.
-
-    A neighboring data set gives no larger a difference after clipping than before. For any two counts
-    |min(x, M) - min(y, M)| <= |x - y|, cell by cell. So the sum of squares does not grow and the price of the
-    task holds (labeler.methods.reverse_knn). M is public: it follows from the task alone.
-
-    Args:
-        ballots: int64 counts that `check_ballots` accepts.
-
-    Returns:
-        The counts; the same array if nothing is clipped.
-    """
-    return ballots if task.vote_clip is None else np.minimum(ballots, np.int64(task.vote_clip))
-
-
 def on_grid(ballots: NDArray[np.int64], task: Task) -> NDArray[np.int64]:
     """Return checked counts as grid units: projected onto the task's ball (labeler.methods.reverse_knn) or clipped, if
     the task has these.
 
+    Counts are cut at `task.vote_clip`, so that every sum fits its field. A neighboring data set gives no larger a
+    difference after clipping than before. For any two counts |min(x, M) - min(y, M)| <= |x - y|, cell by cell. So the
+    sum of squares does not grow and the price of the task holds. M is public: it follows from the task alone.
+
     Args:
         ballots: int64 counts that `check_ballots` accepts: the whole batch, shape (num_queries, num_classes).
     """
-    if task.ballot_radius is None:
-        return clip_ballots(ballots, task) * np.int64(task.scale)
-    drawn = project(ballots, radius=task.ballot_radius, scale=task.scale)
-    if task.vote_clip is None:
-        return drawn
-    most = np.int64(task.vote_clip * task.scale)
-    return np.clip(drawn, -most, most)
+    clip, radius = task.vote_clip, task.ballot_radius
+    if radius is None:
+        return (ballots if clip is None else np.minimum(ballots, np.int64(clip))) * np.int64(task.scale)
+    drawn = project(ballots, radius=radius, scale=task.scale)
+    return drawn if clip is None else np.clip(drawn, -clip * task.scale, clip * task.scale)
 
 
 def contribution(ballots: NDArray[np.int64], task: Task, *, source: ByteSource) -> NDArray[np.int64]:
@@ -513,18 +489,22 @@ def input_shares(
     if len(ballots) != round.num_queries:
         raise WrongDigest(f"ballots are for {len(ballots)} queries, the round has {round.num_queries}")
     terms = round.terms
+    shares: list[ShareVector | BallotShare]
     if terms is None or terms.row_total is None:
         values = contribution(ballots, task, source=source)
         field = None if terms is None else terms.field
-        shares = split(values, num_talliers=task.talliers, source=source, field=field)
-        return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
-    check_ballots(ballots, task)
-    # If the talliers add the noise, zeros are shared in its place.
-    noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
-    apart = split_ballots(
-        ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=terms.field
-    )
-    return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(apart))
+        shares = [*split(values, num_talliers=task.talliers, source=source, field=field)]
+    else:
+        check_ballots(ballots, task)
+        # If the talliers add the noise, zeros are shared in its place.
+        noise = np.zeros_like(ballots) if task.noise_by == "talliers" else noise_share(task, source, len(ballots))
+        field = terms.field
+        shares = [
+            *split_ballots(
+                ballots, noise, row_total=terms.row_total, num_talliers=task.talliers, source=source, field=field
+            )
+        ]
+    return tuple(InputShare(agent_id, tallier, round.digest, share) for tallier, share in enumerate(shares))
 
 
 def check_round(round: Round, task: Task) -> None:

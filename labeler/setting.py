@@ -4,16 +4,13 @@
 the same for every agent. `labeler.accounting.lifetime` proves the promise.
 
 **Training**: how agents fit the model that they answer with, if a price depends on it.
-
-**Setting**: the mechanisms and their sensitivities are written against `Setting`, and not against `labeler.task.Task`:
-a task knows the methods, so no method may know the task. Fields that are not listed here move no price.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -203,85 +200,3 @@ LEVELS: Final[tuple[Level, Level]] = ("instance", "agent")
 
 StatedLevel = Literal["instance", "person", "agent"]
 """The units whose presence a price is stated for: a person's follows from the same noise and is never charged."""
-
-
-class Setting(Protocol):
-    """The public numbers of a task; each is described in `labeler.task.Task`, which is one."""
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def k(self) -> int: ...
-
-    @property
-    def sigma_votes(self) -> float: ...
-
-    @property
-    def max_queries(self) -> int: ...
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def num_classes(self) -> int: ...
-
-    @property
-    def num_negatives(self) -> int: ...
-
-    @property
-    def agents(self) -> int: ...
-
-    @property
-    def colluding_agents(self) -> int: ...
-
-    @property
-    def max_dropouts(self) -> int: ...
-
-    @property
-    def dishonest_talliers(self) -> int | None: ...
-
-    @property
-    def noise_contributors(self) -> int: ...
-
-    @property
-    def max_agent_records(self) -> int | None: ...
-
-    @property
-    def ballot_radius(self) -> int | None: ...
-
-    @property
-    def attributes_per_record(self) -> int | None: ...
-
-    @property
-    def votes_of_a_record(self) -> int: ...
-
-    @property
-    def records_per_person(self) -> int | None: ...
-
-    @property
-    def a_record_may_be_replaced(self) -> bool: ...
-
-    @property
-    def life(self) -> Life | None: ...
-
-    @property
-    def training(self) -> Training | None: ...
-
-    @property
-    def delta(self) -> float: ...
-
-    @property
-    def release(self) -> str: ...
-
-    @property
-    def abstain_below(self) -> int | None: ...
-
-    @property
-    def scale(self) -> int: ...
-
-    @property
-    def share_sigma_grid(self) -> float: ...

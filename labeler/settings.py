@@ -49,12 +49,8 @@ class PlainNumbers(BaseModel):
 @cache
 def _numbers_of(model: type[BaseModel]) -> frozenset[str]:
     """Return names of the fields that accept only numbers."""
-    return frozenset(name for name, field in model.model_fields.items() if _is_numeric(field.annotation))
-
-
-def _is_numeric(annotation: Any) -> bool:
-    kinds = _kinds(annotation)
-    return bool(kinds) and kinds <= {int, float}
+    kinds = {name: _kinds(field.annotation) for name, field in model.model_fields.items()}
+    return frozenset(name for name, found in kinds.items() if found and found <= {int, float})
 
 
 def _kinds(annotation: Any) -> frozenset[Any]:
@@ -114,14 +110,11 @@ def _each_kind(error: ValidationError, model: type[BaseModel] | None) -> list[tu
                 near = nearest(problem["input"], words)
                 found.append((loc, problem["msg"] + ("" if near is None else f"; did you mean {near!r}?")))
             case _:
-                found.append((loc, _in_plain_words(problem["msg"].removeprefix("Value error, "))))
+                # People's words for a program's types: lists and tables.
+                said = problem["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
+                said = said.replace("Tuple should", "List should")
+                found.append((loc, re.sub(r"valid dictionary(?: or (?:instance|object) .*)?", "table", said)))
     return found
-
-
-def _in_plain_words(sentence: str) -> str:
-    """Replace program types by people's words: lists and tables."""
-    sentence = sentence.replace("valid tuple", "list").replace("Tuple should", "List should")
-    return re.sub(r"valid dictionary(?: or (?:instance|object) .*)?", "table", sentence)
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
@@ -145,12 +138,8 @@ def _fields_at(model: type[BaseModel], loc: Loc) -> set[str]:
     """Return names of the fields of the model at a place within a model."""
     kinds: list[Any] = [model]
     for part in loc:
-        kinds = [
-            inner
-            for kind in _models(kinds)
-            if (field := kind.model_fields.get(str(part))) is not None
-            for inner in [field.annotation]
-        ] or _inner(kinds)
+        named = [kind.model_fields[str(part)] for kind in _models(kinds) if str(part) in kind.model_fields]
+        kinds = [field.annotation for field in named] or _inner(kinds)
     return {name for kind in _models(kinds) for name in kind.model_fields}
 
 

@@ -33,8 +33,6 @@ from labeler.settings import PlainNumbers, describe_validation
 from labeler.task import MOST_CLASSES, PositiveFinite, Printable, Sigma, StatedLevel, Task, Training, parse_task
 
 MOST_QUERIES = 100_000_000
-
-
 MOST_NEIGHBORS = 1_000_000
 
 
@@ -115,11 +113,8 @@ def solve_k(task: Task, epsilon: float, *, level: StatedLevel = "agent", queries
             "whatever k is. Solve for sigma or queries, or choose the agent level"
         )
 
-    def of(k: int) -> PrivacyStatement:
-        return statement(_changed(task, k=k), level, asked)
-
     most = min(MOST_NEIGHBORS, asked) if task.traits.is_reverse else MOST_NEIGHBORS
-    return _largest(of, most, task, epsilon, level, "k")
+    return _largest(lambda k: statement(_changed(task, k=k), level, asked), most, task, epsilon, level, "k")
 
 
 def _changed(task: Task, **changes: Any) -> Task:
@@ -155,7 +150,13 @@ def _largest(
             f"raise sigma_votes ({task.sigma_votes:g}), delta ({task.delta:g}) or the target"
             + (f" ({least.reason})" if least.reason else "")
         )
-    return most if not too_much(most) else _first(too_much, 1, most) - 1
+    if not too_much(most):
+        return most
+    low, high = 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if too_much(middle) else (middle, high)
+    return low
 
 
 def _first_priced(priced: Callable[[int], float], epsilon: float, start: int) -> int:
@@ -180,14 +181,6 @@ def _first_priced(priced: Callable[[int], float], epsilon: float, start: int) ->
         # Never further than four times: beyond its reach the sampler raises an error.
         wanted = math.ceil(math.exp(min(here[0] - here[1] / slope, here[0] + math.log(4))))
         at = max(low + 1, min(wanted, high - 1) if high else wanted)
-    return high
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the least value in (low, high] with a monotone property, given that it holds at high and not at low."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
@@ -236,7 +229,11 @@ def noise_choices(fields: Mapping[str, Any], dishonest_talliers: int) -> tuple[N
     found, problems = [], []
     for choice in ({}, {"dishonest_talliers": dishonest_talliers}):
         try:
-            found.append(_choice(parse_task({**fields, **choice})))
+            task = parse_task({**fields, **choice})
+            variance = (task.total_sigma_votes / task.sigma_votes) ** 2
+            charge = price(task).instance.charge_nano
+            # If nothing is bounded, the noise alone decides.
+            found.append(NoiseChoice(task, variance, task.total_sigma_votes**2 * (1 if charge is None else charge)))
         except InvalidTask as error:
             problems.append(error)
     if not found:
@@ -259,13 +256,6 @@ def hint(task: Task) -> str:
         "Added by the three talliers (dishonest_talliers = 1), of whom two must then be honest, the noise in a sum "
         f"would be {math.sqrt(then):.3g} times sigma and not {math.sqrt(now):.3g} times, at the same epsilon."
     )
-
-
-def _choice(task: Task) -> NoiseChoice:
-    variance = (task.total_sigma_votes / task.sigma_votes) ** 2
-    charge = price(task).instance.charge_nano
-    # If nothing is bounded, the noise alone decides.
-    return NoiseChoice(task, variance, task.total_sigma_votes**2 * (1 if charge is None else charge))
 
 
 ClassName = Annotated[Printable, Field(max_length=200)]
@@ -344,7 +334,6 @@ class WantedTask(PlainNumbers):
 
         Raises:
             InvalidTask: a field is out of bounds, no noise reaches the price, or a round does not fit into a message.
-            UnsafeGrid: see Task.scale.
             UnsafeGrid: see Task.scale.
         """
         # Imported only here, since a client loads this model without the arithmetic of prices.

@@ -60,11 +60,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import InstanceOf, SkipValidation
 
-from labeler.errors import (
-    InvalidSetting,
-    PrivacyRefusal,
-    ProtocolViolation,
-)
+from labeler.errors import InvalidSetting, PrivacyRefusal, ProtocolViolation
 from labeler.noise import MAX_SHARE_SIGMA_GRID, MIN_SHARE_SIGMA_GRID, DiscreteGaussian
 from labeler.randomness import KEY_BYTES, ByteSource, keyed_source
 from labeler.sharing import SHARING_ID_BYTES, PrimeField, ShareVector, Winner, WinnerTerms, split
@@ -555,11 +551,12 @@ def add_shares(
         rows = np.stack(sums)
         if index == 0:
             rows = terms.field.subtract(rows, np.full_like(rows, terms.row_total))
+    sharings = sorted((agent, share.sharing_id.hex()) for agent, share in shares.items())
     return AggregateShare(
         tallier=index,
         round=round,
         contributors=frozenset(shares),
-        sharings_digest=_sharings_digest({agent: share.sharing_id for agent, share in shares.items()}),
+        sharings_digest=hashlib.sha256(b"labeler-sharings/1\n" + json.dumps(sharings).encode()).hexdigest(),
         words=total,
         is_seeded=any(share.is_seeded for share in shares.values()) or (noise is not None and noise.is_seeded),
         row_sums=rows,
@@ -580,8 +577,3 @@ def misfit_of(share: ShareVector | BallotShare, round: Round) -> str:
 
 def _sum(one: NDArray[np.uint64], other: NDArray[np.uint64], field: PrimeField | None) -> NDArray[np.uint64]:
     return one + other if field is None else field.add(one, other)
-
-
-def _sharings_digest(sharings: Mapping[str, bytes]) -> str:
-    pairs = sorted((agent, sharing_id.hex()) for agent, sharing_id in sharings.items())
-    return hashlib.sha256(b"labeler-sharings/1\n" + json.dumps(pairs).encode()).hexdigest()

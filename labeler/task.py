@@ -2,8 +2,6 @@
 
 The task fixes everything the privacy price depends on. It is immutable, and its digest (SHA-256 of its canonical JSON)
 is in every message. An agent answers only the task it has checked, and a tallier adds only ballots of the same task.
-
-More than 400 lines, most of them words: one model, whose fields and rules are one agreement and one digest.
 """
 
 from __future__ import annotations

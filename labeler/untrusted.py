@@ -237,24 +237,14 @@ def strict(what: str, *, eq: bool = True) -> Callable[[type[T]], type[T]]:
     return model
 
 
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
-def names_of(model: type) -> tuple[str, ...]:
-    """Return its fields, in order."""
-    found = _NAMES.get(model)
-    if found is None:
-        found = _NAMES[model] = tuple(field.name for field in fields(model))
-    return found
-
-
 def _refusal(model: type[Any], what: str, error: ValidationError) -> LabelerError:
     """Return the first error in a sentence, without the value."""
     first = error.errors(include_url=False, include_input=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, LabelerError):
         return cause
-    names, place = names_of(model), first["loc"][0] if first["loc"] else ""
+    names = [field.name for field in fields(model)]
+    place = first["loc"][0] if first["loc"] else ""
     name = names[place] if isinstance(place, int) and place < len(names) else str(place)
     if name not in names:
         return ProtocolViolation(f"{what} must have exactly the fields {', '.join(names)}")

@@ -7,8 +7,6 @@ runs.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import version
@@ -31,9 +29,6 @@ from labeler.system.keys import PartyKeys
 
 FEDERATION = "federation"
 """The account of the whole federation."""
-
-_REPLAY = 1000
-_MAX_PLACES = 256
 
 
 def agent_account(agent_id: str) -> str:
@@ -140,107 +135,71 @@ def budget_view(ledger: Ledger, delta: float, *, account: str | None = None) -> 
     )
 
 
-def refusal(error: BudgetExceeded, *, what: str, delta: float) -> BudgetExceeded:
+def refusal(error: BudgetExceeded, *, queries: int, delta: float) -> BudgetExceeded:
     """Word the ledger's refusal in epsilons for a requester.
 
     Args:
         error: names account, level, asked (0 if no finite charge exists), left, cap and last spenders.
-        what: the subject of the request, for example "a job of 200 queries".
+        queries: of the refused job.
         delta: of the stated epsilons.
     """
+    asked = error.asked
+    what = f"a job of {queries} {'query' if queries == 1 else 'queries'}"
     spenders = ", ".join(f"{name} ({epsilon_text(amount, delta)})" for name, amount in error.last_spenders)
-    costs = epsilon_text(error.asked, delta) if error.asked else "no finite epsilon"
+    costs = epsilon_text(asked, delta) if asked else "no finite epsilon"
     way_out = (
         "Ask fewer queries, make a task with more noise (sigma_votes), or ask the operator about the budget"
-        if error.asked
+        if asked
         else "Give the task ballot_radius or more noise, or ask the operator to leave this account unlimited"
     )
     return BudgetExceeded(
-        f"account {error.account!r}, {error.level} level: {what} costs {costs} ({error.asked or 'unbounded'} "
+        f"account {error.account!r}, {error.level} level: {what} costs {costs} ({asked or 'unbounded'} "
         f"nano-units of mu^2, delta {delta:g}); {error.left} of {error.cap} nano-units are left, worth "
         f"{epsilon_text(error.left, delta)} of {epsilon_text(error.cap, delta)}. Nobody was asked. "
         + (f"Last spenders: {spenders}. " if spenders else "")
         + f"{way_out}.",
         account=error.account,
         level=error.level,
-        asked=error.asked,
+        asked=asked,
         left=error.left,
         cap=error.cap,
         last_spenders=error.last_spenders,
     )
 
 
-class LedgerPages:
-    """The ledger page by page, with each account's spending after each entry.
+def ledger_page(
+    ledger: Ledger, after: int, limit: int, *, account: str | None = None, search: str | None = None
+) -> LedgerPage:
+    """Return entries in order of sequence number, with each account's spending after each.
 
-    Running sums start from the last remembered place. Entries never change, so a remembered place never expires.
+    Args:
+        after: the last sequence number already seen, 0 at first.
+        limit: most entries.
+        account: only of this account.
+        search: only with this text; running sums are left out, because entries in between are missing.
     """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._lock = threading.Lock()
-        self._places: OrderedDict[tuple[str | None, int], dict[tuple[str, str], int]] = OrderedDict()
-
-    def page(self, *, after: int, limit: int, account: str | None = None, search: str | None = None) -> LedgerPage:
-        """Return entries in order of sequence number.
-
-        Args:
-            after: the last sequence number already seen, 0 at first.
-            limit: most entries.
-            account: only of this account.
-            search: only with this text; running sums are left out, because entries in between are missing.
-        """
-        found = self._ledger.entries(after=after, limit=limit, account=account, search=search)
-        spent = None if search else self._spent_at(account, after)
-        items = []
-        for entry in found:
-            running = None
-            if spent is not None:
-                running = _add(spent, entry.account, entry.level, entry.kind, entry.amount)
-            items.append(
-                LedgerEntryView(
-                    seq=entry.seq,
-                    at=entry.at,
-                    kind=entry.kind,
-                    account=entry.account,
-                    level=entry.level,
-                    reservation_id=entry.reservation_id,
-                    amount_nano=entry.amount,
-                    spent_after_nano=running,
-                    detail=dict(entry.detail),
-                    hash=entry.hash,
-                )
+    found = ledger.entries(after=after, limit=limit, account=account, search=search)
+    spent = {} if search else ledger.spent_at(after, account=account)
+    items = []
+    for entry in found:
+        running = spent.get((entry.account, entry.level), 0)
+        running += {"reserve": entry.amount, "void": -entry.amount}.get(entry.kind, 0)
+        spent[entry.account, entry.level] = running
+        items.append(
+            LedgerEntryView(
+                seq=entry.seq,
+                at=entry.at,
+                kind=entry.kind,
+                account=entry.account,
+                level=entry.level,
+                reservation_id=entry.reservation_id,
+                amount_nano=entry.amount,
+                spent_after_nano=None if search else running,
+                detail=dict(entry.detail),
+                hash=entry.hash,
             )
-        if spent is not None and found:
-            self._remember(account, found[-1].seq, spent)
-        return LedgerPage(items=tuple(items), next=str(found[-1].seq) if len(found) == limit else None)
-
-    def _spent_at(self, account: str | None, seq: int) -> dict[tuple[str, str], int]:
-        with self._lock:
-            known = [place for of, place in self._places if of == account and place <= seq]
-            at = max(known, default=0)
-            spent = dict(self._places.get((account, at), {}))
-        while at < seq:
-            found = [
-                entry for entry in self._ledger.entries(after=at, limit=_REPLAY, account=account) if entry.seq <= seq
-            ]
-            for entry in found:
-                _add(spent, entry.account, entry.level, entry.kind, entry.amount)
-            at = found[-1].seq if len(found) == _REPLAY else seq
-        self._remember(account, seq, spent)
-        return spent
-
-    def _remember(self, account: str | None, seq: int, spent: dict[tuple[str, str], int]) -> None:
-        with self._lock:
-            self._places[account, seq] = dict(spent)
-            while len(self._places) > _MAX_PLACES:
-                self._places.popitem(last=False)
-
-
-def _add(spent: dict[tuple[str, str], int], account: str, level: str, kind: str, amount: int) -> int:
-    change = {"reserve": amount, "void": -amount}.get(kind, 0)
-    spent[account, level] = spent.get((account, level), 0) + change
-    return spent[account, level]
+        )
+    return LedgerPage(items=tuple(items), next=str(found[-1].seq) if len(found) == limit else None)
 
 
 def signed_evidence(

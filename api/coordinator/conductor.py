@@ -5,10 +5,9 @@ carries out the steps of many jobs together. This module connects both to the se
 
 Questions of a queued job are made by the embedder, by a chooser process, or here at once:
 
-    vectors, no clusters -> the thread that took the submission chooses
-    images               -> the embedder makes features (feature_store.results.questions), then as for vectors
-    a few vectors        -> chosen here and now: no process, no waiting
-    many, or clusters    -> a separate process, bounded in memory and time; requesters take turns
+    images               -> The embedder makes features (feature_store.results.questions), then as for vectors.
+    a few vectors        -> Chosen here and now: no process, no waiting.
+    many, or clusters    -> A separate process, bounded in memory and time. Requesters take turns.
 
 No state here needs to survive: the conductor asks again for anything missing, and a restarted service begins again.
 This process loads no learning library; the one that chooses clusters does, and ends with its job.
@@ -22,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +47,6 @@ from feature_store.results.questions import (
     write_failure,
 )
 from labeler.driver.coordinator import CoordinatorDriver
-from labeler.driver.intake import Delivery, Errand
 from labeler.driver.mail import Mailbox
 from labeler.driver.sending import PostOffice, Sender
 from labeler.errors import BadData, LabelerError
@@ -64,82 +61,14 @@ from labeler.task import Task
 log = logging.getLogger("labeler.conductor")
 
 _AFTER_DEFECT_S = 1.0
-_MOST_ASKED = 10_000
-
-
-class PreparedQuestions:
-    """Questions as `Preparation` stores them in a job's folder; requested again while they are missing.
-
-    Args:
-        ask_again_s: pause between two requests for the same job.
-        steady: seconds that never run backwards.
-    """
-
-    def __init__(
-        self, home: Path, preparation: Preparation, *, ask_again_s: float, steady: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._home = home
-        self._preparation = preparation
-        self._ask_again_s = ask_again_s
-        self._steady = steady
-        self._asked: dict[str, tuple[str, float]] = {}
-
-    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
-        """Return the questions of a job; None while there are none.
-
-        Raises:
-            LabelerError: they cannot be made; TryAgain if they may be later.
-        """
-        path = self._home / "jobs" / job.job_id / QUESTIONS
-        self._check_failure(job)
-        if not path.exists():
-            self._ask(job, task)
-        if not path.exists():
-            return None
-        self._asked.pop(job.job_id, None)
-        return self.read(job.job_id)
-
-    def has_features(self, job: JobRecord, task: Task) -> bool:
-        """Return whether a job's upload has features; request them if not.
-
-        Raises:
-            LabelerError: it cannot have any; TryAgain if it may later.
-        """
-        self._check_failure(job)
-        is_there = self._preparation.step(job) != "features"
-        if not is_there:
-            self._ask(job, task)
-        return is_there
-
-    def _check_failure(self, job: JobRecord) -> None:
-        failure = self._home / "jobs" / job.job_id / FAILURE
-        if failure.exists():
-            self._asked.pop(job.job_id, None)
-            raise read_failure(failure)
-
-    def _ask(self, job: JobRecord, task: Task) -> None:
-        step, now_s = self._preparation.step(job), self._steady()
-        known = self._asked.get(job.job_id)
-        if known is None or known[0] != step or now_s - known[1] >= self._ask_again_s:
-            if len(self._asked) >= _MOST_ASKED:
-                self._asked.pop(next(iter(self._asked)))
-            # Recorded only after success: a request that failed (a full disk) is repeated at the job's next look.
-            self._preparation.ask(job, task)
-            self._asked[job.job_id] = (step, now_s)
-
-    def read(self, job_id: str) -> NDArray[np.int16]:
-        """Return the questions of a job that has them.
-
-        Raises:
-            BadData: the file cannot be read.
-        """
-        return read_questions(self._home / "jobs" / job_id / QUESTIONS)
 
 
 class Conductor:
     """See the module. One per service; `run` is its thread.
 
     Args:
+        backbone_of: fingerprint -> the path or name that loads it, for messages.
+        max_pixels, max_job_pixels: passed to the embedder; see `[limits]`.
         steady: seconds that never run backwards.
         requester_of: token id -> its holder's name, which a proposal tells the sites.
     """
@@ -152,15 +81,21 @@ class Conductor:
         keys: PartyKeys,
         mailbox: Mailbox,
         patience: Patience,
-        preparation: Preparation | None = None,
+        backbone_of: Callable[[str], str | None] = lambda _: None,
+        max_pixels: int = MAX_PIXELS,
+        max_job_pixels: int = MAX_JOB_PIXELS,
         steady: Callable[[], float] = time.monotonic,
         requester_of: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self.preparation = preparation or Preparation(
-            home, is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued", on_end=self.wake
+        self.preparation = Preparation(
+            home,
+            is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued",
+            on_end=lambda job_id: self.driver.wake(job_id),
+            backbone_of=backbone_of,
+            max_pixels=max_pixels,
+            max_job_pixels=max_job_pixels,
         )
         self.post_office = PostOffice(keys=keys, sequences=stores.sequences)
-        questions = PreparedQuestions(home, self.preparation, ask_again_s=patience.ask_again_s, steady=steady)
         self.driver = CoordinatorDriver(
             database=stores.database,
             ledger=stores.ledger,
@@ -169,9 +104,9 @@ class Conductor:
             aggregates=stores.aggregates,
             parties=stores.parties,
             sequences=stores.sequences,
-            sender=Sender(self.post_office, questions),
+            sender=Sender(self.post_office, self.preparation),
             mailbox=mailbox,
-            questions=questions,
+            questions=self.preparation,
             settlement=stores.settlement,
             encode_release=release_to_bytes,
             patience=patience,
@@ -179,22 +114,6 @@ class Conductor:
             steady=steady,
             requester_of=requester_of,
         )
-
-    def wake(self, job_id: str) -> None:
-        """Look at a job soon: something other than the driver changed it."""
-        self.driver.wake(job_id)
-
-    def deliver(self, delivery: Delivery) -> None:
-        """Queue messages for the next turn."""
-        self.driver.deliver(delivery)
-
-    def hand_in(self, errand: Errand) -> None:
-        """Write something in the next turn's transaction."""
-        self.driver.hand_in(errand)
-
-    def ring(self) -> None:
-        """Wake `run` so that it sees a stop at once."""
-        self.driver.ring()
 
     def run(self, stop: threading.Event) -> None:
         """Take turns until `stop` is set."""
@@ -215,10 +134,7 @@ class Conductor:
             time.sleep(_AFTER_DEFECT_S)
 
 
-AT_SUBMISSION_BYTES = 64 * 2**20
-"""Up to this size the thread that took the features chooses, two jobs at a time; not for clusters."""
-
-AT_ONCE_BYTES = 2**20
+AT_ONCE_BYTES = 4 * 2**20
 """Up to this size of features we choose at once; for more, or for clusters, a process is started."""
 
 PROCESSES = 2
@@ -232,21 +148,13 @@ _TOO_MUCH = (
 )
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Size limits passed to the embedder; see `[limits]`."""
-
-    max_pixels: int = MAX_PIXELS
-    max_job_pixels: int = MAX_JOB_PIXELS
-
-
 class Preparation:
-    """See the module.
+    """The questions of jobs, in the jobs' folders (labeler.driver.stepping.Questions); see the module.
 
     Args:
         is_wanted: whether a job still waits for questions; work for other jobs stops.
         on_end: called with the job when its questions, or the reason it gets none, may be there.
-        backbone_of: fingerprint -> the path or name that loads it, for messages.
+        backbone_of, max_pixels, max_job_pixels: see Conductor.
     """
 
     def __init__(
@@ -255,56 +163,76 @@ class Preparation:
         *,
         is_wanted: Callable[[str], bool],
         on_end: Callable[[str], None],
-        backbone_of: Callable[[str], str | None] = lambda _: None,
-        bounds: Bounds | None = None,
+        backbone_of: Callable[[str], str | None],
+        max_pixels: int,
+        max_job_pixels: int,
     ) -> None:
-        self._home = home
+        self._jobs = home / "jobs"
         self._board = EmbedBoard(home)
-        self._backbone_of = backbone_of
-        self._bounds = bounds or Bounds()
-        self._choosing = threading.BoundedSemaphore(PROCESSES)
         self._is_wanted = is_wanted
         self._on_end = on_end
+        self._backbone_of = backbone_of
+        self._max_pixels, self._max_job_pixels = max_pixels, max_job_pixels
         self._choosers = FairPool("choosing", threads=PROCESSES)
         self._stopping = threading.Event()
 
-    def begin(self, job: JobRecord, task: Task) -> None:
-        """Choose from submitted vectors in the thread that took them, so that the job need not wait for the conductor.
+    def look(self, job: JobRecord, task: Task) -> NDArray[np.int16] | None:
+        """Return the questions of a job; request them and return None while there are none.
 
-        If that is not possible now, do nothing: the conductor asks later, as for everything missing.
+        Raises:
+            LabelerError: they cannot be made; TryAgain if they may be later.
         """
-        if job.source != "features" or job.strategy not in ("all", "random"):
-            return
-        folder = self._home / "jobs" / job.job_id
-        with suppress(LabelerError, OSError):
-            if feature_bytes(folder, job) <= AT_SUBMISSION_BYTES and self._choosing.acquire(blocking=False):
-                try:
-                    write_questions(folder, self._wanted(job, task))
-                finally:
-                    self._choosing.release()
+        path = self._jobs / job.job_id / QUESTIONS
+        self._check_failure(job)
+        if not path.exists():
+            self.ask(job, task)
+        return read_questions(path) if path.exists() else None
 
-    def step(self, job: JobRecord) -> str:
-        """Return which of the two a job waits for: "features" or "questions"."""
-        waits = job.source == "images" and not (self._home / "jobs" / job.job_id / SHARD).exists()
-        return "features" if waits else "questions"
+    def has_features(self, job: JobRecord, task: Task) -> bool:
+        """Return whether a job's upload has features; request them if not.
+
+        Raises:
+            LabelerError: it cannot have any; TryAgain if it may later.
+        """
+        self._check_failure(job)
+        if not self._lacks_features(job):
+            return True
+        self.ask(job, task)
+        return False
+
+    def read(self, job_id: str) -> NDArray[np.int16]:
+        """Return the questions of a job that has them.
+
+        Raises:
+            BadData: the file cannot be read.
+        """
+        return read_questions(self._jobs / job_id / QUESTIONS)
 
     def ask(self, job: JobRecord, task: Task) -> None:
-        """Request what is missing, even if requested before; from a few vectors, choose before returning.
+        """Request what is missing; from a few vectors, choose before returning. A repeated request changes nothing.
 
         Raises:
             LabelerError: questions cannot be made; TryAgain if they may be later.
         """
-        folder = self._home / "jobs" / job.job_id
-        if self.step(job) == "features":
+        folder = self._jobs / job.job_id
+        fingerprint = task.backbone_fingerprint
+        if self._lacks_features(job):
             request = EmbedRequest(
-                fingerprint=task.backbone_fingerprint,
-                max_pixels=self._bounds.max_pixels,
-                max_job_pixels=self._bounds.max_job_pixels,
+                fingerprint=fingerprint, max_pixels=self._max_pixels, max_job_pixels=self._max_job_pixels
             )
             with making_room("what the embedder is asked for"):
                 self._board.put(job.created_by, job.job_id, request)
             return
-        wanted = self._wanted(job, task)
+        wanted = QuestionRequest.model_validate(
+            {
+                "strategy": job.strategy,
+                "count": job.count,
+                "seed": job.seed,
+                "fingerprint": fingerprint,
+                "backbone": self._name_of(fingerprint),
+                "source": job.source,
+            }
+        )
         size = feature_bytes(folder, job)
         if size <= AT_ONCE_BYTES and job.strategy in ("all", "random"):
             with making_room("the questions of a job"):
@@ -327,44 +255,44 @@ class Preparation:
         self._stopping.set()
         self._choosers.stop()
 
+    def _lacks_features(self, job: JobRecord) -> bool:
+        return job.source == "images" and not (self._jobs / job.job_id / SHARD).exists()
+
+    def _check_failure(self, job: JobRecord) -> None:
+        failure = self._jobs / job.job_id / FAILURE
+        if failure.exists():
+            raise read_failure(failure)
+
     def _choose(self, job_id: str, request: QuestionRequest, size: int) -> None:
-        """Choose in a process, then call `on_end`; after a defect the conductor asks again."""
+        """Choose in a process, then call `on_end`; after a defect or on a full disk the conductor asks again."""
         try:
-            self._run_chooser(job_id, request, size)
+            is_over = self._run_chooser(job_id, request, size)
         except Exception:
             log.exception("questions could not be chosen", extra={"job_id": job_id})
-        self._on_end(job_id)
-
-    def _run_chooser(self, job_id: str, request: QuestionRequest, size: int) -> None:
-        folder = self._home / "jobs" / job_id
-        if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
             return
+        if is_over:
+            self._on_end(job_id)
+
+    def _run_chooser(self, job_id: str, request: QuestionRequest, size: int) -> bool:
+        folder = self._jobs / job_id
+        if (folder / QUESTIONS).exists() or not self._is_wanted(job_id):
+            return True
         process = start_process(_MODULE, str(folder), request.model_dump_json(), str(size))
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
                 if self._stopping.is_set() or not self._is_wanted(job_id):
-                    return
+                    return True
         finally:
             process.kill()
             process.wait()
         if process.returncode == DISK_IS_FULL:
             log.warning("questions wait for room on the disk", extra={"job_id": job_id})
-        elif process.returncode:
+            return False
+        if process.returncode:
             write_failure(folder, BadData(_TOO_MUCH))
-
-    def _wanted(self, job: JobRecord, task: Task) -> QuestionRequest:
-        return QuestionRequest.model_validate(
-            {
-                "strategy": job.strategy,
-                "count": job.count,
-                "seed": job.seed,
-                "fingerprint": task.backbone_fingerprint,
-                "backbone": self._name_of(task.backbone_fingerprint),
-                "source": job.source,
-            }
-        )
+        return True
 
     def _name_of(self, fingerprint: str) -> str:
         """Return the backbone's name for people; empty if only the requester has it."""

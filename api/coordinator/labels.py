@@ -55,6 +55,7 @@ from labeler.ledger.jobs import JobRecord, RoundRecord
 from labeler.linear_model import released_model
 from labeler.privacy_card import guarantee, privacy_card
 from labeler.release import Release, release_from_bytes
+from labeler.task import Task
 
 
 def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> pa.Table:
@@ -65,11 +66,7 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
         NotReady: it is not completed.
         BadData: its stored files cannot be read.
     """
-    with stores.database.read() as connection:
-        job = stores.jobs.get(job_id, connection=connection)
-        kept = stores.jobs.rounds(job_id, connection=connection)
-        releases = [stores.jobs.release(job_id, one.number, connection=connection) for one in kept]
-        task = stores.tasks.get(job.task_digest, connection=connection).task
+    job, task, kept, releases = _read(job_id, stores)
     if job.state != "completed":
         advice = "it ended without all its labels" if job.is_finished else "wait until it is completed"
         raise NotReady(f"job {job_id} is {job.state}, so there are no labels to fetch: {advice}")
@@ -78,9 +75,9 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
             start=one.first_query - job.first_query,
             num_queries=one.num_queries,
             ledger_seq=one.ledger_seq or 0,
-            release=None if data is None else release_from_bytes(data),
+            release=release,
         )
-        for one, data in zip(kept, releases, strict=True)
+        for one, release in zip(kept, releases, strict=True)
     ]
     folder = config.home / "jobs" / job_id
     questions, names = read_names(folder, job)
@@ -90,16 +87,25 @@ def job_label_table(job_id: str, *, stores: Stores, config: CoordinatorConfig) -
         created_at=job.updated_at,
         privacy=guarantee(certified_price(task, job.num_queries))
         | {"mu_squared": mu_squared_of(task, job.num_queries)},
-        is_seeded=any(one.release is not None and one.release.is_seeded for one in rounds),
+        is_seeded=any(one.is_seeded for one in releases if one is not None),
     )
-    first = rounds[0]
-    if not task.traits.asks_for_a_model or first.release is None:
+    if not task.traits.asks_for_a_model or releases[0] is None:
         return label_table(task, stamp, names, rounds)
     if questions.images is None:
         raise BadData(f"the images of job {job_id} cannot be read; restore its folder in jobs/ from a backup")
-    opened = [one.release for one in rounds if one.release is not None]
+    opened = [one for one in releases if one is not None]
     model = released_model(task, opened, questions.features)
-    return model_label_table(task, stamp, names, model, questions.images, ledger_seq=first.ledger_seq)
+    return model_label_table(task, stamp, names, model, questions.images, ledger_seq=rounds[0].ledger_seq)
+
+
+def _read(job_id: str, stores: Stores) -> tuple[JobRecord, Task, list[RoundRecord], list[Release | None]]:
+    """Return a job with its task, its rounds, and what each of them released."""
+    with stores.database.read() as connection:
+        job = stores.jobs.get(job_id, connection=connection)
+        task = stores.tasks.get(job.task_digest, connection=connection).task
+        rounds = stores.jobs.rounds(job_id, connection=connection)
+        data = [stores.jobs.release(job_id, one.number, connection=connection) for one in rounds]
+    return job, task, rounds, [None if one is None else release_from_bytes(one) for one in data]
 
 
 def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig) -> LabelingOrder:
@@ -108,10 +114,7 @@ def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig
     Raises:
         LabelerError: its stored files cannot be read.
     """
-    task = stores.tasks.get(job.task_digest).task
-    kept = stores.jobs.rounds(job.job_id)
-    stored = [stores.jobs.release(job.job_id, one.number) for one in kept]
-    releases = [None if data is None else release_from_bytes(data) for data in stored]
+    _, task, kept, releases = _read(job.job_id, stores)
     opened = [one for one in releases if one is not None]
     price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
     loads = config.backbones.get(task.backbone_fingerprint, "")
@@ -126,17 +129,14 @@ def labelling_order(job: JobRecord, *, stores: Stores, config: CoordinatorConfig
         is_seeded=is_seeded,
         created_at=job.updated_at.isoformat(),
         source=job.source,
-        rounds=() if task.attributes_per_record is None else _contributors(kept, releases),
+        rounds=()
+        if task.attributes_per_record is None
+        else tuple(
+            (one.num_queries, 0 if release is None else len(release.contributors))
+            for one, release in zip(kept, releases, strict=True)
+        ),
         # A path on the operator's machine would not help the person who downloads the student.
         backbone="" if (config.home / loads).exists() or "/" in loads else loads,
-    )
-
-
-def _contributors(kept: Sequence[RoundRecord], releases: Sequence[Release | None]) -> tuple[tuple[int, int], ...]:
-    """Return for each round how many questions it asked, and how many agents are in its opened sum."""
-    return tuple(
-        (one.num_queries, 0 if release is None else len(release.contributors))
-        for one, release in zip(kept, releases, strict=True)
     )
 
 
@@ -148,18 +148,17 @@ def job_model(job_id: str, *, stores: Stores, config: CoordinatorConfig) -> byte
         NotReady: it is not completed.
         BadData: its stored files cannot be read.
     """
-    job = stores.jobs.get(job_id)
-    kept = stores.jobs.rounds(job_id) if job.state == "completed" else []
-    opened = [release_from_bytes(data) for one in kept if (data := stores.jobs.release(job_id, one.number)) is not None]
-    if not opened:
+    job, task, _, releases = _read(job_id, stores)
+    opened = [one for one in releases if one is not None]
+    if job.state != "completed" or not opened:
         raise NotReady(f"job {job_id} is {job.state}, so there is no model to fetch")
-    task, is_seeded = stores.tasks.get(job.task_digest).task, any(one.is_seeded for one in opened)
     if not task.traits.asks_for_a_model:
         raise NotFound(
             f"job {job.job_id} asked for labels (method {task.method}), so there is no model of the agents; train a "
             "student on its labels"
         )
-    card = privacy_card(task, certified_price(task, job.num_queries), is_seeded=is_seeded)
+    price, is_seeded = certified_price(task, job.num_queries), any(one.is_seeded for one in opened)
+    card = privacy_card(task, price, is_seeded=is_seeded)
     asked = None
     if task.training is not None and task.training.axes is not None:
         # A model without axes is complete in the journal; only one with axes needs the questions.

@@ -25,10 +25,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -80,7 +80,7 @@ class InLoop:
 
         def tell(outcome: T) -> None:
             # Called in the driver's thread; once the loop has ended, nobody waits.
-            if not loop.is_closed():
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, outcome)
 
         ask(tell)
@@ -97,10 +97,7 @@ MAX_MAIL = 200
 """Most messages delivered at once; parties read 256, including the coordinator's own."""
 
 CONTACT_S = 5.0
-"""A party's last contact is stored at most this often; in memory it is exact."""
-
-SMALL_BYTES = 256 * 1024
-"""Messages up to this total size are checked on the event loop; more would delay every other request."""
+"""A party's last contact is stored at most this often."""
 
 
 @dataclass(frozen=True)
@@ -162,17 +159,10 @@ class Mailroom:
         self._clock = stores.clock
         self._lock = threading.Lock()
         self._polled: dict[str, int] = {}
-        self._contacts: dict[str, datetime] = {}
         self._written: dict[str, tuple[float, Poll]] = {}
         self.taken: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.witnesses = Witnesses(stores.ledger, keys.public.verify_key)
-
-    def fresh(self, party: PartyRecord) -> PartyRecord:
-        """Return a party with its last contact as this process knows it."""
-        seen = self._contacts.get(party.party_id)
-        is_newer = seen is not None and (party.last_contact is None or party.last_contact < seen)
-        return replace(party, last_contact=seen) if is_newer else party
 
     async def take(self, data: bytes) -> Taken:
         """Take messages of one party: all of them, or those before the first refused one.
@@ -186,10 +176,7 @@ class Mailroom:
             Unavailable: the mailbox or the journal cannot take it now; send again.
         """
         try:
-            if len(data) <= SMALL_BYTES:
-                messages, error, asking = self._checked(data)
-            else:
-                messages, error, asking = await self._waiting.aside(partial(self._checked, data))
+            messages, error, asking = await self._waiting.aside(partial(self._checked, data))
             if not messages:
                 # Anybody can send nothing, or messages that fail these checks: they must not start or delay a turn.
                 if error is not None:
@@ -259,15 +246,12 @@ class Mailroom:
         return self._answer(asking, await self._receive(asking))
 
     async def _receive(self, asking: Asking) -> list[tuple[str, bytes]]:
-        message, poll, party = asking.message, asking.poll, asking.party
+        poll, party, sequence = asking.poll, asking.party, asking.message.header.sequence
         with self._lock:
-            if message.header.sequence <= self._polled.get(party.party_id, 0):
-                raise Replayed(f"poll {message.header.sequence} of {party.party_id!r} was seen before")
-            self._polled[party.party_id] = message.header.sequence
-        if not self._is_known(party, poll):
-            await self._waiting.aside(partial(self._compare, message, poll, party, asking.proof))
-        # Only now, when its facts are stored: a task may name a live party at once.
-        self._contacts[party.party_id] = self._clock()
+            if sequence <= self._polled.get(party.party_id, 0):
+                raise Replayed(f"poll {sequence} of {party.party_id!r} was seen before")
+            self._polled[party.party_id] = sequence
+        await self._waiting.aside(partial(self._compare, asking))
         mail = await self._mailbox.receive(party.party_id, poll.after, poll.wait_s, MAX_MAIL)
         if not mail:
             self._relays.emptied(party.party_id)
@@ -284,24 +268,16 @@ class Mailroom:
         check_facts(poll.facts)
         return Asking(message, poll, party, proof)
 
-    def _is_known(self, party: PartyRecord, poll: Poll) -> bool:
-        """Return whether a poll needs no journal access: its head is known to be held, and its facts are stored."""
-        return self._is_written(party, poll) and self.witnesses.is_held(party.party_id, poll)
-
-    def _is_written(self, party: PartyRecord, poll: Poll) -> bool:
-        written_at, before = self._written.get(party.party_id, (-CONTACT_S, None))
+    def _compare(self, asking: Asking) -> None:
+        """Compare the head that a party has seen with the journal, and store its facts and its own head."""
+        poll, party, sequence = asking.poll, asking.party, asking.message.header.sequence
+        self.witnesses.compare(party.party_id, poll, asking.proof)
+        written_s, before = self._written.get(party.party_id, (-CONTACT_S, None))
         is_news = before is None or (before.facts, before.program) != (poll.facts, poll.program)
-        is_recent = self._steady() - written_at < CONTACT_S
-        return not is_news and is_recent and self._parties.is_as_far(party, _own_head(poll))
-
-    def _compare(self, message: Message, poll: Poll, party: PartyRecord, proof: Message | None) -> None:
-        self.witnesses.compare(party.party_id, poll, proof)
-        self._write_contact(party, message, poll)
-
-    def _write_contact(self, party: PartyRecord, message: Message, poll: Poll) -> None:
-        if self._is_written(party, poll):
+        is_recent = self._steady() - written_s < CONTACT_S
+        if is_recent and not is_news and self._parties.is_as_far(party, _own_head(poll)):
             return
-        numbered, sequence = f"poll:{party.party_id}", message.header.sequence
+        numbered = f"poll:{party.party_id}"
         with self._database.write() as connection:
             if party.party_id not in self._written:
                 # The first poll since this process started: a replayed older one is refused here.
@@ -312,8 +288,7 @@ class Mailroom:
         self._written[party.party_id] = (self._steady(), poll)
 
     def _answer(self, asking: Asking, mail: Sequence[tuple[str, bytes]]) -> bytes:
-        poll, head = asking.poll, self._ledger.known_head()
-        self.witnesses.told(head)
+        poll, head = asking.poll, self._ledger.head()
         after = mail[-1][0] if mail else poll.after
         own = self._parties.last_answer(asking.party.party_id)
         body = Mail(
@@ -355,10 +330,6 @@ def _own_head(poll: Poll) -> Head:
     return Head(poll.journal_seq, poll.journal_hash) if poll.journal_seq else EMPTY
 
 
-MAX_KNOWN = 4096
-"""Most cached heads: found in the journal or told to parties, so they need not be looked up again."""
-
-
 class Witnesses:
     """Compares the heads that parties have seen with the journal.
 
@@ -370,34 +341,31 @@ class Witnesses:
         self._ledger = ledger
         self._verify_key = verify_key
         self._lock = threading.Lock()
-        self._proven: dict[str, int] = {}
-        self._claimed: dict[str, int] = {}
-        self._known: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._behind: dict[str, tuple[int, bool]] = {}
+        """Party -> the entry that it has seen and the journal does not hold, and whether it has proven so."""
 
     @property
     def sentence(self) -> str:
         """Say that the journal is behind, and which party proved it; empty while none has."""
         with self._lock:
-            first = next(iter(self._proven.items()), None)
-        return "" if first is None else _behind(*first)
+            return next((_behind(name, seq) for name, (seq, is_proven) in self._behind.items() if is_proven), "")
 
     @property
     def doubters(self) -> tuple[str, ...]:
         """Return the parties that claim without proof to have seen entries that the journal does not hold."""
         with self._lock:
-            return tuple(sorted(self._claimed))
+            return tuple(sorted(name for name, (_, is_proven) in self._behind.items() if not is_proven))
 
     def claim(self, party_id: str) -> str:
         """Return a party's unproven claim about the journal; empty if it makes none."""
         with self._lock:
-            seq = self._claimed.get(party_id)
-        return "" if seq is None else f"says that it has seen entry {seq} of the coordinator's journal, without proof"
+            seq, is_proven = self._behind.get(party_id, (0, True))
+        return "" if is_proven else f"says that it has seen entry {seq} of the coordinator's journal, without proof"
 
     def forget(self, party_id: str) -> None:
         """Drop a party's claim and proof: it is revoked, or its head is in the journal."""
         with self._lock:
-            self._proven.pop(party_id, None)
-            self._claimed.pop(party_id, None)
+            self._behind.pop(party_id, None)
 
     def compare(self, party_id: str, poll: Poll, proof: Message | None) -> None:
         """Compare the head that a party has seen with the journal.
@@ -414,17 +382,15 @@ class Witnesses:
         """
         if not poll.coordinator_seq or self._holds(Head(poll.coordinator_seq, poll.coordinator_hash)):
             self.forget(party_id)
-            if poll.coordinator_seq:
-                self.told(Head(poll.coordinator_seq, poll.coordinator_hash))
             return
         seen = self._signed(proof)
         if seen is not None and not self._holds(seen):
-            self._note(self._proven, self._claimed, party_id, seen.seq)
+            self._note(party_id, seen.seq, is_proven=True)
             raise JournalBehind(
                 f"{_behind(party_id, seen.seq)}. No mail is delivered until the newest journal is back, or the site "
                 "consents to this one (labeler journal trust-restored)"
             )
-        self._note(self._claimed, self._proven, party_id, poll.coordinator_seq)
+        self._note(party_id, poll.coordinator_seq, is_proven=False)
         raise JournalBehind(
             f"{party_id} says that it has seen entry {poll.coordinator_seq} of the coordinator's journal, which does "
             "not hold it, and sent no answer with this coordinator's signature as proof. Only this party is refused: "
@@ -432,26 +398,11 @@ class Witnesses:
             "to it (labeler journal trust-restored)"
         )
 
-    def is_held(self, party_id: str, poll: Poll) -> bool:
-        """Return whether a party's head was found in the journal before, so that it need not be looked up again."""
+    def _note(self, party_id: str, seq: int, *, is_proven: bool) -> None:
         with self._lock:
-            if party_id in self._proven or party_id in self._claimed:
-                return False
-            return not poll.coordinator_seq or (poll.coordinator_seq, poll.coordinator_hash) in self._known
-
-    def told(self, head: Head) -> None:
-        """Cache a head that parties are told now, because they will report it back."""
-        with self._lock:
-            self._known[head.seq, head.hash] = None
-            while len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-
-    def _note(self, into: dict[str, int], out_of: dict[str, int], party_id: str, seq: int) -> None:
-        with self._lock:
-            is_news = party_id not in into
-            into[party_id] = seq
-            out_of.pop(party_id, None)
-        if is_news and into is self._proven:
+            is_news = self._behind.get(party_id, (0, not is_proven))[1] != is_proven
+            self._behind[party_id] = (seq, is_proven)
+        if is_news and is_proven:
             log.error("journal is behind", extra={"party": party_id, "seq": seq})
         elif is_news:
             log.warning("a party says without proof that the journal is behind", extra={"party": party_id, "seq": seq})

@@ -1,10 +1,10 @@
 """Ownership of tasks, jobs and ledger entries, and what other readers see of them.
 
-    administrator   everything
-    requester       tasks that its token made or that were shared with it; only jobs that its token submitted, whoever
-                    made their task; budgets and the ledger, in which other requesters' jobs have no name
-    viewer          budgets, the ledger, tasks, and jobs without any text or file name from their requester: no names,
-                    no details of problems, no labels, no models
+    administrator   Everything.
+    requester       Tasks that its token made or that were shared with it, and only jobs that its token submitted.
+                    Budgets and the ledger, in which other requesters' jobs have no name.
+    viewer          Budgets, the ledger, tasks, and jobs without any text or file name from their requester: no names,
+                    no details of problems, no labels, no models.
 
 A request for somebody else's thing gets the same answer as for one that does not exist, so a guessed or observed id
 reveals nothing. Creators are token ids. A revoked token remains the creator, and administrators still see what it made.

@@ -1,14 +1,14 @@
 """A reader of untrusted Parquet files: images or vectors, a few rows at a time, in a separate process.
 
-The rows and sizes that the file states are checked first. They prove nothing: a page may unpack to more than its column
-states, and a few bytes of run lengths can encode lists of any length, which no size in the file counts. So the reader
-runs in a process whose memory and time are bounded by the system, and loads little.
+The rows and sizes that the file states are checked first, but they prove nothing. A page may unpack to more than its
+column states, and a few bytes of run lengths can encode lists of any length. So the reader runs in a process whose
+memory and time are bounded by the system, and loads little.
 
-    coordinator   starts the reader with the file as its input  ----->  limits itself, reads a few rows at a time
-                  checks each length, then takes the rows       <-----  head (JSON), then the bytes of the rows
+    coordinator   starts the reader with the file as its input  ----->  limits itself, reads a few rows at a time.
+                  Checks each length, then takes the rows       <-----  head (JSON), then the bytes of the rows.
 
-If the file fills the library's memory or crashes it, only that process is affected: the coordinator holds a few rows at
-most, and says that the file cannot be read. One file is read at a time, so many files cannot exceed the bound. Outside
+If the file fills the library's memory or crashes it, only that process is affected. The coordinator holds a few rows
+at most, and says that the file cannot be read. One file is read at a time, which keeps memory within the bound. Outside
 Linux the reader's memory is not bounded.
 """
 

@@ -6,15 +6,16 @@ A job is charged per round at two levels: for one record (instance) and for one 
 participant and the federation have an account at each level. A level without a finite price may only be used if its
 account has no cap. It is recorded there as `UNBOUNDED_NANO`, so that nobody can claim a bound later.
 
-    submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task
-    settled          in one transaction it is given back, and JOB/0, JOB/1, ... reserve one round each, for the
-                     federation and the agents that are asked; an agent that declined is charged nothing
-    round asked      from here on nobody can prove that no answer left
-    agreed on        JOB/N is posted
-    job ends         rounds from which nothing left are given back, every other one is posted; queries of rounds
-                     without an asked agent return to their task, in the same transaction. Those of an asked round
-                     stay used, even if every agent refused and the charge was given back: the questions were
-                     revealed, and an agent that refuses now may have paid and answered before
+    submitted        JOB/proposed reserves the worst case: every round, the federation and every agent of the task.
+    settled          In one transaction it is given back, and JOB/0, JOB/1, ... reserve one round each, for the
+                     federation and the agents that are asked. An agent that declined is charged nothing.
+    round asked      From here on nobody can prove that no answer left.
+    agreed on        JOB/N is posted.
+    job ends         Rounds from which nothing left are given back, every other one is posted. Queries of rounds
+                     without an asked agent return to their task, in the same transaction.
+
+Queries of an asked round stay used, even if every agent refused and the charge was given back. The questions were
+revealed, and an agent that refuses now may have paid and answered before.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def round_amounts(task: Task, size: int, *, finite: Collection[Level], answered:
 def finite_levels(task: Task, queries: int) -> tuple[Level, ...]:
     """Return the levels that have a guarantee."""
     view = price_view(task, queries)
-    return tuple(level for level in LEVELS if _charge(view, level) is not None)
+    return tuple(level for level in LEVELS if charge_at(view, level) is not None)
 
 
 def accounts_of(participants: Iterable[str]) -> list[str]:
@@ -84,31 +85,6 @@ def accounts_of(participants: Iterable[str]) -> list[str]:
 def charges_of(participants: Iterable[str], amounts: Mapping[Level, int]) -> list[Charge]:
     """Return one charge per account and level."""
     return [Charge(account, level, amounts[level]) for account in accounts_of(participants) for level in LEVELS]
-
-
-def first_shortage(
-    task: Task, queries: int, participants: Iterable[str], balances: Mapping[tuple[str, Level], Balance]
-) -> BudgetExceeded | None:
-    """Return the refusal of the first account that does not cover a job, without last spenders; None if all do.
-
-    Raises:
-        NotReady: an account was never opened.
-    """
-    view = price_view(task, queries)
-    for account in accounts_of(participants):
-        for level in LEVELS:
-            after = _account_after(account, level, _charge(view, level), balances)
-            if not after.enough:
-                cap = balances[account, level].cap or 0
-                return BudgetExceeded(
-                    f"account {account!r}, {level} level: not enough is left",
-                    account=account,
-                    level=level,
-                    asked=after.asked_nano or 0,
-                    left=after.left_nano or 0,
-                    cap=cap,
-                )
-    return None
 
 
 def estimate(
@@ -137,12 +113,21 @@ def estimate(
     view = price_view(task, queries)
     expected = _expected(OfKind(task), queries, records)
     accounts = tuple(
-        _account_after(account, level, _charge(view, level), balances)
+        _account_after(account, level, charge_at(view, level), balances)
         for account in accounts_of(participants)
         for level in LEVELS
     )
-    shortage = first_shortage(task, queries, participants, balances)
-    what = f"a job of {queries} {'query' if queries == 1 else 'queries'}"
+    short = next((after for after in accounts if not after.enough), None)
+    refused = None
+    if short is not None:
+        refused = BudgetExceeded(
+            "",
+            account=short.account,
+            level=short.level,
+            asked=short.asked_nano or 0,
+            left=short.left_nano or 0,
+            cap=balances[short.account, short.level].cap or 0,
+        )
     limited = [
         0 if after.asked_nano is None else max(after.left_nano, 0) // after.asked_nano
         for after in accounts
@@ -153,9 +138,9 @@ def estimate(
         sigma_votes=task.sigma_votes,
         total_sigma_votes=task.total_sigma_votes,
         quorum=task.quorum,
-        affordable=shortage is None,
+        affordable=refused is None,
         accounts=accounts,
-        refusal="" if shortage is None else str(refusal(shortage, what=what, delta=delta)),
+        refusal="" if refused is None else str(refusal(refused, queries=queries, delta=delta)),
         jobs_left=min(limited, default=None),
         expected_accuracy=ExpectedAccuracy.model_validate(expected.to_json()),
         warning=expected.warning,
@@ -174,7 +159,8 @@ def _account_after(
     return AccountAfter(account=account, level=level, asked_nano=asked, left_nano=left, enough=enough)
 
 
-def _charge(view: PriceView, level: Level) -> int | None:
+def charge_at(view: PriceView, level: str) -> int | None:
+    """Return the charge at a level; None where it has no finite price."""
     return view.instance_charge_nano if level == "instance" else view.agent_charge_nano
 
 

@@ -1,17 +1,15 @@
 """Parties: enrolment, the facts that each reports about itself, and the readiness of the service.
 
-Facts are checked strictly on arrival and read leniently from storage. They come from other organizations and end up in
-tasks, lists and pages, so only known facts are accepted: an agent's backbone, the dimension of its features, its result
-for the public probe, the classes of its records, the digest of a tallier's winner group, and the program's version.
-A poll with any other fact is refused, and its facts are not stored.
+Facts come from other organizations and end up in tasks, lists and pages. So a poll with any fact but those of `Facts`
+is refused, and its facts are not stored.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +29,7 @@ from labeler.untrusted import MOST_PROBE_CHARACTERS, check_digest, check_list, c
 
 if TYPE_CHECKING:  # the mailroom reads facts
     from api.coordinator.invitations import Invitations
-    from api.coordinator.mailroom import Mailroom, Witnesses
+    from api.coordinator.mailroom import Witnesses
 
 
 class Roster:
@@ -39,7 +37,7 @@ class Roster:
 
     Args:
         own: the coordinator's public keys.
-        mailroom: knows when each party was last heard from.
+        witnesses: knows what parties claim about the journal.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class Roster:
         config: CoordinatorConfig,
         stores: Stores,
         own: PublicKeys,
-        mailroom: Mailroom,
+        witnesses: Witnesses,
         invitations: Invitations,
         *,
         clock: Clock,
@@ -55,7 +53,7 @@ class Roster:
         self._config = config
         self._stores = stores
         self._own = own
-        self._mailroom = mailroom
+        self._witnesses = witnesses
         self._invitations = invitations
         self._clock = clock
 
@@ -83,7 +81,7 @@ class Roster:
         # First, so that no earlier invitation brings the party back.
         self._invitations.withdraw(party_id)
         record = self._stores.parties.revoke(party_id)
-        self._mailroom.witnesses.forget(party_id)
+        self._witnesses.forget(party_id)
         return self._view(record)
 
     def party_list(self, *, to_the_minute: bool = False) -> PartiesView:
@@ -94,7 +92,8 @@ class Roster:
         """
         views = tuple(self._view(one) for one in self._stores.parties.list())
         if to_the_minute:
-            views = tuple(view.model_copy(update={"last_contact": _to_the_minute(view.last_contact)}) for view in views)
+            minutes = [view.last_contact and view.last_contact.replace(second=0, microsecond=0) for view in views]
+            views = tuple(view.model_copy(update={"last_contact": at}) for view, at in zip(views, minutes, strict=True))
         live = Counter(view.role for view in views if view.is_live and view.state == "active")
         needed = self._config.talliers
         return PartiesView(
@@ -108,34 +107,33 @@ class Roster:
             key_changes=self._invitations.key_changes(),
         )
 
-    def known(self, role: PartyRole) -> list[PartyRecord]:
-        """Return parties with their last contact as this process knows it, which is fresher than the stored one."""
-        return [self._mailroom.fresh(one) for one in self._stores.parties.list(role=role)]
+    def active(self, role: PartyRole) -> list[PartyRecord]:
+        """Return active parties."""
+        return [party for party in self._stores.parties.list(role=role) if party.state == "active"]
+
+    def is_live(self, party: PartyRecord) -> bool:
+        """Return whether a party was heard from lately."""
+        age = None if party.last_contact is None else self._clock() - party.last_contact
+        return age is not None and age <= timedelta(seconds=self._config.timing.live_s)
 
     def _view(self, record: PartyRecord) -> PartyView:
-        fresh = self._mailroom.fresh(record)
-        facts = facts_of(fresh.facts)
-        age_s = None if fresh.last_contact is None else (self._clock() - fresh.last_contact).total_seconds()
+        facts = facts_of(record.facts)
         return PartyView(
-            party_id=fresh.party_id,
-            role=fresh.role,
-            tallier=fresh.tallier,
-            verify_key=fresh.verify_key,
-            seal_key=fresh.seal_key,
-            fingerprint=PublicKeys(fresh.verify_key, fresh.seal_key).fingerprint,
-            state=fresh.state,
-            enrolled_at=fresh.enrolled_at,
-            last_contact=fresh.last_contact,
-            is_live=fresh.state == "active" and age_s is not None and age_s <= self._config.timing.live_s,
+            party_id=record.party_id,
+            role=record.role,
+            tallier=record.tallier,
+            verify_key=record.verify_key,
+            seal_key=record.seal_key,
+            fingerprint=PublicKeys(record.verify_key, record.seal_key).fingerprint,
+            state=record.state,
+            enrolled_at=record.enrolled_at,
+            last_contact=record.last_contact,
+            is_live=record.state == "active" and self.is_live(record),
             backbone_fingerprint=facts.backbone_fingerprint,
             classes=facts.classes,
             version=facts.version,
-            claim=self._mailroom.witnesses.claim(fresh.party_id),
+            claim=self._witnesses.claim(record.party_id),
         )
-
-
-def _to_the_minute(moment: datetime | None) -> datetime | None:
-    return None if moment is None else moment.replace(second=0, microsecond=0)
 
 
 MAX_CLASS_CHARACTERS = 200
@@ -183,11 +181,20 @@ def check_facts(facts: object) -> dict[str, Any]:
     if "backbone_fingerprint" in told:
         check_text(told["backbone_fingerprint"], "backbone_fingerprint of a poll", most=MAX_FINGERPRINT_CHARACTERS)
     if "classes" in told:
-        _check_classes(told["classes"])
-    if "dimension" in told and not _is_dimension(told["dimension"]):
+        names = check_list(told["classes"], "classes of a poll")
+        if len(names) > MOST_CLASSES:
+            raise ProtocolViolation(f"classes of a poll are at most {MOST_CLASSES}, found {len(names)}")
+        for name in names:
+            check_text(name, "a class of a poll", most=MAX_CLASS_CHARACTERS)
+    dimension = told.get("dimension", 1)
+    if type(dimension) is not int or not 1 <= dimension <= MAX_DIMENSION:
         raise ProtocolViolation(f"dimension of a poll is a whole number from 1 to {MAX_DIMENSION}")
     if "probe" in told:
-        _check_probe(told["probe"], told.get("dimension"))
+        probe = check_text(told["probe"], "probe of a poll", most=MOST_PROBE_CHARACTERS)
+        try:
+            probe_rows(probe, dimension)
+        except BadData:
+            raise ProtocolViolation("probe of a poll holds rows of the dimension that comes with it") from None
     if "winner_group" in told:
         check_digest(told["winner_group"], "winner_group of a poll")
     return told
@@ -196,113 +203,6 @@ def check_facts(facts: object) -> dict[str, Any]:
 def facts_of(kept: Mapping[str, Any]) -> Facts:
     """Read stored facts, which `check_facts` accepted on arrival with the version of the party's program."""
     return Facts(**dict(kept) | {"classes": tuple(kept.get("classes", ()))})
-
-
-def _check_classes(value: object) -> None:
-    names = check_list(value, "classes of a poll")
-    if len(names) > MOST_CLASSES:
-        raise ProtocolViolation(f"classes of a poll are at most {MOST_CLASSES}, found {len(names)}")
-    for name in names:
-        check_text(name, "a class of a poll", most=MAX_CLASS_CHARACTERS)
-
-
-def _check_probe(value: object, dimension: object) -> None:
-    probe = check_text(value, "probe of a poll", most=MOST_PROBE_CHARACTERS)
-    try:
-        probe_rows(probe, dimension if isinstance(dimension, int) else 1)
-    except BadData:
-        raise ProtocolViolation("probe of a poll holds rows of the dimension that comes with it") from None
-
-
-def _is_dimension(value: object) -> bool:
-    return type(value) is int and 1 <= value <= MAX_DIMENSION
-
-
-Probe = Callable[[], str]
-"""Checks one part; returns its finding in words; raises LabelerError if the part is not ready."""
-
-
-def readiness(probes: Mapping[str, Probe]) -> ReadinessView:
-    """Run every probe once.
-
-    Args:
-        probes: by name, in display order: for example "journal", "redis", "talliers", "agents".
-    """
-    checks = tuple(_checked(name, probe) for name, probe in probes.items())
-    return ReadinessView(ready=all(check.ok for check in checks), checks=checks, version=version("private-labeler"))
-
-
-def talliers_live(talliers: Collection[PartyRecord], needed: int, *, now: datetime, live_s: float) -> str:
-    """Check that every tallier is live, because sums need the share of each.
-
-    Args:
-        live_s: a party heard from within this time counts as live.
-
-    Raises:
-        NotReady: one is not enrolled, or silent.
-    """
-    active = {party.tallier: party for party in talliers if party.state == "active"}
-    missing = [str(number) for number in range(needed) if number not in active]
-    if missing:
-        raise NotReady(f"tallier number {', '.join(missing)} of {needed} is not enrolled")
-    silent = [
-        active[number].party_id for number in range(needed) if not is_live(active[number], now=now, live_s=live_s)
-    ]
-    if silent:
-        raise NotReady(f"talliers not heard from for {live_s:g} s: {', '.join(silent)}")
-    return f"{needed} of {needed} are there"
-
-
-def agents_live(agents: Collection[PartyRecord], quorum: int, *, now: datetime, live_s: float) -> str:
-    """Check that enough agents are live.
-
-    Args:
-        quorum: least number needed; of all active agents unless a task says otherwise.
-        live_s: an agent heard from within this time counts as live.
-
-    Raises:
-        NotReady: fewer than the quorum.
-    """
-    active = [party for party in agents if party.state == "active"]
-    there = [party for party in active if is_live(party, now=now, live_s=live_s)]
-    if not active or len(there) < quorum:
-        silent = sorted({party.party_id for party in active} - {party.party_id for party in there})
-        named = ", ".join(silent[:5]) + (" ..." if len(silent) > 5 else "")
-        raise NotReady(
-            f"{len(there)} of {len(active)} agents are there, {quorum} are needed"
-            + (f"; silent: {named}" if named else "")
-        )
-    return f"{len(there)} of {len(active)} are there"
-
-
-def embedder_there(is_there: bool, waiting: int) -> str:
-    """Check that an embedder is live if jobs wait for features.
-
-    Args:
-        is_there: whether an embedder was heard from lately.
-        waiting: jobs whose images have no features yet.
-
-    Raises:
-        NotReady: jobs wait, and no embedder is live.
-    """
-    if is_there:
-        return "is there"
-    if waiting:
-        jobs = "1 job waits" if waiting == 1 else f"{waiting} jobs wait"
-        raise NotReady(f"no embedder was heard from lately, and {jobs} for questions; start `labeler embedder`")
-    return "not heard from lately; the next job will wait until one is started (labeler embedder)"
-
-
-def is_live(party: PartyRecord, *, now: datetime, live_s: float) -> bool:
-    """Return whether a party was heard from within `live_s`."""
-    return party.last_contact is not None and now - party.last_contact <= timedelta(seconds=live_s)
-
-
-def _checked(name: str, probe: Probe) -> Check:
-    try:
-        return Check(name=name, ok=True, detail=probe())
-    except LabelerError as error:
-        return Check(name=name, ok=False, detail=str(error))
 
 
 READY = "jobs can be taken"
@@ -317,7 +217,7 @@ def for_strangers(view: ReadinessView) -> ReadinessView:
 
 
 class Health:
-    """See the module.
+    """Readiness of the service, part by part.
 
     Args:
         witnesses: compares the heads that parties have seen with the journal.
@@ -333,9 +233,8 @@ class Health:
         witnesses: Witnesses,
         roster: Roster,
         mailbox: Mailbox,
-        room: Probe,
+        room: Callable[[], str],
         waiting_for_embedder: Callable[[], int],
-        clock: Clock,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -344,39 +243,25 @@ class Health:
         self._mailbox = mailbox
         self._room = room
         self._waiting_for_embedder = waiting_for_embedder
-        self._clock = clock
 
     def readiness(self) -> ReadinessView:
         """Return whether jobs can be taken, and what is missing: for an administrator."""
-        needed, live_s = self._config.talliers, self._config.timing.live_s
-        probes: dict[str, Probe] = {
-            "journal": self._journal_probe,
+        parts: dict[str, Callable[[], str]] = {
+            "journal": self._journal,
             "storage": self._room,
-            "redis": self._redis_probe,
-            "embedder": self._embedder_probe,
-            "talliers": lambda: talliers_live(self._roster.known("tallier"), needed, now=self._clock(), live_s=live_s),
-            "agents": lambda: agents_live(self._roster.known("agent"), 1, now=self._clock(), live_s=live_s),
+            "redis": self._redis,
+            "embedder": self._embedder,
+            "talliers": self._talliers,
+            "agents": self._agents,
         }
-        return readiness(probes)
-
-    def _journal_probe(self) -> str:
-        self.check_trusted()
-        found = f"{self._ledger.head().seq} entries, chain checked at the start"
-        doubters = self._witnesses.doubters
-        if doubters:
-            found += f"; these parties claim without proof to have seen more: {', '.join(doubters[:5])}"
-        return found
-
-    def _redis_probe(self) -> str:
-        self._mailbox.check()
-        return "answers, and evicts nothing"
-
-    def _embedder_probe(self) -> str:
-        try:
-            is_there = self._mailbox.is_alive("embedder")
-        except TryAgain:
-            return "not known while redis cannot be reached"
-        return embedder_there(is_there, self._waiting_for_embedder())
+        checks = []
+        for name, look in parts.items():
+            try:
+                checks.append(Check(name=name, ok=True, detail=look()))
+            except LabelerError as error:
+                checks.append(Check(name=name, ok=False, detail=str(error)))
+        is_ready = all(check.ok for check in checks)
+        return ReadinessView(ready=is_ready, checks=tuple(checks), version=version("private-labeler"))
 
     def check_trusted(self) -> None:
         """Refuse jobs while a party has proven that charges are missing from the journal.
@@ -387,3 +272,48 @@ class Health:
         behind = self._witnesses.sentence
         if behind:
             raise JournalBehind(f"{behind}. No job is taken until the newest journal is restored; see docs/backup.md")
+
+    def _journal(self) -> str:
+        self.check_trusted()
+        found = f"{self._ledger.head().seq} entries, chain checked at the start"
+        doubters = self._witnesses.doubters
+        if doubters:
+            found += f"; these parties claim without proof to have seen more: {', '.join(doubters[:5])}"
+        return found
+
+    def _redis(self) -> str:
+        self._mailbox.check()
+        return "answers, and evicts nothing"
+
+    def _embedder(self) -> str:
+        try:
+            if self._mailbox.is_alive("embedder"):
+                return "is there"
+        except TryAgain:
+            return "not known while redis cannot be reached"
+        waiting = self._waiting_for_embedder()
+        if waiting:
+            jobs = "1 job waits" if waiting == 1 else f"{waiting} jobs wait"
+            raise NotReady(f"no embedder was heard from lately, and {jobs} for questions; start `labeler embedder`")
+        return "not heard from lately; the next job will wait until one is started (labeler embedder)"
+
+    def _talliers(self) -> str:
+        """Check that every tallier is live, because sums need the share of each."""
+        needed = self._config.talliers
+        active = {party.tallier: party for party in self._roster.active("tallier")}
+        missing = [str(number) for number in range(needed) if number not in active]
+        if missing:
+            raise NotReady(f"tallier number {', '.join(missing)} of {needed} is not enrolled")
+        silent = [active[number].party_id for number in range(needed) if not self._roster.is_live(active[number])]
+        if silent:
+            raise NotReady(f"talliers not heard from for {self._config.timing.live_s:g} s: {', '.join(silent)}")
+        return f"{needed} of {needed} are there"
+
+    def _agents(self) -> str:
+        active = self._roster.active("agent")
+        silent = sorted(party.party_id for party in active if not self._roster.is_live(party))
+        there = f"{len(active) - len(silent)} of {len(active)}"
+        if len(silent) == len(active):
+            named = ", ".join(silent[:5]) + (" ..." if len(silent) > 5 else "")
+            raise NotReady(f"{there} agents are there, 1 are needed" + (f"; silent: {named}" if named else ""))
+        return f"{there} are there"

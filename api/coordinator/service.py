@@ -17,14 +17,12 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import BinaryIO
 
-import pyarrow as pa
 from anyio import to_thread
 
 from api.coordinator import labels, submission
-from api.coordinator.budgets import LedgerPages, agent_account, budget_view, open_accounts, signed_evidence
-from api.coordinator.conductor import Bounds, Conductor, Preparation
+from api.coordinator.budgets import agent_account, budget_view, ledger_page, open_accounts, signed_evidence
+from api.coordinator.conductor import Conductor
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.estimates import Estimates, Prices
 from api.coordinator.invitations import Invitations
@@ -74,9 +72,6 @@ WATCH_S = 2.0
 LEAST_BETWEEN_S = 0.25
 """Shortest pause between two reported changes, except for the end: a small job makes eight changes in less."""
 
-MOST_VIEWS = 1000
-"""Most cached views of unfinished jobs, by job and version, because many requesters poll every second."""
-
 
 class Coordinator:
     """See the module. `start` begins the conductor's thread, `stop` ends it and closes everything.
@@ -98,7 +93,6 @@ class Coordinator:
         self._keys = keys
         self._mailbox = mailbox
         self._clock = clock
-        self._pages = LedgerPages(stores.ledger)
         self._stopping = threading.Event()
         self._owned = ExitStack()
         self._labeller = ImageLabeler(
@@ -114,35 +108,31 @@ class Coordinator:
             clock=clock,
         )
         self._sweeps = threading.Thread(target=self._keeper.run, args=(self._stopping,), name="keeper", daemon=True)
-        self._preparation = Preparation(
-            config.home,
-            is_wanted=lambda job_id: stores.jobs.get(job_id).state == "queued",
-            on_end=lambda job_id: self.conductor.wake(job_id),
-            backbone_of=config.backbone,
-            bounds=Bounds(config.limits.max_pixels, config.limits.max_job_pixels),
-        )
         self.conductor = Conductor(
             home=config.home,
             stores=self.stores,
             keys=keys,
             mailbox=mailbox,
             patience=Patience(patience_s=config.timing.patience_s, ask_again_s=config.timing.ask_again_s),
+            backbone_of=config.backbone,
+            max_pixels=config.limits.max_pixels,
+            max_job_pixels=config.limits.max_job_pixels,
             requester_of=stores.tokens.name_of,
-            preparation=self._preparation,
         )
+        self.driver = self.conductor.driver
         if config.telemetry == "otlp":
-            self.conductor.driver.observe = spans_of_environment(clock=clock)
+            self.driver.observe = spans_of_environment(clock=clock)
         self.mailroom = Mailroom(
             keys=keys,
             stores=self.stores,
             mailbox=mailbox,
             post_office=self.conductor.post_office,
-            deliver=self.conductor.deliver,
-            relays=self.conductor.driver.relays,
+            deliver=self.driver.deliver,
+            relays=self.driver.relays,
         )
         self._owners = Owners(stores.tasks, stores.jobs, stores.shares)
-        self._views: dict[tuple[str, int], JobView] = {}
         self.prices = Prices()
+        self._submissions = submission.Submissions(config, stores, self._owners, self.prices, self._taken)
         self.estimates = Estimates(config, stores, self._owners, self.prices)
         self.invitations = Invitations(
             config,
@@ -152,7 +142,7 @@ class Coordinator:
             open_accounts=lambda agent_id: open_accounts(stores.ledger, config, [agent_id]),
             clock=clock,
         )
-        self.roster = Roster(config, stores, keys.public, self.mailroom, self.invitations, clock=clock)
+        self.roster = Roster(config, stores, keys.public, self.mailroom.witnesses, self.invitations, clock=clock)
         self.health = Health(
             config,
             stores.ledger,
@@ -160,8 +150,7 @@ class Coordinator:
             roster=self.roster,
             mailbox=mailbox,
             room=RoomProbe(config.home, stores.database).check,
-            waiting_for_embedder=lambda: self._preparation.waiting_for_embedder,
-            clock=clock,
+            waiting_for_embedder=lambda: self.conductor.preparation.waiting_for_embedder,
         )
         self._thread = threading.Thread(
             target=self.conductor.run, args=(self._stopping,), name="conductor", daemon=True
@@ -203,12 +192,12 @@ class Coordinator:
         """Finish the current step and close everything. Jobs continue at the next start."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self.conductor.ring()
+            self.driver.ring()
             self._thread.join(timeout=10.0)
         self._keeper.wake()
         if self._sweeps.ident is not None:
             self._sweeps.join(timeout=10.0)
-        self._preparation.stop()
+        self.conductor.preparation.stop()
         self.prices.stop()
         self._labeller.stop()
         self._mailbox.close()
@@ -228,15 +217,8 @@ class Coordinator:
 
     def create_task(self, request: TaskRequest, *, by: str) -> TaskView:
         """See api.coordinator.tasks."""
-        record = create_task(
-            request,
-            by=by,
-            config=self.config,
-            tasks=self.stores.tasks,
-            parties=self.stores.parties,
-            clock=self._clock,
-            nonce=partial(secrets.token_hex, 16),
-        )
+        nonce = secrets.token_hex(16)
+        record = create_task(request, by=by, config=self.config, stores=self.stores, nonce=nonce)
         return task_view(record)
 
     def task(self, task_id: str, *, reader: Reader) -> TaskView:
@@ -263,11 +245,7 @@ class Coordinator:
         return self._task_views([record], reader)[0]
 
     def unshare_task(self, task_id: str, token_id: str, *, reader: Reader) -> TaskView:
-        """Stop a token from submitting more jobs into a task; its earlier jobs stay its own.
-
-        Raises:
-            NotAllowed: see `share_task`.
-        """
+        """Stop a token from submitting more jobs into a task; its earlier jobs stay its own. Raises as `share_task`."""
         record = self._owners.own_task(reader, task_id)
         self.stores.shares.remove(record.digest, token_id)
         return self._task_views([record], reader)[0]
@@ -284,21 +262,11 @@ class Coordinator:
             JournalBehind: charges are missing from the journal, so no bound can be promised.
         """
         self.health.check_trusted()
-        return submission.submit(
-            request,
-            upload,
-            reader=reader,
-            owners=self._owners,
-            idempotency_key=idempotency_key,
-            config=self.config,
-            stores=self.stores,
-            prices=self.prices,
-            on_taken=self._taken,
-        )
+        return self._submissions.submit(request, upload, reader=reader, idempotency_key=idempotency_key)
 
     def _hand_in(self, errand: Errand) -> None:
         if self._thread.ident is not None:
-            self.conductor.hand_in(errand)
+            self.driver.hand_in(errand)
             return
         with self.stores.database.write() as connection:
             errand.write(connection)
@@ -306,22 +274,13 @@ class Coordinator:
 
     def _taken(self, job_id: str) -> None:
         fault_point("coordinator.reserved")
-        job = self.stores.jobs.get(job_id)
-        self._preparation.begin(job, self.stores.tasks.get(job.task_digest).task)
-        self.conductor.wake(job_id)
+        self.driver.wake(job_id)
 
     def job(self, job_id: str, *, reader: Reader) -> JobView:
         """Return one job."""
         with self.stores.database.read() as connection:
             found = self._owners.job(reader, job_id, connection=connection)
-            view = self._views.get((job_id, found.version))
-            if view is None:
-                view = read_views([found], self.stores, connection=connection)[0]
-        if not found.is_finished:  # a finished one may still be forgotten, at the same version
-            if len(self._views) >= MOST_VIEWS:
-                self._views.clear()
-            self._views[job_id, found.version] = view
-        return shown_to(reader, view)
+            return shown_to(reader, read_views([found], self.stores, connection=connection)[0])
 
     def jobs(
         self, after: str | None, limit: int, states: Collection[JobState] | None = None, *, reader: Reader
@@ -340,8 +299,8 @@ class Coordinator:
         """Stop a job; asked queries stay charged, the others return to their task."""
         self._owners.job(reader, job_id)
         view = submission.cancel(job_id, stores=self.stores)
-        self.conductor.wake(job_id)
-        self._preparation.withdraw(job_id)
+        self.driver.wake(job_id)
+        self.conductor.preparation.withdraw(job_id)
         self._keeper.wake()
         return view
 
@@ -355,52 +314,14 @@ class Coordinator:
         self._keeper.forget(job_id)
         return self.job(job_id, reader=reader)
 
-    def label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """Return questions and answers of a completed job.
-
-        Raises:
-            NotReady: it is not completed.
-        """
-        self._owners.job(reader, job_id)
-        return self._keeper.labels(job_id)
-
-    def labels_file(self, job_id: str, *, reader: Reader) -> BinaryIO | None:
-        """Open the stored Parquet file of `label_table`; None if there is none yet.
+    def results(self, job_id: str, *, reader: Reader) -> Keeper:
+        """Return the keeper of a job's results, which raises where there are none yet.
 
         Raises:
             NotFound: there is no such job, or it is another requester's.
         """
         self._owners.job(reader, job_id)
-        return self._keeper.labels_file(job_id)
-
-    def image_label_table(self, job_id: str, *, reader: Reader) -> pa.Table:
-        """Return the label of every image of a completed job, asked about or not; see api.coordinator.retention.
-
-        Raises:
-            NotReady: it is not completed.
-            Unavailable: its images are being labeled.
-        """
-        self._owners.job(reader, job_id)
-        return self._keeper.image_labels(job_id)
-
-    def student(self, job_id: str, *, reader: Reader) -> bytes:
-        """Return the student that labeled a job's images, as a safetensors file with its privacy card.
-
-        Raises:
-            NotReady, Unavailable: see `image_label_table`.
-        """
-        self._owners.job(reader, job_id)
-        return self._keeper.student(job_id)
-
-    def evaluation(self, job_id: str, *, reader: Reader) -> bytes:
-        """Return the result of a completed job that evaluates a model, as JSON.
-
-        Raises:
-            NotFound: the job labels images, or it is another requester's.
-            NotReady, Unavailable: see `image_label_table`.
-        """
-        self._owners.job(reader, job_id)
-        return self._keeper.evaluation(job_id)
+        return self._keeper
 
     def model(self, job_id: str, *, reader: Reader) -> bytes:
         """Return the model that a completed job released, as a safetensors file with its privacy card.
@@ -427,7 +348,7 @@ class Coordinator:
 
     def label_rows(self, job_id: str, *, reader: Reader) -> tuple[LabelRow, ...]:
         """Return the answers of a completed job, one by one; for small jobs."""
-        return labels.label_rows(self.label_table(job_id, reader=reader))
+        return labels.label_rows(self.results(job_id, reader=reader).labels(job_id))
 
     async def events(self, job_id: str, after: str, *, reader: Reader) -> AsyncIterator[tuple[str, JobView]]:
         """Yield a job at once, and again at every change, until it is finished or the reader's token is revoked.
@@ -491,17 +412,14 @@ class Coordinator:
 
     # Budgets.
 
-    def budget(self) -> BudgetView:
-        """Return every account."""
-        return budget_view(self.ledger, self.config.delta)
-
-    def agent_budget(self, agent_id: str) -> BudgetView:
-        """Return the accounts of one agent.
+    def budget(self, agent_id: str | None = None) -> BudgetView:
+        """Return every account, or those of one agent.
 
         Raises:
             NotFound: there is no such agent.
         """
-        return budget_view(self.ledger, self.config.delta, account=agent_account(agent_id))
+        account = None if agent_id is None else agent_account(agent_id)
+        return budget_view(self.ledger, self.config.delta, account=account)
 
     def ledger_page(
         self, after: int, limit: int, account: str | None, search: str | None, *, reader: Reader
@@ -510,7 +428,7 @@ class Coordinator:
         return ledger_for(
             reader,
             self.stores.jobs.creators,
-            lambda start, most: self._pages.page(after=start, limit=most, account=account, search=search),
+            partial(ledger_page, self.ledger, account=account, search=search),
             after=after,
             limit=limit,
             is_search=search is not None,

@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from labeler.ledger.tasks import TaskShares, TaskStore
 from labeler.ledger.tokens import TokenStore
 from labeler.system.clock import Clock
 from labeler.system.clock import now_utc as utc_now
-from labeler.system.files import create_private, exclusive, is_full, storage_full
+from labeler.system.files import create_private, exclusive, is_full, replacing, storage_full
 from labeler.system.keys import PartyKeys
 
 
@@ -229,7 +229,10 @@ class RoomProbe:
 
     def _write(self) -> LabelerError | None:
         try:
-            self._write_file()
+            with replacing(self._path, mode=0o600) as temporary:
+                # Random, so that no file system compresses it away.
+                temporary.write_bytes(os.urandom(PROBE_BYTES))
+            self._path.unlink(missing_ok=True)
             self._journal.probe()
         except LabelerError as error:
             return error
@@ -238,18 +241,3 @@ class RoomProbe:
                 return storage_full("what comes next")
             return Unavailable(f"the home cannot be written ({error.strerror}); look at its disk and its permissions")
         return None
-
-    def _write_file(self) -> None:
-        try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                # Random, so that no file system compresses it away.
-                data = memoryview(os.urandom(PROBE_BYTES))
-                while data:
-                    data = data[os.write(handle, data) :]
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        finally:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)

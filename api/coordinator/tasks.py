@@ -6,22 +6,24 @@ Each is filled in from the enrolled agents or the configuration, or refused with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.pricing import price_view
 from api.coordinator.roster import facts_of
+from api.coordinator.stores import Stores
 from api.coordinator.views import listed
 from api.schema import LifeRequest, TaskRequest, TaskView
 from labeler.budget import LEAST_DELTA_OF_WINNERS, budget_for, epsilon_spent, say_epsilon
 from labeler.errors import InvalidTask
 from labeler.ledger.parties import PartyRecord, PartyStore
-from labeler.ledger.tasks import TaskRecord, TaskStore
+from labeler.ledger.tasks import TaskRecord
 from labeler.methods import METHODS
 from labeler.settings import misspelt
-from labeler.system.clock import Clock
 from labeler.task import Task
+
+Fact = TypeVar("Fact")
 
 NUM_WINNER_TALLIERS = 3
 
@@ -34,25 +36,23 @@ def create_task(
     *,
     by: str,
     config: CoordinatorConfig,
-    tasks: TaskStore,
-    parties: PartyStore,
-    clock: Clock,
-    nonce: Callable[[], str],
+    stores: Stores,
+    nonce: str,
 ) -> TaskRecord:
     """Make and store a task. Two equal requests make two tasks, each with its own noise and price.
 
     Args:
         config: default classes, number of talliers.
-        nonce: a new random text each time, such as secrets.token_hex(16).
+        nonce: a new random text.
 
     Raises:
         InvalidTask, InvalidSetting, UnsafeGrid: a field is out of bounds, no noise reaches the price, the talliers
             cannot find winners, or a named agent is unknown or revoked.
     """
-    task, participants = describe_task(request, config=config, parties=parties, nonce=nonce())
+    task, participants = describe_task(request, config=config, parties=stores.parties, nonce=nonce)
     # Before it is stored for good: a task without a computable price would break every list that contains it.
     price_view(task, task.max_queries)
-    return tasks.add(TaskRecord(task, participants, clock(), by))
+    return stores.tasks.add(TaskRecord(task, participants, stores.clock(), by))
 
 
 def describe_task(
@@ -154,15 +154,7 @@ def _participants(request: TaskRequest, parties: PartyStore) -> list[PartyRecord
 
 def _classes(request: TaskRequest, config: CoordinatorConfig, agents: Sequence[PartyRecord]) -> tuple[str, ...]:
     reported = {agent.party_id: told for agent in agents if (told := facts_of(agent.facts).classes)}
-    chosen = request.classes or config.classes
-    if chosen is None:
-        silent = [agent.party_id for agent in agents if agent.party_id not in reported]
-        if silent:
-            raise InvalidTask(
-                f"classes: name them, because agents {listed(silent)} have not reported theirs yet; "
-                "they do when they first reach the coordinator"
-            )
-        chosen = reported[agents[0].party_id]
+    chosen = request.classes or config.classes or _first("classes", reported, agents)
     different = [name for name, classes in reported.items() if classes != chosen]
     if different:
         raise InvalidTask(
@@ -177,13 +169,7 @@ def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
     reported = {agent.party_id: told for agent in agents if (told := facts_of(agent.facts).backbone_fingerprint)}
     chosen = request.backbone_fingerprint
     if chosen is None:
-        silent = [agent.party_id for agent in agents if agent.party_id not in reported]
-        if silent:
-            raise InvalidTask(
-                f"backbone_fingerprint: name it, because agents {listed(silent)} have not reported theirs yet; "
-                "they do when they first reach the coordinator"
-            )
-        chosen = reported[agents[0].party_id]
+        chosen = _first("backbone_fingerprint", reported, agents)
     different = [f"{name} ({print_[:20]})" for name, print_ in reported.items() if print_ != chosen]
     if different:
         raise InvalidTask(
@@ -191,6 +177,17 @@ def _fingerprint(request: TaskRequest, agents: Sequence[PartyRecord]) -> str:
             f"{chosen[:20]}; votes of different backbones do not add up. Embed again, or leave these agents out"
         )
     return chosen
+
+
+def _first(field: str, reported: Mapping[str, Fact], agents: Sequence[PartyRecord]) -> Fact:
+    """Return what the first agent reported, if all of them have reported."""
+    silent = [agent.party_id for agent in agents if agent.party_id not in reported]
+    if silent:
+        raise InvalidTask(
+            f"{field}: name {'them' if field == 'classes' else 'it'}, because agents {listed(silent)} have not "
+            "reported theirs yet; they do when they first reach the coordinator"
+        )
+    return reported[agents[0].party_id]
 
 
 def _check_delta_of_winners(config: CoordinatorConfig) -> None:

@@ -1,7 +1,7 @@
 """Uploads: a requester's images or vectors, checked and written to a Parquet file in bounded memory before any charge.
 
-    images     {name: text, image: bytes}                     files of a form, a zip, or Parquet
-    features   {name: text, feature: fixed list of int16}     vectors of the task's backbone, quantized
+    images     {name: text, image: bytes}                     files of a form, a zip, or Parquet.
+    features   {name: text, feature: fixed list of int16}     vectors of the task's backbone, quantized.
 
 Every image's header is read: it must have a known format and not too many pixels. Names never become paths. A refused
 upload leaves nothing behind. The digest covers the content, so a repeated upload under the same idempotency key is
@@ -44,34 +44,6 @@ from feature_store.rows import on_grid, quantize
 from feature_store.shard import check_features
 from labeler.errors import BadData, InvalidSetting, LabelerError, NotReady, TooLarge, Unavailable, UnreadableImage
 from labeler.system.files import is_full, storage_full, sync_folder
-
-
-def quantised_rows(features: NDArray[np.float64]) -> NDArray[np.int16]:
-    """Quantize each row that is not on the grid already."""
-    ready = on_grid(features)
-    result = np.empty(features.shape, dtype=np.int16)
-    result[ready] = features[ready].astype(np.int16)
-    if not ready.all():
-        result[~ready] = quantize(features[~ready])
-    return result
-
-
-def matrix_of(features: NDArray[np.floating | np.int16] | Sequence[Sequence[float]]) -> NDArray[np.floating | np.int16]:
-    """Convert vectors to an array.
-
-    Raises:
-        BadData: integers that are not int16.
-        InvalidSetting: rows of different lengths.
-    """
-    if isinstance(features, np.ndarray):
-        if features.dtype != np.int16 and not np.issubdtype(features.dtype, np.floating):
-            raise BadData(f"features must be floats, or int16 made by quantize; found {features.dtype}")
-        return features
-    lengths = {len(row) for row in features}
-    if len(lengths) != 1:
-        raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
-    return np.array(features, dtype=np.float64)
-
 
 MAX_NAME_LENGTH = 500
 _NOWHERE = ("", ".", "..")
@@ -232,7 +204,15 @@ class UploadWriter:
             TooLarge: too many, or too long.
         """
         with self._refusing():
-            rows = matrix_of(features)
+            if isinstance(features, np.ndarray):
+                if features.dtype != np.int16 and not np.issubdtype(features.dtype, np.floating):
+                    raise BadData(f"features must be floats, or int16 made by quantize; found {features.dtype}")
+                rows = features
+            else:
+                lengths = {len(row) for row in features}
+                if len(lengths) != 1:
+                    raise InvalidSetting(f"feature vectors of one job have one length; found {sorted(lengths)[:5]}")
+                rows = np.array(features, dtype=np.float64)
             names = [f"query-{number:06d}" for number in range(self.count, self.count + len(rows))]
             if ids is not None and len(ids) != len(rows):
                 raise InvalidSetting(f"{len(rows)} feature vectors came with {len(ids)} query_ids; give one for each")
@@ -323,7 +303,12 @@ class UploadWriter:
             quantised = features.astype(np.int16, copy=False)
             check_features(quantised)
         else:
-            quantised = quantised_rows(features.astype(np.float64, copy=False))
+            given = features.astype(np.float64, copy=False)
+            ready = on_grid(given)
+            quantised = np.empty(given.shape, dtype=np.int16)
+            quantised[ready] = given[ready].astype(np.int16)
+            if not ready.all():
+                quantised[~ready] = quantize(given[~ready])
         content = quantised.astype("<i2", copy=False).tobytes()
         size = 2 * features.shape[1]
         self._append([(tidy_name(name), content[n * size : (n + 1) * size]) for n, name in enumerate(names)])
@@ -413,11 +398,7 @@ def look_at_header(data: bytes, *, max_pixels: int) -> tuple[str | None, int]:
 def upload_of_features(
     features: Sequence[Sequence[float]], ids: Sequence[str] | None, *, folder: Path, limits: LimitsTable
 ) -> Upload:
-    """Make an upload of feature vectors from the request itself.
-
-    Raises:
-        As `UploadWriter.add_features`.
-    """
+    """Make an upload of feature vectors from the request itself; raises as `UploadWriter.add_features`."""
     with UploadWriter(folder, limits) as writer:
         writer.add_features(features, ids)
         return writer.finish()

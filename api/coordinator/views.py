@@ -43,7 +43,7 @@ def job_view(
         task_name=task.task.name,
         evaluates=task.task.traits.evaluates,
         state=job.state,
-        stage=stage(job, rounds, task, answers),
+        stage=_stage(job, rounds, views, task, answers),
         queries=job.num_queries,
         queries_done=sum(one.num_queries for one in rounds if one.state == "opened"),
         images=job.images,
@@ -141,14 +141,13 @@ def _declined(answers: Answers) -> dict[str, str]:
 
 
 def _preparing(job: JobRecord) -> str:
-    if job.source == "images":
-        return f"{job.images} images are being embedded" if job.images != 1 else "1 image is being embedded"
-    count = job.num_queries
-    return f"{count} questions are being chosen" if count != 1 else "1 question is being chosen"
+    is_embedded = job.source == "images"
+    count, what, verb = (job.images, "image", "embedded") if is_embedded else (job.num_queries, "question", "chosen")
+    return f"1 {what} is being {verb}" if count == 1 else f"{count} {what}s are being {verb}"
 
 
-def stage(
-    job: JobRecord, rounds: Sequence[RoundRecord], task: TaskRecord, answers: Answers = MappingProxyType({})
+def _stage(
+    job: JobRecord, rounds: Sequence[RoundRecord], views: Sequence[RoundView], task: TaskRecord, answers: Answers
 ) -> str:
     """Say in words what a job is waiting for: "waiting for 2 of 5 agents: north, south"."""
     done = sum(one.num_queries for one in rounds if one.state == "opened")
@@ -163,18 +162,19 @@ def stage(
             asked = "refused before anybody was asked"
             declined = _declined(answers)
             return f"{asked}; nothing was charged. Declined: {listed(list(declined))}" if declined else asked
-        case "failed":
-            return _ended("failed", rounds)
-        case "cancelled":
-            return _ended("cancelled", rounds)
-        case "expired":
-            return _ended("the deadline passed", rounds)
+        case "failed" | "cancelled" | "expired":
+            how = "the deadline passed" if job.state == "expired" else job.state
+            asked_of = sum(one.state != "waiting" for one in rounds)
+            if not asked_of:
+                return f"{how} before anybody was asked; nothing was charged"
+            batches = "batch" if len(rounds) == 1 else "batches"
+            return f"{how}; {asked_of} of {len(rounds)} {batches} had been asked"
         case _:
             current = next((one for one in rounds if one.state != "opened"), None)
             if current is None:
                 return "all batches are opened"
             where = f"batch {current.number + 1} of {len(rounds)}: " if len(rounds) > 1 else ""
-            return where + _waiting_for(current, task, answers, job.state)
+            return where + _round_stage(current, views[rounds.index(current)], task)
 
 
 def _agreement(task: TaskRecord, answers: Answers) -> list[str]:
@@ -232,8 +232,7 @@ def _round_view(one: RoundRecord, task: TaskRecord, answers: Answers, state: Job
     )
 
 
-def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers, state: JobState) -> str:
-    view = _round_view(one, task, answers, state)
+def _round_stage(one: RoundRecord, view: RoundView, task: TaskRecord) -> str:
     if one.state == "waiting":
         return "questions are ready; agents are about to be asked"
     if one.state == "asked":
@@ -249,13 +248,6 @@ def _waiting_for(one: RoundRecord, task: TaskRecord, answers: Answers, state: Jo
         tried = f"; not at the first attempt, see what {listed(stuck)} said" if stuck else ""
         return f"talliers are finding the winners of {len(view.answered)} agents' votes{tried}"
     return f"talliers are adding up the shares of {len(view.answered)} agents"
-
-
-def _ended(how: str, rounds: Sequence[RoundRecord]) -> str:
-    asked = sum(one.state != "waiting" for one in rounds)
-    if not asked:
-        return f"{how} before anybody was asked; nothing was charged"
-    return f"{how}; {asked} of {len(rounds)} {'batch' if len(rounds) == 1 else 'batches'} had been asked"
 
 
 def listed(names: Sequence[str], *, most: int = 5) -> str:

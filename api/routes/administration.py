@@ -13,7 +13,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from api import examples
 from api.access import Route, client_address
-from api.documentation import After, Caller, Limit, PartyId, TokenId, Who, answers, problem
+from api.documentation import After, Limit, PartyId, TokenId, Who, answers, problem
 from api.schema import (
     EnrolmentRequest,
     EnrolmentView,
@@ -98,11 +98,11 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
     )
     def invite(
         request: Annotated[InvitationRequest, Body(examples=[examples.INVITATION_REQUEST])],
-        by: Caller,
+        who: Who,
         response: Response,
     ) -> InvitationView:
         response.headers["Cache-Control"] = "no-store"
-        return coordinator.invitations.invite(request, by=by)
+        return coordinator.invitations.invite(request, by=who.token_id)
 
     @router.delete(
         "/v1/invitations/{party_id}",
@@ -134,7 +134,7 @@ def invitation_routes(coordinator: Coordinator) -> APIRouter:
         try:
             return coordinator.invitations.enrol(request)
         except (NotAuthenticated, Forged):
-            http.app.state.limits.failed(client_address(http))
+            http.app.state.limits.failures.hit(client_address(http))
             raise
 
     return router

@@ -16,10 +16,23 @@ from starlette.concurrency import run_in_threadpool
 
 from api import examples, problems
 from api.access import JSON, Route
+from api.coordinator.estimates import takes_long
 from api.coordinator.labels import SIDE
 from api.coordinator.ownership import Reader
-from api.documentation import BUDGET_REFUSAL, After, IdempotencyKey, JobId, Limit, Who, answers, body, problem
-from api.exports import EXPORTS, ROWS_PER_CHUNK, pieces
+from api.documentation import (
+    BUDGET_REFUSAL,
+    After,
+    IdempotencyKey,
+    JobId,
+    Limit,
+    TaskId,
+    TokenId,
+    Who,
+    answers,
+    body,
+    problem,
+)
+from api.exports import EXPORTS, ROWS_PER_CHUNK
 from api.job_intake import JobIntake, Received
 from api.limits import Slots, TooManyRequests
 from api.request_context import unless_stopping, until_stopping
@@ -37,17 +50,16 @@ from api.schema import (
     LabelsOf,
     LabelsRequest,
     LabelsView,
+    ShareRequest,
+    TaskPage,
+    TaskRequest,
+    TaskView,
     ThumbnailsRequest,
     ThumbnailsView,
 )
 
 if TYPE_CHECKING:
     from api.coordinator.service import Coordinator
-from typing import TYPE_CHECKING
-
-from api.coordinator.estimates import takes_long
-from api.documentation import Caller, TaskId, TokenId
-from api.schema import ShareRequest, TaskPage, TaskRequest, TaskView
 
 RETRY_AFTER_S = "1"
 MODEL_MEDIA_TYPE = "application/octet-stream"
@@ -229,15 +241,12 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         export = EXPORTS[labels_format]
         disposition = f'attachment; filename="{export.file_name(job_id, of)}"'
         headers = {"Content-Disposition": disposition}
-        if of == "questions" and labels_format == "parquet":
-            file = coordinator.labels_file(job_id, reader=who)
-            if file is not None:
-                return StreamingResponse(pieces(file), media_type=export.media_type, headers=headers)
+        results = coordinator.results(job_id, reader=who)
         if of == "images":
             with labelling.hold(who.token_id):
-                table = coordinator.image_label_table(job_id, reader=who)
+                table = results.image_labels(job_id)
         else:
-            table = coordinator.label_table(job_id, reader=who)
+            table = results.labels(job_id)
         if table.num_rows <= ROWS_PER_CHUNK:
             # Sent whole: each piece of a stream would hop between event loop and thread.
             return Response(b"".join(export.write(table)), media_type=export.media_type, headers=headers)
@@ -250,15 +259,10 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "released, as a safetensors file whose metadata holds the privacy card. "
         "404 where the job asked for labels, 409 until it is completed, 410 once it was deleted.",
         response_class=Response,
-        responses=_file_answers("The model"),
+        responses=_model_answers("The model"),
     )
     def model(job_id: JobId, who: Who) -> Response:
-        disposition = f'attachment; filename="{job_id}-model.safetensors"'
-        return Response(
-            coordinator.model(job_id, reader=who),
-            media_type=MODEL_MEDIA_TYPE,
-            headers={"Content-Disposition": disposition},
-        )
+        return _safetensors(coordinator.model(job_id, reader=who), f"{job_id}-model")
 
     @router.get(
         "/v1/jobs/{job_id}/student",
@@ -267,13 +271,11 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "holds the privacy card (docs/labels.md). 409 until the job is completed, 503 while it is being trained, 410 "
         "once it was deleted.",
         response_class=Response,
-        responses=_file_answers("The student"),
+        responses=_model_answers("The student"),
     )
     def student(job_id: JobId, who: Who) -> Response:
-        disposition = f'attachment; filename="{job_id}-student.safetensors"'
         with labelling.hold(who.token_id):
-            data = coordinator.student(job_id, reader=who)
-        return Response(data, media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition})
+            return _safetensors(coordinator.results(job_id, reader=who).student(job_id), f"{job_id}-student")
 
     @router.get(
         "/v1/jobs/{job_id}/evaluation",
@@ -284,11 +286,11 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
         "and sampling. GET .../student gives the model, stating these shares. 404 where the job labels images, 409 "
         "until it is completed, 503 while it is being made, 410 once it was deleted.",
         response_class=Response,
-        responses=_evaluation_answers(),
+        responses=_download("The evaluation", {JSON: {"schema": {"type": "object"}, "example": examples.EVALUATION}}),
     )
     def evaluation(job_id: JobId, who: Who) -> Response:
         with labelling.hold(who.token_id):
-            data = coordinator.evaluation(job_id, reader=who)
+            data = coordinator.results(job_id, reader=who).evaluation(job_id)
         return Response(data, media_type=JSON)
 
     async def watched(job_id: JobId, who: Who) -> AsyncIterator[None]:
@@ -328,18 +330,21 @@ def job_routes(coordinator: Coordinator) -> APIRouter:
     return router
 
 
-def _file_answers(what: str) -> dict[int | str, dict[str, Any]]:
+def _safetensors(data: bytes, name: str) -> Response:
+    disposition = f'attachment; filename="{name}.safetensors"'
+    return Response(data, media_type=MODEL_MEDIA_TYPE, headers={"Content-Disposition": disposition})
+
+
+def _download(what: str, content: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """Return the documented answers of a route that gives a file."""
+    documented: dict[int | str, dict[str, Any]] = {200: {"description": what, "content": content}}
+    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
+    return documented
+
+
+def _model_answers(what: str) -> dict[int | str, dict[str, Any]]:
     example = {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
-    documented: dict[int | str, dict[str, Any]] = {200: {"description": what, "content": {MODEL_MEDIA_TYPE: example}}}
-    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
-    return documented
-
-
-def _evaluation_answers() -> dict[int | str, dict[str, Any]]:
-    content = {JSON: {"schema": {"type": "object"}, "example": examples.EVALUATION}}
-    documented: dict[int | str, dict[str, Any]] = {200: {"description": "The evaluation", "content": content}}
-    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
-    return documented
+    return _download(what, {MODEL_MEDIA_TYPE: example})
 
 
 def _label_answers() -> dict[int | str, dict[str, Any]]:
@@ -354,9 +359,7 @@ def _label_answers() -> dict[int | str, dict[str, Any]]:
         "application/xml": {"schema": text, "example": "<View><Choices>...</Choices></View>"},
         "text/csv": {"schema": text, "example": "file_name,label,confidence,origin\nphoto-1.jpg,mug,0.9712,inferred\n"},
     }
-    documented: dict[int | str, dict[str, Any]] = {200: {"description": "The labels", "content": content}}
-    documented.update({code: problem(code) for code in (401, 403, 404, 409, 410, 422, 429, 503)})
-    return documented
+    return _download("The labels", content)
 
 
 MAX_WAITING = 200
@@ -444,10 +447,11 @@ def task_routes(coordinator: Coordinator) -> APIRouter:
         responses=answers("The task as it is kept", examples.TASK, status=201, problems=(409, 413, 415, 422, 429, 503)),
     )
     async def create_task(
-        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, by: Caller
+        request: Annotated[TaskRequest, Body(examples=[examples.TASK_REQUEST])], response: Response, who: Who
     ) -> TaskView:
         is_long = takes_long(request.method, request.release)
-        view = await coordinator.prices.run(by, partial(coordinator.create_task, request, by=by), is_long=is_long)
+        make = partial(coordinator.create_task, request, by=who.token_id)
+        view = await coordinator.prices.run(who.token_id, make, is_long=is_long)
         response.headers["Location"] = f"/v1/tasks/{view.task_id}"
         return view
 

@@ -175,7 +175,7 @@ def _counting_failures(request: Request) -> Iterator[None]:
     try:
         yield
     except (Forged, NotEnrolled):
-        request.app.state.limits.failed(client_address(request))
+        request.app.state.limits.failures.hit(client_address(request))
         raise
 
 

@@ -14,7 +14,7 @@ from api import console as dashboard
 from api import examples
 from api.access import Route
 from api.coordinator.roster import for_strangers
-from api.documentation import answers, document, once, problem, reference_page
+from api.documentation import answers, document, problem, reference_page
 from api.metrics import Metrics
 from api.schema import JobRequest, Problem, ReadinessView
 from labeler.errors import NotFound
@@ -31,6 +31,7 @@ _REFERENCE = "The documentation is at /api\n"
 def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
     """Build the routes outside /v1. The dashboard's files are those present when the app is made."""
     router = APIRouter(tags=["operations"], route_class=Route)
+    made: dict[str, bytes] = {}  # cached, because strangers may request these documents any number of times
     assets = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
     @router.get(
@@ -92,9 +93,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         response_class=Response,
     )
     def openapi(request: Request) -> Response:
-        app = request.app
-        made = once(app, "openapi", lambda: JSONResponse(document(app, JobRequest, Problem)).body)
-        return Response(made, media_type="application/json")
+        if "openapi" not in made:
+            made["openapi"] = bytes(JSONResponse(document(request.app, JobRequest, Problem)).body)
+        return Response(made["openapi"], media_type="application/json")
 
     @router.get(
         "/api",
@@ -104,9 +105,9 @@ def operation_routes(coordinator: Coordinator, metrics: Metrics) -> APIRouter:
         responses=_page("text/html", "<!doctype html>..."),
     )
     def reference(request: Request) -> Response:
-        app = request.app
-        made = once(app, "reference", lambda: reference_page(document(app, JobRequest, Problem)).encode())
-        return HTMLResponse(made, headers=dashboard.HEADERS)
+        if "reference" not in made:
+            made["reference"] = reference_page(document(request.app, JobRequest, Problem)).encode()
+        return HTMLResponse(made["reference"], headers=dashboard.HEADERS)
 
     for place in ("/docs", "/redoc"):
         router.get(

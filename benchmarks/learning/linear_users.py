@@ -6,8 +6,6 @@ core's cache over all steps; measurements showed larger groups to be slower.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,9 +74,9 @@ def train_users(
     users, records, dimension = _check(features, labels, terms)
     weights, descent = np.empty((users, dimension + 1, terms.num_classes)), terms.descent
 
-    def masked(scores: Any, truth: Truth, xp: Any = np, /) -> Any:
+    def masked(scores: NDArray[np.float64], truth: Truth, /) -> NDArray[np.float64]:
         is_class, is_record = truth
-        return SLOPES[terms.learner](scores, is_class, xp) * is_record
+        return SLOPES[terms.learner](scores, is_class) * is_record
 
     group = max(1, _NUMBERS_AT_ONCE // max(1, records * (dimension + 1)))
     at_once = block_rows(min(group, users) * (dimension + 1 + terms.num_classes))

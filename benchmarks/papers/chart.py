@@ -1,9 +1,10 @@
-"""One picture of all methods: accuracy against epsilon, a panel per data set."""
+"""One picture of all methods: accuracy against epsilon, a panel per data set or per metric."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
@@ -30,31 +31,37 @@ Method = tuple[str, str]
 """A method and its level."""
 
 
-def draw_chart(rows: Sequence[BenchRow], path: Path) -> bool:
+def draw_chart(rows: Sequence[BenchRow], path: Path, *, panels: Literal["case", "metric"] = "case") -> bool:
     """Draw every accuracy that was reached under a finite epsilon; methods without privacy are dashed lines.
 
     A panel holds the rows of one `case`, the data set with its agents; a case at a single epsilon has nothing to draw.
     Where a case has many methods, those measured at most epsilons are shown.
 
     Args:
-        rows: of any benches; those whose metric is no accuracy are left out.
+        rows: of any benches; in panels of cases those whose metric is no accuracy are left out.
         path: the PNG file.
+        panels: the field whose values each have a panel.
 
     Returns:
         True if there was anything to draw.
     """
-    accuracies = [row for row in rows if "accuracy" in row.metric]
-    panels = {
-        case: [row for row in accuracies if row.case == case] for case in dict.fromkeys(r.case for r in accuracies)
-    }
-    panels = {case: rows for case, rows in panels.items() if any(len(p) > 1 for p in _points(rows).values())}
-    if not panels:
+    groups: dict[str, list[BenchRow]] = {}
+    for row in rows:
+        if panels == "metric" or "accuracy" in row.metric:
+            groups.setdefault(getattr(row, panels), []).append(row)
+    groups = {name: some for name, some in groups.items() if any(len(p) > 1 for p in _points(some).values())}
+    if not groups:
         return False
-    columns = min(_MOST_COLUMNS, len(panels))
-    figure = new_figure(5.4 * columns, 5.6 * -(-len(panels) // columns))
-    for place, (case, inside) in enumerate(panels.items(), start=1):
-        _panel(plain_axes(figure, grid="y", place=(-(-len(panels) // columns), columns, place)), case, inside)
-    alt = f"Accuracy against epsilon on {len(panels)} data sets, one line per method."
+    columns = 2 if len(groups) == 4 else min(_MOST_COLUMNS, len(groups))
+    lines, same = -(-len(groups) // columns), panels == "metric"
+    figure = new_figure(5.4 * columns, (4.2 if same else 5.6) * lines)
+    for place, (name, inside) in enumerate(groups.items(), start=1):
+        axes = plain_axes(figure, grid="y", place=(lines, columns, place))
+        _panel(axes, name, inside, "%" if same else "accuracy, %")
+        # The methods of all metrics are the same: the panel at the bottom left names them.
+        if not same or place == columns * (lines - 1) + 1:
+            axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), labelcolor=INK)
+    alt = f"Accuracy against epsilon in {len(groups)} panels, one line per method."
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, finish(figure, path.name, alt).png)
     return True
@@ -69,8 +76,8 @@ def _points(rows: Sequence[BenchRow]) -> dict[Method, list[tuple[float, float, f
     return {method: sorted(found) for method, found in points.items()}
 
 
-def _panel(axes: Axes, case: str, rows: Sequence[BenchRow]) -> None:
-    axes.set_title(drawable(case, most=60), loc="left", fontsize=11, color=INK)
+def _panel(axes: Axes, title: str, rows: Sequence[BenchRow], unit: str) -> None:
+    axes.set_title(drawable(title, most=60), loc="left", fontsize=11, color=INK)
     axes.set_xscale("log")
     points = _points(rows)
     most_measured = sorted(points, key=lambda method: -len(points[method]))[:_MOST_METHODS]
@@ -90,10 +97,9 @@ def _panel(axes: Axes, case: str, rows: Sequence[BenchRow]) -> None:
         axes.axhline(row.value, color=MUTED, lw=1.3, ls=(0, (4 + 3 * number, 3)), label=label)
     axes.set_xticks(_apart(sorted(shown)))
     axes.set_xlabel("epsilon (exact)", color=MUTED)
-    axes.set_ylabel("accuracy, %", color=MUTED)
+    axes.set_ylabel(unit, color=MUTED)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), labelcolor=INK)
 
 
 def _apart(epsilons: Sequence[float]) -> list[float]:

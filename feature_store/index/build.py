@@ -163,16 +163,6 @@ def goes_to_device(products: int, engine: str) -> bool:
     return engine == "torch-gpu" or (engine == "auto" and products >= WORTH_A_DEVICE and has_driver())
 
 
-def training_device(engine: str, *, products: int) -> str | None:
-    """Return torch's device that a training of this many products is worth; None for the processor. Never raises.
-
-    An agent's engine says which devices are its own, for what it searches and for what it trains.
-    """
-    if goes_to_device(products, engine):
-        return "cuda:0" if found_or_none() is not None else None
-    return None
-
-
 def engine_of_processor(products: int) -> str:
     """Return auto's choice on a processor for a search of this many products: "int16" or "numpy"."""
     if products < WORTH_A_KERNEL:

@@ -59,13 +59,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from labeler.accounting.events import NANO, IntegerSum
 from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.setting import MOST_LIFE_NANO, Life, Setting
+from labeler.setting import MOST_LIFE_NANO, Life
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from labeler.task import Task
 
 ROUND_NANO: Final = 1
 """Ledger charge of a round of votes for life, besides the B that was set aside once: the least possible amount.
@@ -92,12 +94,12 @@ class LifetimeSum(IntegerSum):
         return ROUND_NANO
 
 
-def vote_nano(task: Setting) -> int:
+def vote_nano(task: Task) -> int:
     """Return the cost of one vote of a record, nano-units of mu^2, rounded up: S^2 / (v - 3)."""
     return _vote(task).charge_nano
 
 
-def job_nano(task: Setting) -> int:
+def job_nano(task: Task) -> int:
     """Return the most that one job of a task can take of any record's B: k votes, or one per query if those are fewer.
 
     Public: it follows from the task alone. A job is one round (`Method.single_round`).
@@ -105,7 +107,7 @@ def job_nano(task: Setting) -> int:
     return min(task.k, task.max_queries) * vote_nano(task)
 
 
-def life_of(task: Setting) -> Life:
+def life_of(task: Task) -> Life:
     """Return the terms of a task of votes for life.
 
     Raises:
@@ -116,7 +118,7 @@ def life_of(task: Setting) -> Life:
     return task.life
 
 
-def lifetime_event(task: Setting) -> LifetimeSum:
+def lifetime_event(task: Task) -> LifetimeSum:
     """Return everything that votes for life ever release of one record, as a task of this noise states it.
 
     Raises:
@@ -128,19 +130,10 @@ def lifetime_event(task: Setting) -> LifetimeSum:
             f"one vote costs {vote.charge_nano} nano-units of mu^2 and a record has {budget} for its whole life, so "
             f"none could ever vote; raise sigma_votes {(vote.charge_nano / budget) ** 0.5:.2g}-fold or more"
         )
-    return LifetimeSum(
-        squared_sensitivity=Fraction(budget, NANO) / vote.mu_squared,
-        largest_change=1,
-        grid_scale=vote.grid_scale,
-        share_sigma_grid=vote.share_sigma_grid,
-        noise_contributors=vote.noise_contributors,
-        coordinates=most_votes(budget) * -(-MOST_UNKNOWN_SHARES // vote.noise_contributors),
-    )
-
-
-def most_votes(budget_nano: int) -> int:
-    """Return V, a bound on a record's votes in its life, since each is charged a nano-unit or more."""
-    return budget_nano
+    # V is at most the budget in nano-units, since each vote is charged one or more.
+    coordinates = budget * -(-MOST_UNKNOWN_SHARES // vote.noise_contributors)
+    changes = {"squared_sensitivity": Fraction(budget, NANO) / vote.mu_squared, "coordinates": coordinates}
+    return LifetimeSum(**vars(vote) | changes)
 
 
 def may_vote(spent: NDArray[np.int64], votes: NDArray[np.int64], *, price: int, life: Life) -> NDArray[np.bool_]:
@@ -160,13 +153,11 @@ def may_vote(spent: NDArray[np.int64], votes: NDArray[np.int64], *, price: int, 
     if price < 1 or (spent.size and (int(spent.min()) < 0 or int(votes.min()) < 0)):
         raise PrivacyRefusal("votes for life are decided on whole numbers of at least 0, and a price of at least 1")
     # A price above B is cut to just above it: then nobody can pay, and no product exceeds 64 bits.
-    import numpy as np
-
     cost = votes.astype(np.int64) * np.int64(min(price, life.budget_nano + 1))
     return (votes > 0) & (cost <= np.int64(life.budget_nano) - spent)
 
 
-def _vote(task: Setting) -> IntegerSum:
+def _vote(task: Task) -> IntegerSum:
     life_of(task)
     return IntegerSum(
         squared_sensitivity=1,

@@ -118,31 +118,15 @@ def least_gaussian(epsilons: Floats, deltas: Floats, delta_0: float, low: float,
     left = np.interp(np.exp(every), np.exp(epsilons), deltas)[:-1] - delta_0
     right, left = every[1:][left > 0], left[left > 0] * (1 + OF_FORMULA)
 
-    def reached(mu: float, at: list[int] | slice) -> Floats:
-        """Return values that are at least 1 if delta_mu suffices at these points."""
-        return np.asarray(deltas_of_epsilons(right[at], mu) / left[at])
+    def suffices(mu: float) -> bool:
+        return bool(np.all(deltas_of_epsilons(right, mu) / left >= 1))
 
-    if not np.all(reached(high, slice(None)) >= 1):
+    if not suffices(high):
         return None
-
-    def halved(at: list[int] | slice) -> float:
-        below, found = low, high
-        while found - below > _CLOSE * found:
-            middle = (below + found) / 2
-            below, found = (below, middle) if np.all(reached(middle, at) >= 1) else (middle, found)
-        return found
-
-    # delta_mu grows with mu, so halving over a few points ends where halving over all would, if all hold there.
-    watched: list[int] = []
-    while True:
-        found = halved(watched)
-        every = reached(found, slice(None))
-        if np.all(every >= 1):
-            return found
-        worst = int(np.argmin(every))
-        if worst in watched:
-            return halved(slice(None))  # a sum may round differently next to other points: never loop on it
-        watched.append(worst)
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
 
 
 def in_nano_units(mu_squared: Fraction) -> Fraction:
@@ -182,7 +166,7 @@ _POINTS = 800
 
 @dataclass(frozen=True)
 class Losses:
-    """An upper bound on the profile of many sampled sums, in one order of the neighbors.
+    """An upper bound on a hockey-stick divergence: of many sampled sums in one order of the neighbors, or of winners.
 
     Attributes:
         epsilons: [points], from 0, evenly spaced.

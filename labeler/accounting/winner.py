@@ -42,7 +42,7 @@ contributors, a tallier that declines, a row with a wrong sum (an honest row has
 Gaussian of variance v, and X_a given the sum one of variance v/2 around any center. Step 2 there writes it as x drawn
 around y ~ N(center, variance - 3), by the same rule whatever the integer shift. x grows with y (monotone likelihood
 ratio), so for each value of the coin that chooses x given y each outcome is an interval of y. The outcome is a mixture
-of cuts of a normal variable that the neighbor shifts. In units of its standard deviation the shift is
+of cuts of a normal variable that the neighbor shifts. These are the shifts in units of its standard deviation.
 
     mu = S / sqrt(v - 3)    one coordinate (`ONE_BIT`),        mu = S / sqrt(v/2 - 3)    a swap (`SWAP`),
 
@@ -51,7 +51,7 @@ of cuts of a normal variable that the neighbor shifts. In units of its standard 
 **Many queries**, each chosen after the answers before it. Let P_t, Q_t be the laws of the outcome for cuts t in order.
 Define
 
-    W_0(y) = max(0, 1 - y),
+    W_0(y) = max(0, 1 - y).
 
     W_j(y) = sup_t [ sum of P_t(o) W_{j-1}(y Q_t(o) / P_t(o)) over the classes o
                      + sum of max(0, P_t(v) - y Q_t(v)) over the two stretches v of void ].
@@ -84,8 +84,6 @@ every epsilon >= 0: a `labeler.accounting.losses.Pair`, both numbers of which ad
 priced as several blocks: a block in which something is void is followed by blocks that say nothing. mu' hardly depends
 on delta_0, so delta_0 is chosen small enough to need no adding up: at most `SPILL` = 1e-28 per unit of mu'^2.
 
-More than 400 lines, a third of them proof: the bound and what computes it are read together.
-
 The idea of conditioning on the other sums, and accounting that uses it, are in Koskela, Redberg, Wang (2024) and Chadha
 et al. (2024); the certificate by tangents and the price of void are this project's.
 
@@ -109,8 +107,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from labeler.accounting.events import SMOOTHING_VARIANCE, SPILL, IntegerSum
-from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
-from labeler.accounting.losses import OF_FORMULA, Floats, Pair, in_nano_units, least_gaussian
+from labeler.accounting.losses import Floats, Losses, Pair, in_nano_units, least_gaussian
 from labeler.errors import InvalidSetting
 
 Change = Literal["one-bit", "swap"]
@@ -137,50 +134,6 @@ _MANY_BLOCKS = 64
 _MOST_MU_SQUARED = 100  # epsilons beyond 50 are not looked at closely: the sums' price holds
 _LEAST_MASS = 1e-32  # where the grid ends: a Gaussian of the sums' own mu has no more beyond
 _NOTHING = 1e-40  # where it ends for the first few queries: their Gaussian has no more beyond
-
-
-@dataclass(frozen=True)
-class Profile:
-    """An upper bound on the hockey-stick divergence of a number of winners, at points and by chords between them.
-
-    Attributes:
-        epsilons: [points], from 0, evenly spaced.
-        deltas: [points], not increasing; the last holds for everything above.
-        mu: of the sums that the winners are read from, whose Gaussian is above the divergence, too.
-    """
-
-    epsilons: Floats
-    deltas: Floats
-    mu: float
-
-    def delta(self, epsilon: float) -> float:
-        """Return a delta such that the release is (epsilon, delta)-DP, for epsilon >= 0.
-
-        Raises:
-            InvalidSetting: epsilon is negative or no number.
-        """
-        if not epsilon >= 0:
-            raise InvalidSetting(f"epsilon must be at least 0, found {epsilon}")
-        capped = min(epsilon, float(self.epsilons[-1]))
-        chord = float(np.interp(math.exp(capped), np.exp(self.epsilons), self.deltas))
-        return min(chord, delta_of_epsilon(epsilon, self.mu) * (1 + OF_FORMULA)) if epsilon < math.inf else chord
-
-    def epsilon(self, delta: float) -> float:
-        """Return the least epsilon the profile proves for delta.
-
-        Raises:
-            InvalidSetting: delta is not strictly between 0 and 1.
-        """
-        if not 0 < delta < 1:
-            raise InvalidSetting(f"delta must be strictly between 0 and 1, found {delta}")
-        of_sums = epsilon_of_delta(delta / (1 + OF_FORMULA), self.mu)
-        above = int(np.count_nonzero(self.deltas > delta))
-        if above == 0:
-            return 0.0
-        if above == len(self.deltas):
-            return of_sums
-        y, d = np.exp(self.epsilons[above - 1 : above + 1]), self.deltas[above - 1 : above + 1]
-        return min(of_sums, float(math.log(y[0] + (y[1] - y[0]) * (d[0] - delta) / (d[0] - d[1]))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +201,7 @@ def winner_pair(change: Change, mu: float, queries: int) -> Pair:
     return Pair(sum((one.mu_squared for one in parts), Fraction(0)), math.fsum(one.delta_0 for one in parts))
 
 
-def winner_profile(change: Change, mu: float, queries: int) -> Profile:
+def winner_profile(change: Change, mu: float, queries: int) -> Losses:
     """Return W_Q of this module's docstring, from above, on a grid.
 
     Args:
@@ -262,7 +215,7 @@ def winner_profile(change: Change, mu: float, queries: int) -> Profile:
     if queries > BLOCK[change]:
         raise InvalidSetting(f"queries must be at most {BLOCK[change]}, found {queries}; more are priced in blocks")
     ladder = _ladder(change, mu)
-    return Profile(ladder.epsilons, ladder.deltas(queries), mu * math.sqrt(queries))
+    return Losses(ladder.epsilons, ladder.deltas(queries))
 
 
 def _end(mu: float, mass: float) -> float:

@@ -3,8 +3,6 @@
 This module trusts no stated number that it can compute. The guarantee of a task comes from its fields. Spending is the
 larger of two numbers: the ledger's charge, and today's price of a round of that size by the accountant.
 
-A little over 400 lines: everything in a document that follows from its facts, each in a few lines.
-
 The module also checks a document against its own facts and against a journal, and names the fields that differ.
 
 A signature shows that a document was changed, but not where. So everything that follows from the facts is computed
@@ -43,7 +41,7 @@ from labeler.evidence.document import (
 )
 from labeler.methods import METHODS
 from labeler.methods.sensitivity import BoundedNumbers, CountedVotes, Method, contribution_in_words, unit_in_words
-from labeler.planning import METHOD, METHOD_OF_SAMPLES, PrivacyStatement, price
+from labeler.planning import METHOD, METHOD_OF_SAMPLES, Price, price
 from labeler.setting import LEVELS
 from labeler.task import Level, StatedLevel, Task, parse_task
 
@@ -118,6 +116,12 @@ def derive(facts: Facts, software: Software) -> Evidence:
     meaning = MEANING if facts.scope.party == "coordinator" else (*MEANING, AGENT_ONLY)
     meaning = (*meaning, AUDITED) if facts.audits else meaning
     audits = _audits(facts)
+    count = sum(one.task is None for one in facts.tasks)
+    unknown = [
+        f"Of {count} of {len(facts.tasks)} tasks this journal keeps digest and charges only: they were declined. What "
+        "they promised is not stated here; what was spent is, as charged."
+    ]
+    unknown = unknown if count else []
     return Evidence(
         software=software,
         facts=facts,
@@ -140,7 +144,7 @@ def derive(facts: Facts, software: Software) -> Evidence:
                 for one in audits
                 if one.is_above
             ),
-            *_unknown(facts),
+            *unknown,
             *(remark for task in facts.tasks for remark in _remarks(task)),
         ),
         meaning=meaning,
@@ -212,29 +216,22 @@ def task_of(facts: TaskFacts) -> Task | None:
     return task if task.digest == facts.digest else None
 
 
-def proof_of(method: str, traits: Method) -> str:
-    """Return the function that states a method's sensitivity, and whose docstring proves it.
+def proof_of(method: str, traits: Method) -> tuple[str, str]:
+    """Return the function whose docstring proves a method's sensitivity, and the method's paper.
+
+    The paper is in the first line of the docstring of the function's module.
 
     Raises:
         PrivacyRefusal: no sensitivity is stated, so there can be no evidence of it.
     """
     match traits.stated:
-        case CountedVotes(squared=function):
-            return f"{function.__module__}.{function.__qualname__}"
-        case BoundedNumbers(answer_sum=function):
-            return f"{function.__module__}.{function.__qualname__}"
+        case CountedVotes(squared=function) | BoundedNumbers(answer_sum=function):
+            words = inspect.getdoc(inspect.getmodule(function)) or ""
+            return f"{function.__module__}.{function.__qualname__}", words.partition("\n")[0]
     raise PrivacyRefusal(f"method {method!r} has no stated sensitivity, so nothing can be evidence of its guarantee")
 
 
-def source_of(traits: Method) -> str:
-    """Return the paper of a method, from the first line of its module's docstring."""
-    stated = traits.stated
-    function = stated.squared if isinstance(stated, CountedVotes) else None if stated is None else stated.answer_sum
-    words = "" if function is None else inspect.getdoc(inspect.getmodule(function)) or ""
-    return words.partition("\n")[0]
-
-
-def charged_rounds(task: TaskFacts) -> list[Round]:
+def _charged_rounds(task: TaskFacts) -> list[Round]:
     """Return the rounds whose charge is final, in order of jobs."""
     return [one for job in task.jobs for one in job.rounds if one.charge == "posted"]
 
@@ -249,12 +246,11 @@ def spent_nano(task: Task | None, rounds: Iterable[Round], level: Level) -> int 
         return task.life.budget_nano if any(True for _ in rounds) else 0
     total = 0
     for one in rounds:
-        if task is None and all(charge.level != level for charge in one.charges):
-            return None
-        price_now = 0 if task is None else _price_of(task, one).get(level)
+        is_charged = any(charge.level == level for charge in one.charges)
+        price_now = (0 if is_charged else None) if task is None else _price_of(task, one).get(level)
         if price_now is None:
             return None
-        total += max(price_now, charged_nano(one, level))
+        total += max(price_now, _charged_nano(one, level))
     return None if total >= UNBOUNDED_NANO else total
 
 
@@ -263,14 +259,15 @@ def _price_of(task: Task, one: Round) -> dict[Level, int]:
     return round_charges(task, one.questions, answered=one.first_question or 0)
 
 
-def charged_nano(one: Round, level: Level) -> int:
+def _charged_nano(one: Round, level: Level) -> int:
     """Return the largest charge of any account for a round, nano-units of mu^2."""
     return max((charge.nano for charge in one.charges if charge.level == level), default=0)
 
 
 def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
     task = task_of(facts)
-    rounds = charged_rounds(facts)
+    rounds = _charged_rounds(facts)
+    stated = None if task is None else price(task)
     refused = Counter(
         refusal.agent
         for job in facts.jobs
@@ -278,8 +275,13 @@ def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
     )
     return TaskFindings(
         digest=facts.digest,
-        mechanism=None if task is None else _mechanism(task),
-        promised=() if task is None else _promised(task),
+        mechanism=None if task is None or stated is None else _mechanism(task, stated),
+        promised=()
+        if task is None or stated is None
+        else tuple(
+            _guarantee(one.level, one.epsilon, task.delta, one.reason, participant=bound(one.participant_epsilon))
+            for one in stated.stated
+        ),
         spent=_spent(task, rounds, delta),
         cohort=_cohort(facts, rounds),
         cadence=_cadence(facts, rounds),
@@ -287,23 +289,23 @@ def _findings(facts: TaskFacts, delta: float) -> TaskFindings:
     )
 
 
-def _mechanism(task: Task) -> Mechanism:
+def _mechanism(task: Task, stated: Price) -> Mechanism:
     traits = METHODS[task.method]
     unit = "votes" if traits.counts else unit_in_words(task)
     whose = "each agent's own" if traits.has_local_noise else "a share of each agent's"
     if task.dishonest_talliers is not None:
         whose = f"a share of each of the three talliers', of whom {task.dishonest_talliers} may be dishonest"
-    stated = price(task)
+    proof, source = proof_of(task.method, traits)
     return Mechanism(
         system=traits.system,
-        source=source_of(traits),
+        source=source,
         contribution=contribution_in_words(task),
         release="the winning class of each question" if task.release == "winner" else f"the noisy sum of {traits.sums}",
         noise=(
             f"discrete Gaussian, {whose}; a standard deviation of {task.sigma_votes:.12g} {unit} per number that "
             f"nobody can subtract, on a grid of {task.scale} units"
         ),
-        proof=proof_of(task.method, traits),
+        proof=proof,
         accounting=ACCOUNTING_OF_SAMPLES if traits.is_sampled else ACCOUNTING,
         colluding_agents=task.colluding_agents,
         talliers=task.talliers,
@@ -312,20 +314,17 @@ def _mechanism(task: Task) -> Mechanism:
     )
 
 
-def _promised(task: Task) -> tuple[Guarantee, ...]:
-    stated = price(task)
-    return tuple(_guarantee(one, task.delta) for one in stated.stated)
-
-
-def _guarantee(statement: PrivacyStatement, delta: float) -> Guarantee:
-    unit, neighbours = UNITS[statement.level]
+def _guarantee(
+    level: StatedLevel, epsilon: float | None, delta: float, reason: str | None, *, participant: str | None = None
+) -> Guarantee:
+    unit, neighbours = UNITS[level]
     return Guarantee(
         unit=unit,
         neighbours=neighbours,
-        epsilon=bound(statement.epsilon),
+        epsilon=bound(epsilon),
         delta=decimal(delta),
-        participant_epsilon=bound(statement.participant_epsilon),
-        reason=statement.reason or "",
+        participant_epsilon=participant,
+        reason=reason or "",
     )
 
 
@@ -333,13 +332,10 @@ def _spent(task: Task | None, rounds: list[Round], delta: float) -> tuple[Guaran
     delta = delta if task is None else task.delta
     found = []
     for level in LEVELS:
-        unit, neighbours = UNITS[level]
         nano = spent_nano(task, rounds, level)
         epsilon = None if nano is None else epsilon_spent(nano, delta)
         reason = "" if nano is not None else "no finite price can be proved at this level; charges were only recorded"
-        found.append(
-            Guarantee(unit=unit, neighbours=neighbours, epsilon=bound(epsilon), delta=decimal(delta), reason=reason)
-        )
+        found.append(_guarantee(level, epsilon, delta, reason))
     return tuple(found)
 
 
@@ -381,25 +377,15 @@ def _asked_again(rounds: list[Round]) -> int:
     return again
 
 
-def _unknown(facts: Facts) -> list[str]:
-    unknown = sum(one.task is None for one in facts.tasks)
-    if not unknown:
-        return []
-    return [
-        f"Of {unknown} of {len(facts.tasks)} tasks this journal keeps digest and charges only: they were "
-        "declined. What they promised is not stated here; what was spent is, as charged."
-    ]
-
-
 def _remarks(facts: TaskFacts) -> list[str]:
     task, named = task_of(facts), facts.digest[:12]
     if task is None:
         return [] if facts.task is None else [f"The fields of task {named} are not those of its digest."]
     remarks = []
-    rounds = charged_rounds(facts)
+    rounds = _charged_rounds(facts)
     for level in LEVELS:
         price_of = {(one.questions, not one.first_question): _price_of(task, one).get(level, 0) for one in rounds}
-        below = sum(0 < charged_nano(one, level) < price_of[one.questions, not one.first_question] for one in rounds)
+        below = sum(0 < _charged_nano(one, level) < price_of[one.questions, not one.first_question] for one in rounds)
         if below:
             remarks.append(
                 f"Task {named}: {below} of {len(rounds)} rounds were charged less at the {UNITS[level][0]} level than "
@@ -509,12 +495,8 @@ def _unequal(found: Any, expected: Any, place: str) -> Iterator[tuple[str, Any, 
             yield f"{place} (number of items)", len(found), len(expected)
         for number, (one, other) in enumerate(zip(found, expected, strict=False)):
             yield from _unequal(one, other, f"{place}[{number}]")
-    elif found != expected and not (_is_bound(place) and _is_near(found, expected)):
+    elif found != expected and not (place.rpartition(".")[2] in _BOUNDS and _is_near(found, expected)):
         yield place, found, expected
-
-
-def _is_bound(place: str) -> bool:
-    return place.rpartition(".")[2] in _BOUNDS
 
 
 def _is_near(found: Any, expected: Any) -> bool:

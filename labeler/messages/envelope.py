@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -29,7 +29,6 @@ from labeler.untrusted import (
     Flag,
     PartyId,
     canonical_json,
-    names_of,
     read_object,
     strict,
     whole,
@@ -110,18 +109,11 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """Return the one spelling of this header: JSON, keys sorted, no spaces, ASCII, at most 8192 bytes."""
-        return self._spelling
-
-    @cached_property
-    def _spelling(self) -> bytes:
-        # Used for signing, checking, measuring and framing.
-        return canonical_json({name: getattr(self, name) for name in names_of(Header)} | {"version": VERSION})
+        return canonical_json({name: getattr(self, name) for name in _FIELDS} | {"version": VERSION})
 
     @classmethod
     def parse(cls, data: bytes) -> Header:
         """Read a header, refusing anything that `to_bytes` would not have written.
-
-        The same bytes are read on arrival and again on processing, so recent results are cached.
 
         Raises:
             TooLarge: more than 8192 bytes.
@@ -129,16 +121,13 @@ class Header:
         """
         if len(data) > MAX_HEADER_BYTES:
             raise TooLarge(f"a header has at most {MAX_HEADER_BYTES} bytes, found {len(data)}")
-        return _read_header(data)
+        header = cls(**read_object(data, "a header", fields=_FIELDS, version=VERSION))
+        if header.to_bytes() != data:
+            raise ProtocolViolation("a header must be in canonical form (keys sorted, no spaces, ASCII, no key twice)")
+        return header
 
 
-@lru_cache(maxsize=128)
-def _read_header(data: bytes) -> Header:
-    content = read_object(data, "a header", fields=names_of(Header), version=VERSION)
-    header = Header(**content)
-    if header.to_bytes() != data:
-        raise ProtocolViolation("a header must be in canonical form (keys sorted, no spaces, ASCII, no key twice)")
-    return header
+_FIELDS = tuple(field.name for field in fields(Header))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -238,17 +227,13 @@ def read_frames(data: bytes, *, max_messages: int) -> list[Message]:
         if len(messages) == max_messages:
             raise TooLarge(f"one transmission holds at most {max_messages} messages; send the rest in another")
         header_start = start + FRAME_HEAD_BYTES
-        header_length = int.from_bytes(data[start : start + _LENGTHS[0]], "big")
-        body_length = int.from_bytes(data[start + _LENGTHS[0] : header_start], "big")
-        signature_start = header_start + header_length
-        body_start = signature_start + SIGNATURE_BYTES
-        end = body_start + body_length
-        if header_length > MAX_HEADER_BYTES or end - start > MAX_MESSAGE_BYTES:
-            raise TooLarge(
-                f"message {len(messages)} of a transmission states a header of {header_length} and a body of "
-                f"{body_length} bytes; the limits are {MAX_HEADER_BYTES} and {MAX_MESSAGE_BYTES} for all of it"
-            )
-        if header_start > len(data) or end > len(data):
+        end = len(data) + 1
+        if header_start <= len(data):
+            header_length, body_length = frame_sizes(data[start:header_start])
+            signature_start = header_start + header_length
+            body_start = signature_start + SIGNATURE_BYTES
+            end = body_start + body_length
+        if end > len(data):
             raise ProtocolViolation(
                 f"message {len(messages)} of a transmission is cut off: {len(data) - start} bytes are left of it"
             )

@@ -8,15 +8,15 @@ of the noisy heads and of public queries. They are shared and summed without noi
 
 **The local mechanism.** A client releases two linear heads once, with its own noise.
 
-    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers
+    own records, public negatives --fit--> (head, certainty head) --grid, discrete Gaussian--> all later answers.
 
 Both heads come from a fixed number of gradient steps on a regularized, averaged logistic loss over features that are
 cut to a public norm. All later answers of the client, to any party and in any number, are computed from the noisy heads
 alone: post-processing. No other party's noise is needed (h = 1), so the guarantee needs neither talliers nor honest
 neighbors.
 
-**Setting.** c bounds the norm of a record's features with their constant, n >= 1 is a public number of records
-(`min_records`), m the number of public negatives, C the number of public classes.
+**Setting.** c bounds the norm of a record's features with their constant. n >= 1 is a public number of records
+(`min_records`), m is the number of public negatives, and C the number of public classes.
 
     J(B) = (1/N) sum_{(x, y) private} -log softmax(B x)_y + (lambda/2) |B|^2,      N = max(|D|, n)
     K(b) = (1/(N+m)) (sum_{x private} log(1 + exp(-b.x)) + sum_{x negative} log(1 + exp(b.x))) + (lambda'/2) |b|^2
@@ -75,52 +75,45 @@ from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
 from labeler.noise import VectorSum
 from labeler.randomness import ByteSource
-from labeler.setting import Level, Setting
+from labeler.setting import Level
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.randomness import ByteSource
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
 
-def head_terms(setting: Setting) -> LocalHeadTerms:
+def head_terms(task: Task) -> LocalHeadTerms:
     """Return the two heads' terms: sigma^-2 is their mu^2 together, of which the scores take `score_share`.
 
     Every fifth query is a public negative.
     """
-
-    training = training_of(setting)
+    training = training_of(task)
     return LocalHeadTerms(
-        num_classes=setting.num_classes,
+        num_classes=task.num_classes,
         head_dimension=training.dimension + 1,
         score_dimension=training.dimension + 1,
         min_records=training.min_records,
-        num_negatives=setting.num_negatives,
-        sigma_head=setting.sigma_votes / math.sqrt(1 - training.score_share),
-        sigma_scores=setting.sigma_votes / math.sqrt(training.score_share),
+        num_negatives=task.num_negatives,
+        sigma_head=task.sigma_votes / math.sqrt(1 - training.score_share),
+        sigma_scores=task.sigma_votes / math.sqrt(training.score_share),
         head_regularisation=training.regularisation,
         score_regularisation=training.regularisation,
         clip_norm=training.clip_norm,
-        max_records=kept_bound(setting),
+        max_records=kept_bound(task),
     )
 
 
-def both_heads(setting: Setting) -> VectorSum:
+def both_heads(task: Task) -> VectorSum:
     """Return the noisy vector that is priced: one agent's two heads, as `labeler.methods.aux_distill` proves."""
-    return head_terms(setting).mechanism
+    return head_terms(task).mechanism
 
 
-def one_vote(setting: Setting) -> int:
-    """Return a soft vote of one, grid units: a whole row of an agent that is certain."""
-    return setting.scale
-
-
-def check_soft_votes(numbers: NDArray[np.int64], setting: Setting) -> None:
+def check_soft_votes(numbers: NDArray[np.int64], task: Task) -> None:
     """Refuse numbers that are not soft labels; the message does not tell them."""
     # Entries first: only bounded entries can be summed without wrapping around.
-    if numbers.min() < 0 or numbers.max() > setting.scale or numbers.sum(axis=1).max() > setting.scale:
+    if numbers.min() < 0 or numbers.max() > task.scale or numbers.sum(axis=1).max() > task.scale:
         raise PrivacyRefusal("soft votes of one agent lie between 0 and 1, and add up to at most 1 per query")
 
 
@@ -151,7 +144,7 @@ class LocalHeadTerms:
         max_records: n_max, the most records a client may have, as a public fact; None if there is none.
 
     Raises:
-        InvalidSetting: a number is out of bounds, or there are more weights or negatives than rounding is bounded for.
+        InvalidSetting: there are more weights or negatives than rounding is bounded for, or see `Descent`.
         UnsafeGrid: no grid fits these numbers.
     """
 
@@ -168,22 +161,6 @@ class LocalHeadTerms:
     max_records: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "head_dimension", "score_dimension", "min_records", "num_negatives"):
-            least = 2 if name == "num_classes" else 1
-            if type(value := getattr(self, name)) is not int or value < least:
-                raise InvalidSetting(
-                    f"{name} of local heads must be a whole number of at least {least}, found {value!r}"
-                )
-        for name in (
-            "sigma_head",
-            "sigma_scores",
-            "head_regularisation",
-            "score_regularisation",
-            "clip_norm",
-        ):
-            number = getattr(self, name)
-            if not (number is None and name == "sigma_scores") and not 0 < number < math.inf:
-                raise InvalidSetting(f"{name} of local heads must be positive and finite, found {number!r}")
         if max(self.num_classes * self.head_dimension, self.score_dimension) > MOST_WEIGHTS:
             raise InvalidSetting(
                 f"local heads of {self.num_classes} classes and {self.head_dimension} numbers have more than "
@@ -193,8 +170,6 @@ class LocalHeadTerms:
             raise InvalidSetting(
                 f"rounding is bounded for at most {MOST_PUBLIC_ROWS} public negatives, found {self.num_negatives}"
             )
-        if self.max_records is not None and (type(self.max_records) is not int or self.max_records < 1):
-            raise InvalidSetting(f"max_records of local heads must be a whole number, found {self.max_records!r}")
         _ = self.mechanism  # Refuses numbers that no grid fits.
 
     @property
@@ -362,7 +337,8 @@ METHOD: Final = Method(
     "soft labels of a model with noise of its own, weighted by how certain it may be",
     sums="soft labels",
     ballots=ballots,
-    stated=BoundedNumbers(both_heads, one_vote, check_soft_votes),
+    # A soft vote of one is a whole row of an agent that is certain.
+    stated=BoundedNumbers(both_heads, lambda task: task.scale, check_soft_votes),
     takes=frozenset({"training", "training.dimension"}),
     single_round=True,
     has_local_noise=True,

@@ -9,13 +9,13 @@ class, along public axes: `labeler.methods.blind_average`.
 
 **Sensitivities of model release**: how far one record can move a regularized linear model, with proofs.
 
-Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L, is
-smooth with constant b, and
+Throughout, features have norm at most c. The loss of a record z at weights w has a gradient of norm at most L and is
+smooth with constant b.
 
-    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n),
+    F_D(w) = (1/m) sum_{z in D} loss(w; z) + (lambda/2) |w|^2,        m = max(|D|, n).
 
-with a public n, "the least number of records". Dividing by n if there are fewer makes F total, so that nobody has
-to be refused, or be seen to be refused, for the size of a private set.
+Here n is public, "the least number of records". Dividing by n if there are fewer makes F total, so that no agent is
+refused, or seen to be refused, for the size of a private set.
 
 **Fact 1, one record moves the gradient of F by at most 2L/n**, at every w. Replacing a record: 2L/m <= 2L/n. Adding
 one to k >= n records: sum(gradients) (1/k - 1/(k+1)) + gradient/(k+1), at most L/(k+1) + L/(k+1) < 2L/n. To k < n
@@ -46,7 +46,7 @@ L = c sqrt(q^2 + q min(q, m)). That is sqrt(1 - 1/K) c at R = 0, which is exact,
 **Class means as a model**: how far one record moves an agent's sums along public axes, with the proof.
 
     record (x, y)  --public axes-->  phi(x), |phi| <= 1  -->  g(x, y) = phi(x) tensor e_y
-    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means
+    agent: u = sum of g over its records, projected onto the ball of radius R  -->  one `VectorSum`  -->  class means.
 
 Nothing is trained and nothing is divided by a private count: the noisy sum is opened. A reader scales the sum of each
 class to one length and names the class of the largest cosine (`labeler.linear_model`). That is post-processing, as are
@@ -69,9 +69,9 @@ class.
 coordinates. Reading whole numbers as doubles turns and lengthens u by a relative 2^-53, which the ball makes
 2 * 2^-53 R at most. A norm of D numbers is off by a relative (D + 3) 2^-53; then come a quotient and a product. So
 
-    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace,
+    sensitivity  =  r (1 + (k + 4) 2^-52) + R (D + 10) 2^-52,       r = 1, or 2 if a cap may replace.
 
-and never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
+It is never more than the distance of two vectors of the ball. **Agent level**: a vector of norm at most R becomes zero.
 If every site keeps at most `max_records`, R is at most that. **Person level**: `labeler.methods.sensitivity`.
 
 At instance level the radius moves no price; it bounds the effect of an agent that lies, and the cost of a whole agent.
@@ -88,83 +88,79 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from labeler.descent import Descent
+from labeler.descent import MOST_WEIGHTS, Descent
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.methods.sensitivity import BoundedNumbers, Method, kept_bound, most_trained, training_of
+from labeler.noise import VectorSum
 from labeler.records import axes_of
-from labeler.setting import Setting, Training
+from labeler.setting import Training
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from labeler.methods.sensitivity import RunnerContext
-    from labeler.noise import VectorSum
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
 
-def model_terms(setting: Setting) -> LinearTerms | MeanTerms:
+def model_terms(task: Task) -> LinearTerms | MeanTerms:
     """Return how agents find their weights, and how far one record moves them.
 
     Raises:
         InvalidSetting: as for `linear_terms`.
     """
-
-    training = training_of(setting)
+    training = training_of(task)
     if training.learner != "means" or training.axes is None:
-        return linear_terms(setting)
-    _check_rows(setting, training)
+        return linear_terms(task)
+    _check_rows(task, training)
     return MeanTerms(
-        num_classes=setting.num_classes,
+        num_classes=task.num_classes,
         axes=training.axes,
         radius=training.radius,
-        max_records=kept_bound(setting),
-        may_replace=setting.a_record_may_be_replaced,
+        max_records=kept_bound(task),
+        may_replace=task.a_record_may_be_replaced,
     )
 
 
-def linear_terms(setting: Setting) -> LinearTerms:
+def linear_terms(task: Task) -> LinearTerms:
     """Return how agents train, and how far one record moves the result.
 
     Raises:
         InvalidSetting: the rows are not those of the public axes, the model has more weights than rounding is bounded
             for, or terms are out of bounds.
     """
-
-    training = training_of(setting)
+    training = training_of(task)
     if training.learner == "means":
         raise InvalidSetting("learner means trains no linear model, so it has no terms of one")
-    _check_rows(setting, training)
+    _check_rows(task, training)
     return LinearTerms(
         learner=training.learner,
-        num_classes=setting.num_classes,
+        num_classes=task.num_classes,
         regularisation=training.regularisation,
         clip_norm=training.clip_norm,
         radius=training.radius,
         iterations=training.iterations,
         min_records=training.min_records,
-        max_records=kept_bound(setting),
+        max_records=kept_bound(task),
     )
 
 
-def _check_rows(setting: Setting, training: Training) -> None:
-    from labeler.descent import MOST_WEIGHTS
-
-    if training.axes is not None and setting.max_queries != training.axes + 1:
+def _check_rows(task: Task, training: Training) -> None:
+    if training.axes is not None and task.max_queries != training.axes + 1:
         raise InvalidSetting(
             f"with training.axes {training.axes} the rows of the model are one per axis and one for the constant; make "
-            f"a task with max_queries = {training.axes + 1}, found {setting.max_queries}"
+            f"a task with max_queries = {training.axes + 1}, found {task.max_queries}"
         )
-    if setting.max_queries * setting.num_classes > MOST_WEIGHTS:
+    if task.max_queries * task.num_classes > MOST_WEIGHTS:
         raise InvalidSetting(
-            f"a model of {setting.max_queries} rows and {setting.num_classes} classes has more than {MOST_WEIGHTS} "
+            f"a model of {task.max_queries} rows and {task.num_classes} classes has more than {MOST_WEIGHTS} "
             "weights, for which rounding is bounded; use a backbone of fewer numbers"
         )
 
 
-def weight_sum(setting: Setting) -> VectorSum:
+def weight_sum(task: Task) -> VectorSum:
     """Return the one sum of the task, in units of the sensitivity s of one agent's weights.
 
     An agent's contribution is w / s, with s from `LinearTerms.sensitivity` or `MeanTerms.sensitivity`, which prove
@@ -172,31 +168,16 @@ def weight_sum(setting: Setting) -> VectorSum:
     the talliers. At agent level the vector of norm at most R / s becomes zero. At person level at most m records leave
     one after the other, see `labeler.methods.sensitivity`.
     """
-    from labeler.noise import VectorSum
-
-    terms = model_terms(setting)
+    terms = model_terms(task)
     return VectorSum(
-        dimension=setting.max_queries * setting.num_classes,
+        dimension=task.max_queries * task.num_classes,
         largest_norm=terms.largest_norm / terms.sensitivity,
         sensitivity=1.0,
-        sigma=setting.sigma_votes,
-        agents=setting.agents,
-        colluding_agents=setting.colluding_agents,
-        max_dropouts=setting.max_dropouts,
-        dishonest_talliers=setting.dishonest_talliers,
-    )
-
-
-def longest_weights_grid(setting: Setting) -> int:
-    """Return the largest norm of one agent's weights, grid units, rounding to the grid included."""
-    return weight_sum(setting).longest_grid
-
-
-def check_weights(numbers: NDArray[np.int64], setting: Setting) -> None:
-    """Refuse weights beyond what the price covers; their length is private and not told."""
-    weight_sum(setting).check(
-        numbers,
-        "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
+        sigma=task.sigma_votes,
+        agents=task.agents,
+        colluding_agents=task.colluding_agents,
+        max_dropouts=task.max_dropouts,
+        dishonest_talliers=task.dishonest_talliers,
     )
 
 
@@ -214,8 +195,6 @@ def softmax_lipschitz(*, clip_norm: float, radius: float, num_classes: int) -> f
         radius: R, of the whole model.
         num_classes: K.
     """
-    check_positive(clip_norm=clip_norm, radius=radius)
-    _check_classes(num_classes)
     shrink = (num_classes - 1) * math.exp(-math.sqrt(2) * radius * clip_norm)
     wrong, likeliest = (num_classes - 1) / (num_classes - 1 + shrink / (num_classes - 1)), 1 / (1 + shrink)
     return clip_norm * math.sqrt(wrong**2 + wrong * min(wrong, likeliest))
@@ -237,11 +216,11 @@ class LinearTerms:
     (Their line "R f / |f|" would lengthen short models, which is no projection, and no contraction: short ones stay
     unchanged here.)
 
-    **Sensitivity, instance level: 2L / (n lambda)**, L from fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K
-    classes of the svm), converged or not, one record added, removed or replaced. `labeler.descent` has the proof, and
-    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's
-    2 (L + R lambda)/(n lambda), whose second summand bounds a change of the regularizer that does not happen. It is
-    attained up to a few percent by the svm (`tests/workers/learning/test_linear.py`).
+    **Sensitivity, instance level: 2L / (n lambda)**, one record added, removed or replaced, converged or not. L is from
+    fact 4 (softmax, at most sqrt(2) c) or sqrt(K) c (all K classes of the svm). `labeler.descent` has the proof, and
+    the part of rounding. It is the bound of the exact minimizer, and never larger than the paper's 2 (L + R lambda)/(n
+    lambda). The paper's second summand bounds a change of the regularizer that does not happen. It is attained up to a
+    few percent by the svm (`tests/workers/learning/test_linear.py`).
 
     **With `max_records`, a public bound that every site keeps: L / (n lambda)**, one record added or removed, by the
     same module's proof. It is for tasks in which no cap makes one record replace another.
@@ -260,7 +239,7 @@ class LinearTerms:
         max_records: n_max, the most records a user may have, as a public fact; None if there is none.
 
     Raises:
-        InvalidSetting: a value is out of bounds, or rounding would cost more than a hundredth of the bound.
+        InvalidSetting: no such learner, or numbers for which `Descent` proves nothing.
 
     References:
         Kirschte et al., "Distributed DP-Helmet", Algorithms 1 and 3, Lemma 2, Theorem 11, Corollary 10.
@@ -278,11 +257,6 @@ class LinearTerms:
     def __post_init__(self) -> None:
         if self.learner not in get_args(Learner):
             raise InvalidSetting(f"a linear learner is one of {', '.join(get_args(Learner))}, found {self.learner!r}")
-        check_positive(regularisation=self.regularisation, clip_norm=self.clip_norm, radius=self.radius)
-        check_count(iterations=self.iterations, min_records=self.min_records)
-        if self.max_records is not None:
-            check_count(max_records=self.max_records)
-        _check_classes(self.num_classes)
         _ = self.descent  # Refuses numbers for which double precision proves nothing.
 
     @property
@@ -350,24 +324,6 @@ class LinearTerms:
         return self.descent.rounding_margin
 
 
-def check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise InvalidSetting(f"{name} must be a positive finite number, found {value!r}")
-
-
-def _check_classes(num_classes: int) -> None:
-    check_count(num_classes=num_classes)
-    if num_classes < 2:
-        raise InvalidSetting("a classifier tells at least two classes apart, found num_classes 1")
-
-
-def check_count(**values: int) -> None:
-    for name, value in values.items():
-        if type(value) is not int or value < 1:
-            raise InvalidSetting(f"{name} must be a whole number of at least 1, found {value!r}")
-
-
 FINE = 2**30
 """Whole numbers per 1 of a coordinate of phi: fewer than 2^33 records add up within 64 bits."""
 
@@ -387,9 +343,6 @@ class MeanTerms:
         radius: R, the longest sum of an agent, records.
         max_records: the most records an agent may have, as a public fact; None if there is none.
         may_replace: whether a cap may let one record replace another.
-
-    Raises:
-        InvalidSetting: a value is out of bounds.
     """
 
     num_classes: int
@@ -397,12 +350,6 @@ class MeanTerms:
     radius: float
     max_records: int | None = None
     may_replace: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_classes < 2 or self.axes < 1 or not 0 < self.radius < math.inf:
-            raise InvalidSetting("class means have at least two classes, one axis and a positive finite radius")
-        if self.max_records is not None and self.max_records < 1:
-            raise InvalidSetting(f"max_records must be at least 1, found {self.max_records}")
 
     @property
     def numbers(self) -> int:
@@ -480,7 +427,10 @@ METHOD: Final = Method(
     "the weights of a linear model trained on its records",
     sums="weights",
     ballots=ballots,
-    stated=BoundedNumbers(weight_sum, longest_weights_grid, check_weights),
+    stated=BoundedNumbers.of_vectors(
+        weight_sum,
+        "the weights of an agent are longer than its learner can make them, which this task's price does not cover",
+    ),
     takes=frozenset({"training", "training.axes"}),
     single_round=True,
     asks_for_a_model=True,

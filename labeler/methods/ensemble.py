@@ -17,7 +17,7 @@ from labeler.errors import PrivacyRefusal
 from labeler.methods.knn import knn_ballots
 from labeler.methods.sensitivity import CountedVotes, Method
 from labeler.records import ModelStore
-from labeler.setting import Setting, StatedLevel
+from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import Learner, RunnerContext
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labeler.task import Task
 
 
-def squared(setting: Setting, level: StatedLevel, queries: int) -> int:  # noqa: ARG001  # as every method's
+def squared(task: Task, level: StatedLevel, queries: int) -> int:  # noqa: ARG001  # as every method's
     """Squared L2 sensitivity of the sums of Q queries: 2 Q for a record or a person, Q for an agent.
 
     **Instance.** The record may change the model and so every prediction. Each costs one
@@ -39,12 +39,12 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:  # noqa:
     return queries if level == "agent" else 2 * queries
 
 
-def largest(setting: Setting, level: StatedLevel) -> int:  # noqa: ARG001  # as every method's
+def largest(task: Task, level: StatedLevel) -> int:  # noqa: ARG001  # as every method's
     """Return one vote: an agent casts no more than one per query, whichever unit comes or goes."""
     return 1
 
 
-def per_cell(setting: Setting) -> int:  # noqa: ARG001  # as every method's
+def per_cell(task: Task) -> int:  # noqa: ARG001  # as every method's
     """Return one vote per query."""
     return 1
 
@@ -126,7 +126,7 @@ METHOD: Final = Method(
     "one vote per question, of a model trained on its records",
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
-    row_total=lambda setting: setting.k,
+    row_total=lambda task: task.k,
     check_room=check_head,
     most_rows=lambda task, dimension: most_records(dimension=dimension, num_classes=task.num_classes),
     is_attacked=True,

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from labeler.errors import BadData, PrivacyRefusal
 from labeler.methods import reverse_knn
 from labeler.methods.sensitivity import CountedVotes, Method, check_labels
-from labeler.setting import Setting, StatedLevel
+from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import Learner, RunnerContext
@@ -57,7 +57,7 @@ _LENGTH: Final = 2048
 _MAGIC: Final = b"labeler-scored/1\n"
 
 
-def squared(setting: Setting, level: StatedLevel, queries: int) -> int | None:
+def squared(task: Task, level: StatedLevel, queries: int) -> int | None:
     """Squared L2 sensitivity of the histogram: that of reverse-knn with k = 1 (`labeler.methods.reverse_knn.squared`).
 
     **Instance.** The cell of a record is a function of that record, of its label and of the public question alone.
@@ -74,7 +74,7 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int | None:
     knows of them was released and paid for, and this histogram is one more release about them, so the prices add up.
     """
     del queries
-    return reverse_knn.squared(setting, level, 1)  # type: ignore[return-value]  # whole without a ball
+    return reverse_knn.squared(task, level, 1)  # type: ignore[return-value]  # whole without a ball
 
 
 @dataclass(frozen=True, eq=False)

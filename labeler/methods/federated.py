@@ -15,10 +15,10 @@ that the h honest shares add, q for the rate.
 | instance | T rounds over secret samples (`accounting.sampled`) | the same twice (`accounting.replaced`) |
 | agent | T R^2, R the radius: no sampling is counted on | T rounds over secret samples |
 
-*If the unit that comes or goes is the one that is sampled*, a step is the sum of the others' vectors, whatever they
-are, plus a vector of norm at most D2 with chance q, plus noise. *If an agent is sampled and one of its records
-changes*, its vector becomes another of the ball. *If records are sampled and an agent goes*, fix all coins. A step is
-then a Gaussian of the largest change that the agent makes. A mixture over coins that do not depend on the data
+*Suppose that the unit that comes or goes is the one that is sampled.* A step is the sum of the others' vectors,
+whatever they are, plus a vector of norm at most D2 with chance q, plus noise. *If an agent is sampled and one of its
+records changes*, its vector becomes another of the ball. *If records are sampled and an agent goes*, fix all coins. A
+step is then a Gaussian of the largest change that the agent makes. A mixture over coins that do not depend on the data
 is no easier to tell apart than the worst of them. theta_t follows from what was opened, so steps compose adaptively.
 
 **One pair for all steps.** The T steps are one composition, charged as the pair (mu'^2, delta_0) before the first of
@@ -36,7 +36,7 @@ References:
 
 **An agent's answer in one step** over a secret sample.
 
-    theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1)
+    theta_t, public  -->  every agent: a secret sample, clipped, summed  -->  one noisy `VectorSum`  -->  theta_(t+1).
 
 With unit "record" (DP-FedSGD) each record of an agent takes part in a step with chance q, by its own coin. The agent
 sums the gradients of those that do, each cut to norm c, and projects the sum onto the ball of radius R c. It answers
@@ -60,7 +60,7 @@ vector d = p - e_y by a fixed sequence of operations on single numbers, each cor
 towards zero to whole UNIT-ths, which lengthens nothing. So |z d| = |z| |d| <= c: the margin 2^-40 with which c is taken
 covers the few roundings of the two norms.
 
-**Fact 2, one record added or removed moves the sum by its own gradient or not at all**: sums of whole numbers are
+**Fact 2, one record added or removed moves the sum by its own gradient or not at all.** Sums of whole numbers are
 exact, and the samples of the others do not depend on it. So it moves by at most c, and the ball moves no two vectors
 further apart (it is convex). Reading whole numbers as doubles and the ball's own rounding are off by R (D + 10) 2^-53
 at most, as in `labeler.methods.blind_average`, fact 4: they are in `sensitivity`.
@@ -81,45 +81,46 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.accounting.sampled import IntegerReplaced, IntegerSampled
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.descent import MOST_WEIGHTS
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
 from labeler.methods.blind_average import ball_rounding, check_dimension
 from labeler.methods.sensitivity import BoundedNumbers, Method, training_of
+from labeler.noise import VectorSum
 from labeler.records import axes_of
-from labeler.setting import Setting, StatedLevel
+from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.accounting.events import IntegerSum
     from labeler.methods.sensitivity import Learner, RunnerContext
-    from labeler.noise import VectorSum
     from labeler.records import Records
     from labeler.tally import QueryBatch
     from labeler.task import Task
 
 
-def step_terms(setting: Setting) -> StepTerms:
+def step_terms(task: Task) -> StepTerms:
     """Return one step as a mechanism.
 
     Raises:
         InvalidSetting: the rows are not those of the public axes, or too many.
     """
-    from labeler.descent import MOST_WEIGHTS
-
-    training = training_of(setting)
+    training = training_of(task)
     if training.sampled is None:
-        raise InvalidSetting(f"a task of method {setting.method} does not say how it samples (training.sampled)")
-    if training.axes is not None and setting.rows != training.axes + 1:
+        raise InvalidSetting(f"a task of method {task.method} does not say how it samples (training.sampled)")
+    if training.axes is not None and task.rows != training.axes + 1:
         raise InvalidSetting(
             f"with training.axes {training.axes} each step asks for one row per axis and one for the constant; make a "
-            f"task with max_queries = {(training.axes + 1) * setting.steps}, found {setting.max_queries}"
+            f"task with max_queries = {(training.axes + 1) * task.steps}, found {task.max_queries}"
         )
-    if setting.rows * setting.num_classes > MOST_WEIGHTS:
+    if task.rows * task.num_classes > MOST_WEIGHTS:
         raise InvalidSetting(
-            f"a model of {setting.rows} rows and {setting.num_classes} classes has more than {MOST_WEIGHTS} weights, "
+            f"a model of {task.rows} rows and {task.num_classes} classes has more than {MOST_WEIGHTS} weights, "
             "for which rounding is bounded; use training.axes, or a backbone of fewer numbers"
         )
     return StepTerms(
-        num_classes=setting.num_classes,
-        rows=setting.rows,
+        num_classes=task.num_classes,
+        rows=task.rows,
         clip=training.clip_norm,
         unit=training.sampled.unit,
         radius=max(1.0, training.radius),
@@ -127,7 +128,7 @@ def step_terms(setting: Setting) -> StepTerms:
     )
 
 
-def step_sum(setting: Setting) -> VectorSum:
+def step_sum(task: Task) -> VectorSum:
     """Return the sum of one step, in units of `StepTerms.sensitivity`; `all_steps` is the event of all steps.
 
     An agent's contribution is the sum of its drawn records' clipped gradients on a ball, or its clipped update or zero,
@@ -135,70 +136,45 @@ def step_sum(setting: Setting) -> VectorSum:
     3). Noise shares come from every agent, or from the talliers. This module states how T such sums over secret samples
     compose.
     """
-    from labeler.noise import VectorSum
-
-    terms = step_terms(setting)
+    terms = step_terms(task)
     return VectorSum(
         dimension=terms.numbers,
         largest_norm=terms.largest_norm / terms.sensitivity,
         sensitivity=1.0,
-        sigma=setting.sigma_votes,
-        agents=setting.agents,
-        colluding_agents=setting.colluding_agents,
-        max_dropouts=setting.max_dropouts,
-        dishonest_talliers=setting.dishonest_talliers,
+        sigma=task.sigma_votes,
+        agents=task.agents,
+        colluding_agents=task.colluding_agents,
+        max_dropouts=task.max_dropouts,
+        dishonest_talliers=task.dishonest_talliers,
     )
 
 
-def all_steps(setting: Setting, level: StatedLevel) -> IntegerSum:
+def all_steps(task: Task, level: StatedLevel) -> IntegerSum:
     """Return all steps of a task as one event; see the module.
 
     Raises:
         InvalidSetting: the level is a person's, for which nothing is proved.
     """
-    from labeler.accounting.sampled import IntegerReplaced, IntegerSampled
-    from labeler.budget import LEAST_DELTA_OF_WINNERS
-
     if level == "person":
         raise InvalidSetting("sampled training states no price for a person: its task has no records_per_person")
-    terms, spec = step_terms(setting), step_sum(setting)
+    terms, spec = step_terms(task), step_sum(task)
     by_record = terms.unit == "record"
     # If the sampled unit comes or goes, it is the record or the agent. If an agent is sampled, its records may change.
     step = spec.event(level if by_record else "agent")
     # Two vectors of one ball: at most twice as far apart as either is long, in norm and in every coordinate.
     is_replaced = not by_record and level == "instance"
     largest = step.largest_change * (2 if is_replaced else 1)
-    if terms.rate == 1 or setting.delta < LEAST_DELTA_OF_WINNERS or (by_record and level == "agent"):
+    if terms.rate == 1 or task.delta < LEAST_DELTA_OF_WINNERS or (by_record and level == "agent"):
         return replace(
             step,
-            squared_sensitivity=step.squared_sensitivity * setting.steps * (4 if is_replaced else 1),
+            squared_sensitivity=step.squared_sensitivity * task.steps * (4 if is_replaced else 1),
             largest_change=largest,
-            coordinates=step.coordinates * setting.steps,
+            coordinates=step.coordinates * task.steps,
             level=level,
         )
     event = IntegerReplaced if is_replaced else IntegerSampled
-    return event(
-        squared_sensitivity=step.squared_sensitivity,
-        largest_change=largest,
-        grid_scale=step.grid_scale,
-        share_sigma_grid=step.share_sigma_grid,
-        noise_contributors=step.noise_contributors,
-        coordinates=step.coordinates * setting.steps,
-        level=level,
-        sampling_rate=terms.rate,
-        rounds=setting.steps,
-    )
-
-
-def longest_step_grid(setting: Setting) -> int:
-    """Return the largest norm of one agent's numbers, grid units, rounding to the grid included."""
-    return step_sum(setting).longest_grid
-
-
-def check_step(numbers: NDArray[np.int64], setting: Setting) -> None:
-    """Refuse numbers beyond what the price covers; their length is private and not told."""
-    sentence = "the numbers of an agent are longer than a clipped sum can be, which this task's price does not cover"
-    step_sum(setting).check(numbers, sentence)
+    changes = {"largest_change": largest, "coordinates": step.coordinates * task.steps, "level": level}
+    return event(**vars(step) | changes, sampling_rate=terms.rate, rounds=task.steps)
 
 
 UNIT: Final = 2**20
@@ -225,9 +201,6 @@ class StepTerms:
         unit: "record" or "agent", which is clipped and sampled.
         radius: R, the largest norm of an agent's sum, in clips; with unit "agent" it is 1.
         rate: q, exactly.
-
-    Raises:
-        InvalidSetting: a value is out of bounds.
     """
 
     num_classes: int
@@ -236,12 +209,6 @@ class StepTerms:
     unit: Literal["record", "agent"]
     radius: float
     rate: Fraction
-
-    def __post_init__(self) -> None:
-        if self.num_classes < 2 or self.rows < 2 or not 0 < self.clip < math.inf:
-            raise InvalidSetting("a step has at least two classes and rows, and clips at a positive finite norm")
-        if not 0 < self.rate <= 1 or not self.radius >= 1:
-            raise InvalidSetting(f"a step samples at a rate up to 1 into a ball of at least 1 clip, found {self}")
 
     @property
     def numbers(self) -> int:
@@ -349,7 +316,11 @@ METHOD: Final = Method(
     "in each step, the clipped gradients of a secret sample of its records, or its clipped update",
     sums="clipped gradients",
     ballots=ballots,
-    stated=BoundedNumbers(step_sum, longest_step_grid, check_step, all_steps),
+    stated=BoundedNumbers.of_vectors(
+        step_sum,
+        "the numbers of an agent are longer than a clipped sum can be, which this task's price does not cover",
+        all_steps,
+    ),
     takes=frozenset({"training", "training.axes", "training.sampled"}),
     single_round=True,
     asks_for_a_model=True,

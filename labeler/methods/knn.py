@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from labeler.errors import InvalidSetting
 from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
-from labeler.setting import Setting, StatedLevel
+from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import RunnerContext
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labeler.task import Task
 
 
-def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
+def squared(task: Task, level: StatedLevel, queries: int) -> int:
     """Squared L2 sensitivity of the sums of Q queries: 2 Q, 2 Q min(m, k)^2 for a person, Q k^2 for an agent.
 
     For attributes, with t = min(tau, C) votes of a record and w = min(2 t, C) between two: w Q, w Q min(m, k)^2 and
@@ -51,37 +51,37 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> int:
     alone. Two such vectors differ, by one, exactly where one has a one and the other none. That is at no more than
     t + t places, and at no more than C, so |u - v|^2 <= w, and |u - 0|^2 <= t <= w. *Instance:* which records are the
     first k does not depend on what they vote for. So a record that comes or goes swaps one vector for another, or adds
-    or removes one: w per query, attained by two records without a common attribute if 2 t <= C. *Person:* j leaving
+    or removes one: w per query. Two records without a common attribute attain it if 2 t <= C. *Person:* j leaving
     and at most j entering vectors, paired, are j such differences, whose sum has a norm of at most j sqrt(w).
     *Agent:* k vectors of t ones sum to entries of at most k that add up to at most k t. So
     sum b_c^2 <= k sum b_c <= t k^2, attained when all neighbors vote for the same t.
     """
-    votes = setting.votes_of_a_record
+    votes = task.votes_of_a_record
     if level == "agent":
-        return queries * votes * setting.k**2
-    group = 1 if level == "instance" else _of_a_person(setting)
-    return min(2 * votes, setting.num_classes) * queries * group**2
+        return queries * votes * task.k**2
+    group = 1 if level == "instance" else _of_a_person(task)
+    return min(2 * votes, task.num_classes) * queries * group**2
 
 
-def largest(setting: Setting, level: StatedLevel) -> int:
+def largest(task: Task, level: StatedLevel) -> int:
     """Return one vote for a record, which votes at most once per query: a swap moves one vote between two coordinates.
 
     For a person, as many votes as its records have there; those that replace them move the coordinate the other way.
     For an agent, all its k neighbors of one query.
     """
     if level == "agent":
-        return setting.k
-    return 1 if level == "instance" else _of_a_person(setting)
+        return task.k
+    return 1 if level == "instance" else _of_a_person(task)
 
 
-def _of_a_person(setting: Setting) -> int:
+def _of_a_person(task: Task) -> int:
     """Return the most records of a person that vote at one query: no more than k."""
-    return min(records_of_a_person(setting), setting.k)
+    return min(records_of_a_person(task), task.k)
 
 
-def per_cell(setting: Setting) -> int:
+def per_cell(task: Task) -> int:
     """Return k: all neighbors of a query may have one class."""
-    return setting.k
+    return task.k
 
 
 def knn_ballots(neighbor_labels: NDArray[np.integer], *, num_classes: int) -> NDArray[np.int64]:
@@ -182,6 +182,6 @@ METHOD: Final = Method(
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
     takes=frozenset({"k", "attributes_per_record"}),
-    row_total=lambda setting: setting.k,
+    row_total=lambda task: task.k,
     is_attacked=True,
 )

@@ -9,9 +9,9 @@ whole job. `reverse_knn_ballots` casts the votes.
 A cap on how many records vote (`max_agent_records`) bounds an agent by the worst that n records could do: all in one
 place, n^2 k. Real ballots are spread over many questions and far shorter. So an agent takes its whole batch b, the
 counts of Q questions and C classes as one vector. It leaves out the mean of each question, which says nothing about
-classes. It projects the rest onto the ball of radius R around zero, R votes and public:
+classes. It projects the rest onto the ball of radius R around zero, R votes and public.
 
-    v = C b - (sum of the question's counts)        C times the centered ballot, in whole numbers,
+    v = C b - (sum of the question's counts)        C times the centered ballot, in whole numbers.
 
     p(b) = trunc(S v / C)                           if sum v^2 <= C^2 R^2,
     p(b) = trunc(S R v / |v|)                       else, entry by entry, on the grid of S units per vote.
@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 from labeler.methods.knn import NEIGHBORS_AT_ONCE
 from labeler.methods.sensitivity import CountedVotes, Method, check_labels, records_of_a_person
 from labeler.records import UNDECLARED_RECORDS
-from labeler.setting import Setting, StatedLevel
+from labeler.setting import StatedLevel
 
 if TYPE_CHECKING:
     from labeler.methods.sensitivity import RunnerContext
@@ -66,7 +66,7 @@ UNBOUNDED_RECORDS: Final = 2**40
 """Replaces the number of an agent's records if a task names no bound."""
 
 
-def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | int | None:
+def squared(task: Task, level: StatedLevel, queries: int) -> Fraction | int | None:
     """Squared L2 sensitivity of the sums of one batch of Q queries, with n = `max_agent_records`.
 
     The table is for ballots as they are counted. Projected onto a ball of `ballot_radius` R
@@ -87,7 +87,7 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
     votes, 2 min(k, Q). With both, the n records of the smallest ids among E + r and among E + r' differ by one swap
     at most, as the first k of knn do. So the two caps together cost 2 min(k, Q), no more than either.
 
-    **Person.** At most m records leave, each with one vote in each of its own min(k, Q) rows:
+    **Person.** At most m records leave, each with one vote in each of min(k, Q) rows:
     entries of at most m, m min(k, Q) votes in all. So the squared norm is at most m^2 min(k, Q), attained when
     their votes fall together. mu is m times that of one record without a cap. With n, at most g = min(m, n) of
     the n records that vote leave, and as many of other people enter. Both sums have non-negative entries. So
@@ -105,28 +105,26 @@ def squared(setting: Setting, level: StatedLevel, queries: int) -> Fraction | in
     the sum of squares over all cells is at most what it was without clipping. So the bounds above hold, at all
     levels (b' = 0 at agent level, and clip(0) = 0), and so does `largest`.
     """
-    counted, radius = _squared_as_counted(setting, level, min(setting.k, queries)), setting.ballot_radius
+    counted, radius = _squared_as_counted(task, level, min(task.k, queries)), task.ballot_radius
     if radius is None:
         return counted
     if level == "agent":
         return radius**2 if counted is None else min(counted, radius**2)
     if counted is None:
         return None  # Only an agent may cast any number of votes.
-    # Imported only here: the names of methods need no numpy.
-
-    return squared_distance(counted, radius=radius, scale=setting.scale, entries=queries * setting.num_classes)
+    return squared_distance(counted, radius=radius, scale=task.scale, entries=queries * task.num_classes)
 
 
-def _squared_as_counted(setting: Setting, level: StatedLevel, places: int) -> int | None:
+def _squared_as_counted(task: Task, level: StatedLevel, places: int) -> int | None:
     """Return the table of `squared`, which proves it, for ballots as they are counted; places is min(k, Q)."""
     if level == "agent":
-        return None if setting.max_agent_records is None else setting.max_agent_records**2 * places
-    group = 1 if level == "instance" else _of_a_person(setting)
-    replaced = setting.a_record_may_be_replaced if level == "instance" else setting.max_agent_records is not None
+        return None if task.max_agent_records is None else task.max_agent_records**2 * places
+    group = 1 if level == "instance" else _of_a_person(task)
+    replaced = task.a_record_may_be_replaced if level == "instance" else task.max_agent_records is not None
     return group**2 * places * (2 if replaced else 1)
 
 
-def largest(setting: Setting, level: StatedLevel) -> int | None:
+def largest(task: Task, level: StatedLevel) -> int | None:
     """Return one vote for a record: it votes at most once per query.
 
     (Under a cap a record that leaves and the one let in may share a coordinate; then their changes cancel.) For a
@@ -134,28 +132,23 @@ def largest(setting: Setting, level: StatedLevel) -> int | None:
     agent, everything it can put there: the votes of all its n records, and no bound without n. On a ball of radius R
     no coordinate is above R, and every one may move with the others (`labeler.methods.reverse_knn`).
     """
-    radius = setting.ballot_radius
-    if radius is not None:
-        counted = _squared_as_counted(setting, level, setting.k)
-        if level == "agent":
-            return radius
-        # Imported only here, as above.
-
-        return None if counted is None else largest_distance(counted, radius=radius)
     if level == "agent":
-        return setting.max_agent_records
-    return 1 if level == "instance" else _of_a_person(setting)
+        return task.max_agent_records if task.ballot_radius is None else task.ballot_radius
+    if task.ballot_radius is not None:
+        counted = _squared_as_counted(task, level, task.k)
+        return None if counted is None else largest_distance(counted, radius=task.ballot_radius)
+    return 1 if level == "instance" else _of_a_person(task)
 
 
-def _of_a_person(setting: Setting) -> int:
+def _of_a_person(task: Task) -> int:
     """Return the most records of a person that vote: no more than the n that vote at all."""
-    records = records_of_a_person(setting)
-    return min(records, setting.max_agent_records or records)
+    records = records_of_a_person(task)
+    return min(records, task.max_agent_records or records)
 
 
-def per_cell(setting: Setting) -> int:
+def per_cell(task: Task) -> int:
     """Return n: all records of an agent may share a class and a nearest query; as counted, before any ball."""
-    return setting.max_agent_records or UNBOUNDED_RECORDS
+    return task.max_agent_records or UNBOUNDED_RECORDS
 
 
 def project(ballots: NDArray[np.int64], *, radius: int, scale: int) -> NDArray[np.int64]:

@@ -55,7 +55,7 @@ A guarantee at instance level is about one record. A person with several records
 and without `records_per_person` nothing bounds that size. A person with records at two agents changes the ballots of
 both: the norms of the two changes add up, and so do their mus. The same holds if one person has two ids.
 
-`as_winners` decides which winners have a separate price (`labeler.accounting.winner`).
+`_as_winners` decides which winners have a separate price (`labeler.accounting.winner`).
 
 `Method` describes a method: its properties, its proofs, and how an agent answers. Every system of the papers is one sum
 of bounded contributions. They differ in the meaning of a row of the sum, in the parties that add the noise, and in
@@ -65,30 +65,25 @@ whether a job can be cut into rounds. Outside their modules no code has to know 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
-from typing import TYPE_CHECKING
-
-from labeler.accounting.events import IntegerSum
-from labeler.accounting.integer import epsilon_bound
-from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
-from labeler.budget import LEAST_DELTA_OF_WINNERS
-from labeler.descent import MOST_RECORDS
-from labeler.errors import InvalidSetting, PrivacyRefusal
-from labeler.setting import Setting, StatedLevel, Training
-
-if TYPE_CHECKING:
-    from labeler.noise import VectorSum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labeler.accounting.events import IntegerSum
+from labeler.accounting.integer import epsilon_bound
+from labeler.accounting.lifetime import lifetime_event
+from labeler.accounting.winner import ONE_BIT, SWAP, IntegerWinner
+from labeler.budget import LEAST_DELTA_OF_WINNERS
+from labeler.descent import MOST_RECORDS
+from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.records import Indexes, ModelStore, PublicAxes, Records, Rows
+from labeler.setting import StatedLevel, Training
 
 if TYPE_CHECKING:
-    from labeler.accounting.events import IntegerSum
     from labeler.methods.aux_distill import LocalHeadTerms
     from labeler.methods.blind_average import LinearTerms, MeanTerms
     from labeler.methods.federated import StepTerms
@@ -98,7 +93,7 @@ if TYPE_CHECKING:
     from labeler.task import Task
 
 
-def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fraction | int | None:
+def squared_sensitivity(task: Task, level: StatedLevel, queries: int) -> Fraction | int | None:
     """Return the squared L2 sensitivity of the sums of a whole batch of `queries` queries, in votes squared.
 
     Args:
@@ -123,28 +118,28 @@ def squared_sensitivity(task: Asked, level: StatedLevel, queries: int) -> Fracti
     return counted_votes(task).squared(task, level, queries)
 
 
-def largest_change(task: Asked, level: StatedLevel) -> int | None:
+def largest_change(task: Task, level: StatedLevel) -> int | None:
     """Return the most votes by which any one coordinate of the sum can change; None if unbounded."""
     if level == "person":
         records_of_a_person(task)
     return counted_votes(task).largest(task, level)
 
 
-def records_of_a_person(setting: Setting) -> int:
+def records_of_a_person(task: Task) -> int:
     """Return m, the most records of one person with which an agent answers.
 
     Raises:
         InvalidSetting: the task does not bound them, so there is no statement about a person.
     """
-    if setting.records_per_person is None:
+    if task.records_per_person is None:
         raise InvalidSetting(
             "a price is stated for a person only where the task says with how many records of one person an agent "
             "answers at most; give the task records_per_person"
         )
-    return setting.records_per_person
+    return task.records_per_person
 
 
-def most_votes_per_cell(task: Asked) -> int:
+def most_votes_per_cell(task: Task) -> int:
     """Return the most votes one agent may cast for one class at one query, before its count is clipped.
 
     For methods that count votes.
@@ -152,7 +147,7 @@ def most_votes_per_cell(task: Asked) -> int:
     return counted_votes(task).per_cell(task)
 
 
-def most_votes_in_a_sum(task: Asked) -> int:
+def most_votes_in_a_sum(task: Task) -> int:
     """Return the most that one agent adds to one sum, in votes: its count, or the radius of the ballots' ball.
 
     For methods that count votes.
@@ -161,49 +156,49 @@ def most_votes_in_a_sum(task: Asked) -> int:
     return most if task.ballot_radius is None else min(most, task.ballot_radius)
 
 
-def training_of(setting: Setting) -> Training:
+def training_of(task: Task) -> Training:
     """Return how agents train.
 
     Raises:
         InvalidSetting: the price of the task's method depends on no training.
     """
-    if setting.training is None:
-        raise InvalidSetting(f"a task of method {setting.method} does not say how agents train")
-    return setting.training
+    if task.training is None:
+        raise InvalidSetting(f"a task of method {task.method} does not say how agents train")
+    return task.training
 
 
-def kept_bound(setting: Setting) -> int | None:
+def kept_bound(task: Task) -> int | None:
     """Return n_max: the public bound on every agent's records, with which a leaving record lets none in and so moves a
     model half as far (`labeler.descent`, "With a public denominator").
 
     None if the task names no bound that sites keep, or if it caps the records of a person. Such a cap may bind, so
     that one record replaces another, and the price is that of replacing for everybody.
     """
-    training = training_of(setting)
-    return None if setting.a_record_may_be_replaced else training.max_records
+    training = training_of(task)
+    return None if task.a_record_may_be_replaced else training.max_records
 
 
-def most_trained(setting: Setting) -> int:
+def most_trained(task: Task) -> int:
     """Return the most records with which an agent trains.
 
     If the task counts on a bound that sites keep, that bound; no shard that an agent answers such a task from
     holds more, so that it never binds.
     """
-    return kept_bound(setting) or MOST_RECORDS
+    return kept_bound(task) or MOST_RECORDS
 
 
-def sums_means(task: Asked) -> bool:
+def sums_means(task: Task) -> bool:
     """Return whether agents sum records by class (`labeler.methods.blind_average`) instead of training a model."""
     return task.training is not None and task.training.learner == "means"
 
 
-def unit_in_words(task: Asked) -> str:
+def unit_in_words(task: Task) -> str:
     """Return the unit of `sigma_votes`, for people, if it is not votes."""
     sampled = None if task.training is None else task.training.sampled
     return f"times what one {'record' if sampled is None else sampled.unit} can change"
 
 
-def contribution_in_words(task: Asked) -> str:
+def contribution_in_words(task: Task) -> str:
     """Return what an agent contributes, for people."""
     if task.training is not None and task.training.sampled is not None:
         if task.training.sampled.unit == "record":
@@ -216,7 +211,7 @@ def contribution_in_words(task: Asked) -> str:
     return "the sums of its records by class, along public axes" if sums_means(task) else task.traits.answer
 
 
-def one_record_in_words(task: Asked) -> str | None:
+def one_record_in_words(task: Task) -> str | None:
     """Return which of two bounds on one record's change a price is for; None if training does not matter."""
     if task.training is None:
         return None
@@ -246,7 +241,7 @@ def one_record_in_words(task: Asked) -> str | None:
     return f"one record moves a model by at most 2 L / (n lambda), as if it replaced another: {why}"
 
 
-def answer_sum(task: Asked) -> VectorSum:
+def answer_sum(task: Task) -> VectorSum:
     """Return the noisy vector that prices a task without vote counts: the sum of all agents, or each agent's own.
 
     Raises:
@@ -255,23 +250,7 @@ def answer_sum(task: Asked) -> VectorSum:
     return bounded_numbers(task).answer_sum(task)
 
 
-def model_event(task: Asked, level: StatedLevel) -> IntegerSum:
-    """Return everything that a task without vote counts opens, rounding included.
-
-    Args:
-        task: of such a method.
-        level: the unit whose presence is protected.
-
-    Raises:
-        InvalidSetting: the level is a person's, and the task has no `records_per_person`.
-    """
-    stated = bounded_numbers(task)
-    if stated.event is not None:
-        return stated.event(task, level)
-    return stated.answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
-
-
-def least_delta(task: Asked) -> float:
+def least_delta(task: Task) -> float:
     """Return the least delta at which the charges of a task bound anything; 0 if they do at every one.
 
     The charges of winners and of sums over secret samples are pairs, of which a ledger keeps only the Gaussian part
@@ -281,25 +260,30 @@ def least_delta(task: Asked) -> float:
     return LEAST_DELTA_OF_WINNERS if task.release == "winner" or task.traits.is_sampled else 0.0
 
 
-def integer_event(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
+def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
     """Return the composition of `queries` queries of a task as an event; None if its sensitivity is unbounded.
 
-    For votes for life: everything that is ever asked, for any number of queries.
+    For votes for life: everything that is ever asked, for any number of queries. Without vote counts: everything that
+    the task opens, rounding included.
+
+    Raises:
+        InvalidSetting: the level is a person's, and the task has no `records_per_person`.
+        PrivacyRefusal: the task's method has no stated sensitivity.
     """
     if not task.traits.counts:
-        return model_event(task, level)
+        stated = bounded_numbers(task)
+        if stated.event is not None:
+            return stated.event(task, level)
+        return stated.answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
     if task.life is not None:
-        # Imported only here: the names of methods need no numpy.
-        from labeler.accounting.lifetime import lifetime_event
-
         return lifetime_event(task) if level == "instance" else None
     sums = summed_votes(task, level, queries)
     if sums is None or task.release != "winner":
         return sums
-    return as_winners(task, queries, sums, one=summed_votes(task, level, 1))
+    return _as_winners(task, queries, sums, one=summed_votes(task, level, 1))
 
 
-def summed_votes(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | None:
+def summed_votes(task: Task, level: StatedLevel, queries: int) -> IntegerSum | None:
     """Return the noisy histograms of `queries` queries as an event, whatever part is opened; None if unbounded."""
     squared = squared_sensitivity(task, level, queries)
     largest = largest_change(task, level)
@@ -316,8 +300,8 @@ def summed_votes(task: Asked, level: StatedLevel, queries: int) -> IntegerSum | 
     )
 
 
-def largest_distance(task: Asked, level: StatedLevel) -> float:
-    """Return how far neighboring data move that vector before rounding, in units of `sigma_votes`; for real noise."""
+def largest_distance(task: Task, level: StatedLevel) -> float:
+    """Return how far neighboring data move `answer_sum` before rounding, in units of `sigma_votes`; for real noise."""
     spec = answer_sum(task)
     if level == "agent":
         return spec.largest_norm * task.sigma_votes / spec.sigma
@@ -325,7 +309,7 @@ def largest_distance(task: Asked, level: StatedLevel) -> float:
     return spec.group_distance(records) * task.sigma_votes / spec.sigma
 
 
-def counted_votes(task: Asked) -> CountedVotes:
+def counted_votes(task: Task) -> CountedVotes:
     """Return what is proved of the task's method, for one that counts votes.
 
     Raises:
@@ -337,7 +321,7 @@ def counted_votes(task: Asked) -> CountedVotes:
     raise _without_sensitivity(task.method)
 
 
-def bounded_numbers(task: Asked) -> BoundedNumbers:
+def bounded_numbers(task: Task) -> BoundedNumbers:
     """Return what is proved of a method whose agents answer with real numbers; see `counted_votes`."""
     if isinstance(task.traits.stated, BoundedNumbers):
         return task.traits.stated
@@ -351,7 +335,7 @@ def _without_sensitivity(method: str) -> PrivacyRefusal:
     )
 
 
-def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum | None) -> IntegerSum:
+def _as_winners(task: Task, queries: int, sums: IntegerSum, *, one: IntegerSum | None) -> IntegerSum:
     """Return the winners of noisy sums as a separate event, if its bound is smaller than that of the sums.
 
     If rows have a total (top-k votes, one vote of a model), each query is bounded separately. Squared by votes, a
@@ -373,18 +357,11 @@ def as_winners(task: Asked, queries: int, sums: IntegerSum, *, one: IntegerSum |
         or task.delta < LEAST_DELTA_OF_WINNERS
         or one is None
         or one.largest_change != 1
+        or one.squared_sensitivity not in (1, 2)
     ):
         return sums
-    if one.squared_sensitivity not in (1, 2):
-        return sums
     winners = IntegerWinner(
-        squared_sensitivity=sums.squared_sensitivity,
-        largest_change=sums.largest_change,
-        grid_scale=sums.grid_scale,
-        share_sigma_grid=sums.share_sigma_grid,
-        noise_contributors=sums.noise_contributors,
-        coordinates=sums.coordinates,
-        level=sums.level,
+        **vars(sums),
         change=ONE_BIT if one.squared_sensitivity == 1 else SWAP,
         queries=queries,
         is_duel=task.num_classes == 2 and task.abstain_below is None,
@@ -401,15 +378,15 @@ class CountedVotes:
     """The proved bounds of a method whose agents count votes, at every level.
 
     Attributes:
-        squared: (setting, level, queries): the squared L2 norm of the largest change of the sums of one batch of
+        squared: (task, level, queries): the squared L2 norm of the largest change of the sums of one batch of
             `queries` queries; None if there is no bound. The function's docstring is the proof.
-        largest: (setting, level): the most whole votes by which one coordinate changes; None if there is no bound.
-        per_cell: (setting): the most votes that one agent may cast for one class at one query, before it is clipped.
+        largest: (task, level): the most whole votes by which one coordinate changes; None if there is no bound.
+        per_cell: (task): the most votes that one agent may cast for one class at one query, before it is clipped.
     """
 
-    squared: Callable[[Setting, StatedLevel, int], Fraction | int | None]
-    largest: Callable[[Setting, StatedLevel], int | None]
-    per_cell: Callable[[Setting], int]
+    squared: Callable[[Task, StatedLevel, int], Fraction | int | None]
+    largest: Callable[[Task, StatedLevel], int | None]
+    per_cell: Callable[[Task], int]
 
 
 @dataclass(frozen=True)
@@ -417,17 +394,32 @@ class BoundedNumbers:
     """The proved bounds of a method whose agents answer with real numbers on a grid.
 
     Attributes:
-        answer_sum: (setting): the noisy vector that prices the task, in units of one record's change: the sum of all
+        answer_sum: (task): the noisy vector that prices the task, in units of one record's change: the sum of all
             agents, or each agent's own. The function's docstring and that of `VectorSum` are the proof.
-        longest: (setting): the largest magnitude of one number of one agent on the grid, grid units.
-        check: (numbers, setting): refuse numbers of one agent beyond what the price covers; int64, grid units.
-        event: (setting, level): everything that a task opens, if that is more than `answer_sum` once; None: once.
+        longest: (task): the largest magnitude of one number of one agent on the grid, grid units.
+        check: (numbers, task): refuse numbers of one agent beyond what the price covers; int64, grid units.
+        event: (task, level): everything that a task opens, if that is more than `answer_sum` once; None: once.
     """
 
-    answer_sum: Callable[[Setting], VectorSum]
-    longest: Callable[[Setting], int]
-    check: Callable[[NDArray[np.int64], Setting], None]
-    event: Callable[[Setting, StatedLevel], IntegerSum] | None = None
+    answer_sum: Callable[[Task], VectorSum]
+    longest: Callable[[Task], int]
+    check: Callable[[NDArray[np.int64], Task], None]
+    event: Callable[[Task, StatedLevel], IntegerSum] | None = None
+
+    @classmethod
+    def of_vectors(
+        cls,
+        answer_sum: Callable[[Task], VectorSum],
+        refusal: str,
+        event: Callable[[Task, StatedLevel], IntegerSum] | None = None,
+    ) -> BoundedNumbers:
+        """Return the bounds of agents that add one vector each; longer ones are refused with this sentence."""
+        return cls(
+            answer_sum,
+            lambda task: answer_sum(task).longest_grid,
+            lambda numbers, task: answer_sum(task).check(numbers, refusal),
+            event,
+        )
 
 
 class Learner(Protocol):
@@ -510,14 +502,14 @@ class Method:
         stated: its proved bounds. None: no bound on one record's change is stated, so it has no price.
         takes: optional fields of a task that have a meaning for it; others are refused.
         single_round: all queries of a task, or of a step, are one composition, asked in one round.
-        row_total: (setting): the sum of the rows of a ballot with the votes not cast, which talliers check
+        row_total: (task): the sum of the rows of a ballot with the votes not cast, which talliers check
             (`labeler.tally`); None if rows have no total.
         asks_for_a_model: the sum is a model's weights; its rows are not queries, and the public images are labeled with
             it afterwards.
         has_local_noise: each agent's answer already contains its noise, enough for its own price. Then no share of
             noise is added to the sum, and no collusion weakens the guarantee.
         is_reverse: each record looks for its k nearest queries, rather than each query for its k nearest records. Then
-            k is at most the number of queries, any number of votes of one agent may meet in a cell, and the sum of the
+            k is at most the number of queries, and any number of votes of one agent may meet in a cell. The sum of the
             counts reveals approximately how many records there are.
         evaluates: agents score a public model (`labeler.methods.evaluate`); no image gets a label.
         is_attacked: `labeler audit` has adversaries made for it. Without them, adversaries of another method would
@@ -536,7 +528,7 @@ class Method:
     stated: CountedVotes | BoundedNumbers | None = None
     takes: frozenset[str] = frozenset()
     single_round: bool = False
-    row_total: Callable[[Setting], int] | None = None
+    row_total: Callable[[Task], int] | None = None
     asks_for_a_model: bool = False
     has_local_noise: bool = False
     is_reverse: bool = False
@@ -570,13 +562,6 @@ class Method:
     def releases(self) -> tuple[ReleaseKind, ...]:
         """Return what may be opened: a winner only if a row of the sum counts votes."""
         return ("histogram", "winner") if self.counts and not self.evaluates else ("histogram",)
-
-
-class Asked(Setting, Protocol):
-    """A task, with the properties of its method."""
-
-    @property
-    def traits(self) -> Method: ...
 
 
 def check_labels(labels: NDArray[np.integer], num_classes: int, *, least: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from api.coordinator import submission
 from api.coordinator.budgets import open_accounts
 from api.coordinator.config import CoordinatorConfig
 from api.coordinator.ownership import Owners, Reader
 from api.coordinator.stores import Stores
+from api.coordinator.submission import Submissions
 from api.coordinator.tasks import create_task
 from api.coordinator.uploads import Upload, upload_of_features
 from api.schema import JobRequest, JobView, TaskRequest
@@ -54,6 +54,10 @@ class House:
         self.tasks, self.jobs, self.parties = self.stores.tasks, self.stores.jobs, self.stores.parties
         self.owners = Owners(self.tasks, self.jobs, self.stores.shares)
 
+    @property
+    def submissions(self) -> Submissions:
+        return Submissions(self.config, self.stores, self.owners)
+
     def with_caps(self, *, federation: tuple[Any, Any], agents: tuple[Any, Any] = ("unlimited", "unlimited")) -> House:
         """The same house, with other caps (instance, agent); accounts are changed to them."""
         names = ("instance_epsilon", "agent_epsilon")
@@ -74,15 +78,8 @@ class House:
 
     def task(self, **fields: Any) -> TaskRecord:
         request = {"name": "animals", "sigma_votes": 40.0, "delta": 1e-5, "max_queries": 100, "k": 5} | fields
-        return create_task(
-            TaskRequest.model_validate(request),
-            by="tok-1",
-            config=self.config,
-            tasks=self.tasks,
-            parties=self.parties,
-            clock=self.clock,
-            nonce=lambda: secrets.token_hex(16),
-        )
+        wanted = TaskRequest.model_validate(request)
+        return create_task(wanted, by="tok-1", config=self.config, stores=self.stores, nonce=secrets.token_hex(16))
 
     def upload(self, count: int, *, start: int = 0) -> Upload:
         vectors = [[1.0 + (start + number) / 7, 2.0, -1.0] for number in range(count)]
@@ -92,14 +89,11 @@ class House:
         self, task: TaskRecord, count: int, *, key: str | None = None, start: int = 0, by: str = "tok-1", **fields: Any
     ) -> JobView:
         request = {"task_id": task.digest, "backbone_fingerprint": FINGERPRINT} | fields
-        return submission.submit(
+        return self.submissions.submit(
             JobRequest.model_validate(request),
             self.upload(count, start=start),
             reader=Reader(by, "requester"),
-            owners=self.owners,
             idempotency_key=key,
-            config=self.config,
-            stores=self.stores,
         )
 
     def begin(self, job_id: str, *, asked: tuple[str, ...] | None = None) -> None:

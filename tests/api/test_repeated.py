@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from api.logs import FIRST, MOST_KINDS, WINDOW_S, CountRepeats
+from api.logs import FIRST, WINDOW_S, CountRepeats
 
 
 class Kept(logging.Handler):
@@ -66,22 +66,3 @@ def test_exceptions_of_one_place_are_one_kind_whatever_they_say(desk: Desk) -> N
         except ValueError:
             desk.logger.exception("defect")
     assert len(desk.kept.lines) == FIRST
-
-
-def test_what_is_said_at_level_info_is_never_counted(desk: Desk) -> None:
-    for _ in range(100):
-        desk.logger.info("request")
-    assert len(desk.kept.lines) == 100
-
-
-def test_the_kinds_that_are_remembered_are_bounded(desk: Desk) -> None:
-    for number in range(3 * MOST_KINDS):
-        desk.logger.warning("kind", extra={"number": number})
-    assert len(desk.handler._seen) == MOST_KINDS
-
-
-def test_after_its_window_a_kind_is_written_again(desk: Desk) -> None:
-    desk.logger.warning("once")
-    desk.now = WINDOW_S + 1
-    desk.logger.warning("once")
-    assert desk.kept.lines == ["once", "once"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -13,7 +14,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labeler.errors import InvalidSetting, InvalidTask
 from labeler.methods.reverse_knn import largest_distance, project, reverse_knn_ballots, squared_distance
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
 from labeler.noise import noise_share
@@ -21,18 +21,14 @@ from labeler.planning import has_finite_price, price
 from labeler.randomness import seeded_source
 from labeler.release import contribution, largest_sum, on_grid
 from labeler.solving import solve_sigma
-from labeler.task import Level, Task, parse_task
+from labeler.task import Level, Task
+from tests.labeler.tasks import make_task
 
 CLASSES = 3
 Ballots = NDArray[np.int64]
 
 
-def task_of(**fields: Any) -> Task:
-    given_fields: dict[str, Any] = {
-        "name": "t", "classes": ("a", "b", "c"), "method": "reverse-knn", "sigma_votes": 5.0, "delta": 1e-4,
-        "max_queries": 4, "agents": 3, "ballot_radius": 2,
-    }  # fmt: skip
-    return parse_task(given_fields | fields)
+task_of = partial(make_task, method="reverse-knn", max_queries=4, ballot_radius=2)
 
 
 def _by_definition(ballots: Ballots, radius: int, scale: int) -> Ballots:
@@ -105,29 +101,6 @@ def test_no_pair_of_small_ballots_is_moved_further_apart_than_the_bound(radius: 
         assert max(np.abs(change).max() for change in changes) <= one_entry
         checked += len(changes)
     assert checked > 300
-
-
-def test_the_bounds_are_nearly_attained() -> None:
-    """Two ballots that vote against each other are opposite points of the sphere, but for what truncation takes."""
-    one, other = (np.array([row], dtype=np.int64) for row in ([9, 0], [0, 9]))
-    far = project(one, radius=2, scale=10**6) - project(other, radius=2, scale=10**6)
-    most = squared_distance(162, radius=2, scale=10**6, entries=2)
-    assert most == 4 * 2**2
-    assert 15.9999 < Fraction(int((far**2).sum()), 10**12) <= most
-    near = squared_distance(1, radius=50, scale=10**6, entries=2)
-    assert 1 < near < 1 + Fraction(3, 10**6)
-
-
-def test_without_the_allowance_for_rounding_the_bound_would_be_wrong() -> None:
-    """A record moves some pair by more than S grid units, by less than S + sqrt(QC): the term is needed."""
-    worst, scale, radius, entries = 0, 1, 3, 3
-    for ballot in _all_ballots(entries, 6):
-        for entry in range(entries):
-            more = ballot.copy()
-            more[0, entry] += 1
-            change = project(ballot, radius=radius, scale=scale) - project(more, radius=radius, scale=scale)
-            worst = max(worst, int((change**2).sum()))
-    assert scale**2 < worst <= squared_distance(1, radius=radius, scale=scale, entries=entries) * scale**2
 
 
 @settings(max_examples=150, deadline=None)
@@ -213,20 +186,9 @@ def test_the_noise_for_a_price_is_found_whatever_noise_the_task_had(level: Level
     assert price(task_of(sigma_votes=found * (1 - 1e-5))).statement(level).epsilon > 1.0
 
 
-def test_a_ball_makes_the_agent_level_finite_and_only_reverse_knn_has_one() -> None:
+def test_a_ball_makes_the_agent_level_finite() -> None:
     assert has_finite_price(task_of(), "agent")
     assert not has_finite_price(task_of(ballot_radius=None), "agent")
-    for method in ("knn", "ensemble"):
-        with pytest.raises(InvalidTask, match="ballot_radius only means something for method reverse-knn"):
-            task_of(method=method)
-
-
-def test_a_task_without_a_ball_is_written_and_hashed_as_before_there_were_balls() -> None:
-    plain = task_of(ballot_radius=None)
-    assert "ballot_radius" not in plain.model_dump(mode="json")
-    assert plain.digest == "1f9545b2f7e42a60796bf53a90b72a3209d17b8019a11efab5035701ecb8df87"
-    assert task_of().digest != plain.digest
-    assert parse_task(task_of().model_dump(mode="json")) == task_of()
 
 
 def test_what_leaves_is_the_drawn_ballot_and_the_noise_share() -> None:
@@ -271,10 +233,3 @@ def test_the_bound_is_no_smaller_than_its_square_root_formula(scale: int, square
     rest = found * scale**2 - scale**2 * squared - entries
     assert rest.denominator == 1
     assert (int(rest) - 1) ** 2 < 4 * scale**2 * squared * entries <= int(rest) ** 2
-
-
-def test_a_radius_for_which_no_noise_is_enough_is_refused_in_a_sentence() -> None:
-    fields = {"name": "t", "classes": ["a", "b"], "method": "reverse-knn", "k": 1, "sigma_votes": 1.0, "delta": 1e-5}
-    task = parse_task(fields | {"agents": 3, "max_queries": 10, "ballot_radius": 2**40})
-    with pytest.raises(InvalidSetting, match="sigma_votes"):
-        solve_sigma(task, 1e-3, level="agent")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from labeler.accounting.events import NANO
 from labeler.batching import (
     BATCH_QUERIES,
     MAX_ROUND_ENTRIES,
@@ -12,7 +13,6 @@ from labeler.batching import (
     question_charges,
     round_sizes,
 )
-from labeler.budget import NANO
 from labeler.errors import InvalidTask
 from labeler.messages.bodies import MAX_ENTRIES
 from labeler.planning import price

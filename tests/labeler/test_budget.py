@@ -13,19 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from labeler.accounting.gaussian import epsilon_of_delta
+from labeler.accounting.events import NANO, nano_units
 from labeler.budget import (
     LEAST_DELTA,
     MOST_DELTA,
     MOST_EPSILON,
-    NANO,
     Account,
     NothingLeft,
     Reservation,
     budget_for,
-    nano_units,
 )
-from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, PrivacyRefusal, ProtocolViolation
+from labeler.errors import BudgetExceeded, InvalidSetting, PrivacyRefusal, ProtocolViolation
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -157,14 +155,6 @@ def test_budget_comes_back_only_with_a_proof_about_the_same_reservation() -> Non
         NothingLeft("job", "probably")  # type: ignore[arg-type]  # the point of the test
 
 
-def test_a_delayed_repeat_of_a_voided_reservation_pays_for_nothing() -> None:
-    account = Account("a", "instance", 10).reserve("job", 3).void("job", NothingLeft("job", "refused"))
-    with pytest.raises(PrivacyRefusal, match="voided and pays for nothing"):
-        account.reserve("job", 3)
-    with pytest.raises(PrivacyRefusal, match="voided with a proof"):
-        account.post("job")
-
-
 @pytest.mark.parametrize("bad", ["", None, 7])
 def test_a_reservation_needs_a_name(bad: Any) -> None:
     with pytest.raises(InvalidSetting, match="reservation id"):
@@ -176,16 +166,6 @@ def test_an_unknown_level_or_state_is_refused() -> None:
         Account("a", "person", 10)  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(InvalidSetting, match="reserved, posted or void"):
         Reservation(1, "spent")  # type: ignore[arg-type]  # the point of the test
-
-
-@settings(max_examples=80, deadline=None)
-@given(epsilon=st.floats(1e-3, 100), delta=st.floats(-12, -1).map(lambda exponent: 10.0**exponent))
-def test_a_cap_never_buys_more_than_its_epsilon_and_delta(epsilon: float, delta: float) -> None:
-    cap = budget_for(epsilon, delta)
-    spent = epsilon_of_delta(delta, math.sqrt(cap / NANO))
-    assert spent <= epsilon
-    # And not much less: a few nano-units, and the part in 1e7 kept back.
-    assert epsilon_of_delta(delta, math.sqrt((cap * (1 + 1e-6) + 2) / NANO)) >= epsilon * (1 - 1e-9)
 
 
 def exact_delta(epsilon: float, mu_squared: mpf) -> mpf:
@@ -235,18 +215,6 @@ def compare_a_cap(epsilon: float, delta: float) -> None:
         assert exact_delta(epsilon, mpf(cap) * (1 + mpf(3) / 10**6) / NANO) > mpf(delta) * (1 - mpf(10) ** -3)
 
 
-@pytest.mark.parametrize("epsilon", [1e3 + 1e-9, 1e4, 1e300])
-def test_a_budget_that_nobody_has_proved_is_refused(epsilon: float) -> None:
-    with pytest.raises(InvalidSetting, match='write "unlimited"'):
-        budget_for(epsilon, 1e-5)
-
-
-@pytest.mark.parametrize("delta", [1e-101, 5e-324, 1 - 1e-7])
-def test_a_delta_outside_the_proven_range_is_refused(delta: float) -> None:
-    with pytest.raises(InvalidSetting, match="delta must be"):
-        budget_for(1.0, delta)
-
-
 @given(more=st.floats(1.001, 3))
 def test_a_larger_budget_is_never_a_smaller_cap(more: float) -> None:
     assert budget_for(1.0, 1e-5) <= budget_for(1.0 * more, 1e-5)
@@ -278,69 +246,6 @@ def test_a_malformed_budget_is_refused(epsilon: float, delta: float) -> None:
         budget_for(epsilon, delta)
 
 
-def test_what_an_account_refuses_it_says_word_for_word() -> None:
-    """People read these sentences when nothing is released any more."""
-    account = Account("agent-1", "instance", 10).reserve("job-1", 4)
-    void = account.void("job-1", NothingLeft("job-1", "refused"))
-    posted = account.post("job-1")
-    said = {
-        "id": (lambda: account.post(""), "a reservation id is a text of at least one character"),
-        "amount": (
-            lambda: account.reserve("job-2", 2.0),  # type: ignore[arg-type]
-            "an amount is a positive whole number of nano-units of mu^2, found 2.0 (float)",
-        ),
-        "nobody": (
-            lambda: Account("new", "agent", 3).reserve("job-1", 4),
-            "account 'new', agent level: 4 nano-units of mu^2 were asked for and 3 of 3 are left. Last spenders: "
-            "nobody yet. Ask fewer queries, raise sigma_votes, or raise the budget.",
-        ),
-        "unknown": (
-            lambda: account.post("job-2"),
-            "account 'agent-1' has no reservation 'job-2'; reserve it first",
-        ),
-        "other amount": (
-            lambda: account.reserve("job-1", 5),
-            "account 'agent-1': reservation 'job-1' is for 4 nano-units and was asked for again with 5; a different "
-            "request needs a different id",
-        ),
-        "void again": (
-            lambda: void.reserve("job-1", 4),
-            "account 'agent-1': reservation 'job-1' was voided and pays for nothing; use a new id",
-        ),
-        "void released": (
-            lambda: void.post("job-1"),
-            "account 'agent-1': reservation 'job-1' was voided with a proof that nothing left, and is now reported as "
-            "released; do not release, and find out which of the two is true",
-        ),
-        "released void": (
-            lambda: posted.void("job-1", NothingLeft("job-1", "refused")),
-            "account 'agent-1': reservation 'job-1' was released and stays charged for ever",
-        ),
-        "no proof": (
-            lambda: account.void("job-1", NothingLeft("job-2", "refused")),
-            "account 'agent-1': voiding reservation 'job-1' needs a NothingLeft about it",
-        ),
-        "truth": (lambda: budget_for(True, 1e-5), "epsilon and delta must be numbers, found a truth value"),
-    }
-    for what, (step, sentence) in said.items():
-        with pytest.raises(LabelerError) as refusal:
-            step()
-        assert str(refusal.value) == sentence, what
-
-
-def test_an_overdrawn_account_is_refused_with_its_numbers() -> None:
-    spent = {f"job-{number}": Reservation(5) for number in range(5)}
-    with pytest.raises(BudgetExceeded) as refusal:
-        Account("agent-1", "agent", 24, spent)
-    found = refusal.value
-    assert str(found) == "account 'agent-1', agent level: 25 is spent of 24"
-    assert (found.account, found.level, found.asked, found.left, found.cap) == ("agent-1", "agent", 25, 0, 24)
-    assert found.last_spenders == (("job-2", 5), ("job-3", 5), ("job-4", 5))
-
-
-def test_a_step_that_was_taken_gives_back_the_same_account() -> None:
-    account = Account("agent-1", "instance", 10).reserve("job-1", 4)
-    void, posted = account.void("job-1", NothingLeft("job-1", "refused")), account.post("job-1")
-    assert account.reserve("job-1", 4) is account
-    assert posted.post("job-1") is posted
-    assert void.void("job-1", NothingLeft("job-1", "refused")) is void
+def test_budgets_at_the_ends_of_their_range_are_made() -> None:
+    assert budget_for(MOST_EPSILON, 1e-5) > budget_for(999.0, 1e-5) > 10**12
+    assert budget_for(0.0, MOST_DELTA) > budget_for(0.0, 0.5) > budget_for(0, LEAST_DELTA) == 0

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from labeler.expectation import RECORDS_EACH, expect, say_expected, votes_per_question, winning_chance
+from labeler.expectation import RECORDS_EACH, expect, questions_for, say_expected, votes_per_question, winning_chance
 from labeler.solving import solve_sigma
 from labeler.task import Task, parse_task
+from tests.labeler.tasks import make_task
 
-
-def task(**changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "t",
-        "classes": [f"c{number}" for number in range(10)],
-        "method": "reverse-knn",
-        "k": 1,
-        "sigma_votes": 1.0,
-        "delta": 1e-4,
-        "max_queries": 20,
-        "agents": 3,
-        "colluding_agents": 1,
-    }
-    return parse_task(fields | changes)
+task = partial(
+    make_task,
+    classes=[f"c{number}" for number in range(10)],
+    method="reverse-knn",
+    k=1,
+    sigma_votes=1.0,
+    max_queries=20,
+    colluding_agents=1,
+)
 
 
 def at(epsilon: float, **changes: Any) -> Task:
@@ -42,11 +41,6 @@ def test_the_chance_that_a_class_stands_out_is_what_simulation_finds(distance: f
     lead = rng.normal(size=draws) + distance
     others = rng.normal(size=(draws, classes - 1)).max(axis=1)
     assert abs(winning_chance(distance, classes) - (lead > others).mean()) < 6 * np.sqrt(0.25 / draws)
-
-
-def test_no_lead_is_a_guess_and_a_large_one_is_sure() -> None:
-    assert winning_chance(0.0, 10) == pytest.approx(0.1, abs=1e-9)
-    assert winning_chance(15.0, 10) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_more_privacy_and_fewer_records_never_promise_more() -> None:
@@ -82,12 +76,6 @@ def test_a_delta_that_promises_little_does_not_pass_silently(fields: dict[str, A
     assert "the noise drowns the votes" in expect(task(delta=0.3, sigma_votes=1e5, **fields)).warning
     for delta in (1e-3, 1e-5):
         assert expect(task(delta=delta, sigma_votes=25.0, **fields)).warning == ""
-
-
-def test_a_delta_that_promises_little_is_told_of_models_too() -> None:
-    training = {"min_records": 150, "regularisation": 0.01}
-    fields = {"method": "blind-average", "max_queries": 65, "training": training, "sigma_votes": 4.0}
-    assert expect(task(delta=0.3, **fields)).warning.startswith("delta 0.3")
 
 
 def test_votes_of_neighbours_are_public_and_nothing_is_assumed_of_records() -> None:
@@ -127,3 +115,25 @@ def test_of_an_evaluation_it_is_said_how_far_noise_leaves_its_accuracy_open() ->
     assert "within about 3.6 points, assuming 4,800" in say_expected(found.to_json())
     assert found.warning == ""
     assert "drowns the evaluation" in expect(asked, records=300).warning
+
+
+@pytest.mark.parametrize(("epsilon", "advised"), [(0.05, 10), (0.1, 20), (1.0, 57)])
+def test_as_many_clusters_as_classes_where_noise_is_large_and_more_where_it_is_not(
+    epsilon: float, advised: int
+) -> None:
+    assert questions_for(at(epsilon, delta=1e-5, max_queries=50, colluding_agents=0)) == advised
+
+
+@given(st.floats(0.5, 1e4), st.integers(2, 60), st.integers(1, 5000), st.integers(1, 10**7))
+@settings(max_examples=100, deadline=None)
+def test_never_fewer_questions_than_classes_nor_more_than_images_carry(
+    sigma: float, classes: int, images: int, records: int
+) -> None:
+    asked = task(sigma_votes=sigma, classes=[f"c{number}" for number in range(classes)])
+    found = questions_for(asked, public_images=images, records=records)
+    assert classes <= found <= max(classes, images // 5)
+    assert found <= questions_for(asked, public_images=images, records=2 * records)
+
+
+def test_methods_whose_price_grows_with_questions_are_advised_two_for_each_class() -> None:
+    assert {questions_for(task(sigma_votes=sigma, method="ensemble")) for sigma in (1.0, 100.0)} == {20}

@@ -20,7 +20,6 @@ from labeler.methods.sensitivity import (
     answer_sum,
     largest_change,
     largest_distance,
-    model_event,
     squared_sensitivity,
 )
 from labeler.planning import has_finite_price, integer_event, price
@@ -84,23 +83,11 @@ def test_no_bound_is_borrowed_from_another_method(monkeypatch: pytest.MonkeyPatc
         lambda: squared_sensitivity(asked, "instance", 5),
         lambda: largest_change(asked, "person"),
         lambda: check_ballots(np.zeros((5, 3), dtype=np.int64), asked),
-        lambda: model_event(asked, "agent"),
         lambda: largest_distance(asked, "instance"),
         lambda: answer_sum(asked),
     ):
         with pytest.raises(PrivacyRefusal, match="method 'sixth' has no stated sensitivity"):
             ask()
-
-
-def test_the_refusal_says_what_is_to_be_stated_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = sixth(monkeypatch, SIXTH["one of many rounds"])
-    for ask in (lambda: largest_change(counting, "instance"), lambda: squared_sensitivity(counting, "instance", 5)):
-        with pytest.raises(PrivacyRefusal) as refusal:
-            ask()
-        assert str(refusal.value) == (
-            "method 'sixth' has no stated sensitivity, so it has no price; state and prove what one record, one person "
-            "and one agent change, in its module of labeler.methods"
-        )
 
 
 def votes_for_the_first(task: Task, batch: QueryBatch, records: Records, context: RunnerContext) -> Any:

@@ -10,29 +10,26 @@ import pytest
 
 from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import check_round_fits, round_sizes
-from labeler.descent import MOST_WEIGHTS
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal
 from labeler.linear_model import released_model
 from labeler.methods.aux_distill import head_terms
-from labeler.methods.blind_average import linear_terms, longest_weights_grid, weight_sum
-from labeler.methods.sensitivity import answer_sum, largest_distance, model_event, squared_sensitivity, training_of
+from labeler.methods.blind_average import linear_terms, weight_sum
+from labeler.methods.sensitivity import answer_sum, integer_event, largest_distance, squared_sensitivity, training_of
 from labeler.planning import price
 from labeler.privacy_card import privacy_card
 from labeler.randomness import seeded_source
 from labeler.release import Release, check_ballots, contribution, largest_sum
 from labeler.setting import Sampled
 from labeler.solving import solve_k, solve_sigma
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
 
 
 def task(method: str = "blind-average", **fields: Any) -> Task:
-    given = {
-        "name": "m", "classes": ["a", "b", "c"], "method": method, "sigma_votes": 4.0, "delta": 1e-5,
-        "max_queries": 65, "agents": 5, "training": TRAINING,
-    }  # fmt: skip
-    return parse_task(given | fields)
+    given = {"sigma_votes": 4.0, "delta": 1e-5, "max_queries": 65, "agents": 5, "training": TRAINING}
+    return make_task(method=method, **given | fields)
 
 
 @pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
@@ -69,22 +66,13 @@ def test_the_noise_for_a_price_is_solved(method: str) -> None:
         assert price(task(method, sigma_votes=sigma * (1 - 1e-4))).statement(level).epsilon > target
 
 
-def test_both_heads_share_the_price_that_sigma_states() -> None:
-    asked = task("aux-distill", training=TRAINING | {"score_share": 0.2})
-    terms = head_terms(asked)
-    assert terms.sigma_scores is not None
-    assert terms.sigma_head**-2 + terms.sigma_scores**-2 == pytest.approx(4.0**-2)
-    assert terms.sigma_scores**-2 == pytest.approx(0.2 * 4.0**-2)
-    assert terms.num_negatives == asked.num_negatives == 13
-
-
 def test_weights_within_the_bound_pass_and_longer_ones_are_refused_without_their_size() -> None:
     asked = task()
     spec = weight_sum(asked)
     direction = np.ones(spec.dimension) / math.sqrt(spec.dimension)
     longest = spec.quantize(direction * spec.largest_norm).reshape(65, 3)
     check_ballots(longest, asked)
-    assert np.linalg.norm(longest.astype(float)) <= longest_weights_grid(asked)
+    assert np.linalg.norm(longest.astype(float)) <= spec.longest_grid
     with pytest.raises(PrivacyRefusal, match="longer than its learner can make them"):
         check_ballots(longest + longest // 100, asked)
     huge = np.zeros((65, 3), dtype=np.int64)
@@ -146,25 +134,6 @@ def test_a_model_is_asked_in_one_round_that_must_fit_a_message() -> None:
         check_round_fits(task(max_queries=60_000_000), 60_000_000)
 
 
-@pytest.mark.parametrize(
-    ("fields", "because"),
-    [
-        ({"release": "winner"}, "release must be histogram for method blind-average"),
-        ({"k": 2}, "k must be 1"),
-        ({"training": None}, "training must be given"),
-        ({"grid_scale": 5}, "grid_scale follows"),
-        ({"method": "knn"}, "training must not be given"),
-        ({"method": "aux-distill", "max_queries": 50}, "training.dimension must be below the 10 public negatives"),
-        ({"training": TRAINING | {"min_records": 0}}, "training.min_records"),
-        ({"training": TRAINING | {"regularisation": math.nan}}, "training.regularisation"),
-        ({"training": TRAINING | {"momentum": 1}}, "training.momentum: unknown field"),
-    ],
-)
-def test_settings_without_meaning_are_refused(fields: dict[str, Any], because: str) -> None:
-    with pytest.raises(InvalidTask, match=because):
-        task(**fields)
-
-
 def test_every_field_of_the_training_is_in_the_digest() -> None:
     asked = task()
     changes = {
@@ -194,19 +163,6 @@ def test_methods_that_count_nothing_have_no_votes_to_bound_and_no_neighbours() -
         training_of(task("ensemble", training=None))
 
 
-def test_a_model_has_no_more_weights_than_rounding_is_bounded_for() -> None:
-    """The largest that fits is taken; one weight more is refused with its numbers."""
-    fits = task(max_queries=MOST_WEIGHTS // 3, classes=["a", "b", "c"]).model_copy
-    assert linear_terms(fits(update={"max_queries": MOST_WEIGHTS // 3})).num_classes == 3
-    rows = MOST_WEIGHTS // 3 + 1
-    with pytest.raises(InvalidSetting) as refusal:
-        linear_terms(fits(update={"max_queries": rows}))
-    assert str(refusal.value) == (
-        f"a model of {rows} rows and 3 classes has more than {MOST_WEIGHTS} weights, for which rounding is bounded; "
-        "use a backbone of fewer numbers"
-    )
-
-
 def test_the_mechanisms_are_those_of_the_task_field_by_field() -> None:
     training = {
         "min_records": 300, "regularisation": 0.04, "dimension": 10, "clip_norm": 0.7, "score_share": 0.2,
@@ -215,6 +171,8 @@ def test_the_mechanisms_are_those_of_the_task_field_by_field() -> None:
     assert (heads.head_dimension, heads.score_dimension) == (11, 11)
     assert (heads.head_regularisation, heads.score_regularisation, heads.clip_norm) == (0.04, 0.04, 0.7)
     assert (heads.min_records, heads.num_classes) == (300, 3)
+    assert heads.num_negatives == 13
+    assert heads.sigma_scores is not None
     assert heads.sigma_head**-2 + heads.sigma_scores**-2 == pytest.approx(4.0**-2)
     assert heads.sigma_scores**-2 == pytest.approx(0.2 * 4.0**-2)
     summed = weight_sum(task(colluding_agents=2, max_dropouts=1))
@@ -231,5 +189,32 @@ def test_distances_are_in_units_of_sigma_and_grow_with_the_records_of_a_person(m
     assert largest_distance(asked, "person") == pytest.approx(3.0)
     assert largest_distance(asked, "agent") == pytest.approx(spec.largest_norm * 6.0 / spec.sigma)
     assert largest_distance(asked, "agent") > 3.5
-    ratio = model_event(asked, "person").mu_squared / model_event(asked, "instance").mu_squared
-    assert float(ratio) == pytest.approx(9.0, rel=0.02)
+    person, one = (integer_event(asked, level, 65) for level in ("person", "instance"))
+    assert person is not None
+    assert one is not None
+    assert float(person.mu_squared / one.mu_squared) == pytest.approx(9.0, rel=0.02)
+
+
+def test_the_longest_weights_are_the_longest_vector_and_what_rounding_may_add() -> None:
+    """100 units of norm, and 196 coordinates that move by half a unit each: a vector of length 7."""
+    asked = task(classes=["a", "b"]).model_copy(update={"max_queries": 98})
+    spec = weight_sum(asked)
+    assert (spec.largest_norm, spec.dimension) == (pytest.approx(100.0), 196)
+    # The sum is a whole number and a hair; a billionth of it for rounding makes it one more.
+    assert spec.longest_grid == spec.scale * 100 + 7 + 1
+
+
+def test_weights_of_exactly_the_longest_length_pass_and_one_unit_more_does_not() -> None:
+    asked = task()
+    bound = weight_sum(asked).longest_grid
+    weights = np.zeros((65, 3), dtype=np.int64)
+    for value in (bound, -bound):
+        weights[7, 1] = value
+        check_ballots(weights, asked)
+    for value in (bound + 1, -bound - 1):
+        weights[7, 1] = value
+        with pytest.raises(PrivacyRefusal):
+            check_ballots(weights, asked)
+    weights[7, 1], weights[0, 0] = bound, 2000
+    with pytest.raises(PrivacyRefusal):
+        check_ballots(weights, asked)

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from labeler.errors import InvalidSetting, PrivacyRefusal
 from labeler.randomness import AesCtrSource, derive_key, keyed_source, os_source, seeded_source
@@ -49,20 +48,6 @@ def test_the_stream_does_not_depend_on_how_it_is_cut_into_calls(calls: list[tupl
     parts = [source.uint64(count).tobytes() if words else source.bytes(count) for words, count in calls]
     joined = b"".join(parts)
     assert joined == seeded_source(1).bytes(len(joined))
-
-
-def test_long_draws_are_one_stream_across_internal_chunks() -> None:
-    source = seeded_source(2)
-    pieces = np.concatenate([source.uint64(8191), source.uint64(1), source.uint64(20_000)])
-    np.testing.assert_array_equal(pieces, seeded_source(2).uint64(28_192))
-
-
-def test_words_are_uniform_in_every_byte() -> None:
-    drawn = np.frombuffer(seeded_source(3).bytes(1 << 20), dtype=np.uint8)
-    counts = np.bincount(drawn, minlength=256)
-    assert stats.chisquare(counts).pvalue > 1e-6
-    bits = np.unpackbits(drawn).reshape(-1, 64).mean(axis=0)
-    assert np.abs(bits - 0.5).max() < 6 * 0.5 / np.sqrt(len(drawn) / 8)
 
 
 def test_two_operating_system_sources_differ_and_are_not_seeded() -> None:

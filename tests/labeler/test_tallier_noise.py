@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from scipy import stats
 from feature_store.query_selection import model_rows
 from feature_store.rows import quantize
 from labeler.errors import InvalidSetting, InvalidTask, PrivacyRefusal, ProtocolViolation, UnsafeGrid, WrongDigest
-from labeler.messages.bodies import OpenRound, aggregate_from_bytes, aggregate_to_bytes
+from labeler.messages.bodies import OpenRound
 from labeler.methods.blind_average import weight_sum
 from labeler.methods.sensitivity import integer_event
 from labeler.noise import DiscreteGaussian, noise_source
@@ -30,12 +29,11 @@ from labeler.planning import price, resolve_colluding_agents
 from labeler.randomness import ByteSource, os_source, seeded_source
 from labeler.records import Records
 from labeler.release import check_round, contribution, input_shares, on_grid, open_histogram, open_winner
-from labeler.sharing import field_for, split, unshard
+from labeler.sharing import split, unshard
 from labeler.solving import hint, noise_choices
 from labeler.tally import AggregateShare, QueryBatch, Round, add_shares, round_of, round_with
 from labeler.task import Task, parse_task
 from tests.one_round import Tallier, agree_on_contributors
-from tests.oracles.winner_reference import reference_winners
 from tests.workers.answer import answer as answer_of
 
 KEYS = tuple(bytes([number]) * 32 for number in range(3))
@@ -91,35 +89,6 @@ def test_three_talliers_of_whom_one_is_dishonest_add_half_of_the_noise_that_thre
         other = task_of(**changes)
         assert other.total_sigma_votes == one.total_sigma_votes
         assert price(other).instance.charge_nano == price(one).instance.charge_nano
-
-
-def test_a_task_without_it_is_written_and_hashed_as_before() -> None:
-    task = parse_task(fields())
-    assert "dishonest_talliers" not in task.model_dump(mode="json")
-    assert parse_task(fields() | {"dishonest_talliers": None}).digest == task.digest
-    assert len({task.digest, task_of().digest, task_of(dishonest_talliers=2).digest}) == 3
-    assert b"tallier_sigma_grid" not in opening(round_of(task, batch_of(task, 2))).encode()
-    before = Round(task.digest, "b" * 64, 2, 3, task.quorum)
-    assert round_with(task, "b" * 64, 2).digest == before.digest != replace(before, tallier_sigma_grid=1600.0).digest
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"talliers": 2}, "talliers must be 3 where they add the noise"),
-        ({"dishonest_talliers": 3}, "dishonest_talliers"),
-        ({"dishonest_talliers": 0}, "dishonest_talliers"),
-        ({"max_dropouts": 3}, "at least one agent must contribute"),
-        ({"colluding_agents": 4}, "no more can collude than there are"),
-        (
-            {"method": "aux-distill", "k": 1, "training": {"min_records": 100, "regularisation": 0.1, "dimension": 2}},
-            "its noise is in the model from which each agent answers",
-        ),
-    ],
-)
-def test_what_such_a_task_may_not_say_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidTask, match=said):
-        task_of(**changes)
 
 
 def test_it_holds_against_all_participants_and_says_what_two_talliers_can_do() -> None:
@@ -255,16 +224,6 @@ def test_every_way_of_counting_reaches_the_talliers_bare_and_is_opened_under_the
     assert np.array_equal(unshard([share.words for share in sums], field=field), exact + drawn)
 
 
-def test_votes_for_life_promise_the_same_whoever_adds_the_noise() -> None:
-    life = {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**8, "least_similarity": 0.2}}
-    by_talliers, by_agents = price(task_of(**life)), price(parse_task(fields(**life)))
-    assert by_talliers.instance.charge_nano == by_agents.instance.charge_nano == 10**8
-    assert by_talliers.instance.epsilon == pytest.approx(by_agents.instance.epsilon, rel=1e-6)
-    assert by_talliers.life is not None
-    assert by_agents.life is not None
-    assert by_talliers.life.votes == by_agents.life.votes
-
-
 @settings(max_examples=25)
 @given(first=st.integers(0, 2), second=st.integers(0, 2), queries=st.integers(1, 5), seed=st.integers(0, 2**32))
 def test_the_noise_is_the_same_whatever_the_ballots_are(first: int, second: int, queries: int, seed: int) -> None:
@@ -347,16 +306,6 @@ def test_no_coordinator_can_write_another_noise_into_a_round(sigma: object) -> N
         OpenRound.decode(body)
 
 
-def test_a_sum_comes_back_from_its_bytes_with_the_noise_of_its_round() -> None:
-    task = task_of()
-    (share, *_) = sums_of(
-        task, {"x": ballots_for(task, 2, 0)} | {"y": ballots_for(task, 2, 1), "z": ballots_for(task, 2, 1)}
-    )
-    again = aggregate_from_bytes(aggregate_to_bytes(share))
-    assert again.round == share.round
-    assert np.array_equal(again.words, share.words)
-
-
 # A dishonest tallier.
 
 
@@ -393,23 +342,6 @@ def test_winners_are_those_of_the_noisy_sums_and_cost_what_those_cost() -> None:
     assert np.array_equal(total, task.scale * sum(ballots.values()) + drawn)
     expected = np.where(total.max(axis=1) < task.scale, -1, total.argmax(axis=1))
     assert open_winner(shares, task).labels.tolist() == expected.tolist()
-
-
-def test_where_the_field_wraps_around_a_winner_is_no_threshold_on_the_changed_count() -> None:
-    """Why winners with the talliers' noise have no price of their own: an offset turns a threshold into an interval."""
-    field = field_for(-100, 1000)
-    half = field.modulus // 2
-
-    def changes(offsets: list[int]) -> int:
-        found = []
-        for count in range(60):
-            votes, zero = np.array([[count, 20]], dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
-            shares = [field.encode(one) for one in (votes, np.array([offsets], dtype=np.int64), zero)]
-            found.append(int(reference_winners(shares, field=field)[0]))
-        return sum(one != other for one, other in pairwise(found))
-
-    assert changes([0, 0]) == changes([-15, 3]) == 1
-    assert changes([half - 15, -half]) == 2
 
 
 # Who should add it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,23 +14,21 @@ from labeler.methods.sensitivity import integer_event
 from labeler.planning import price
 from labeler.setting import LEVELS
 from labeler.solving import solve_sigma
-from labeler.task import StatedLevel, Task, parse_task
+from labeler.task import StatedLevel
+from tests.labeler.tasks import make_task
 
-
-def _task(**changes: Any) -> Task:
-    fields: dict[str, Any] = {
-        "name": "winners",
-        "classes": ["a", "b", "c"],
-        "method": "knn",
-        "k": 5,
-        "sigma_votes": 12.0,
-        "delta": 1e-5,
-        "max_queries": 40,
-        "release": "winner",
-        "agents": 5,
-        "colluding_agents": 1,
-    }
-    return parse_task(fields | changes)
+_task = partial(
+    make_task,
+    name="winners",
+    method="knn",
+    k=5,
+    sigma_votes=12.0,
+    delta=1e-05,
+    max_queries=40,
+    release="winner",
+    agents=5,
+    colluding_agents=1,
+)
 
 
 @pytest.mark.parametrize(

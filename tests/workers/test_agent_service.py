@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,12 +25,13 @@ from labeler.ledger.ledger import Ledger
 from labeler.messages import Message
 from labeler.messages.bodies import Ask, Refusal, Settled, TallierKey, share_from_bytes
 from labeler.planning import price
-from labeler.rounds.agent import ANSWERED_TO_OTHERS, NOT_KEPT
+from labeler.rounds.agent import NOT_KEPT
 from labeler.sharing import ShareVector, unshard
 from labeler.system.erasable import ERASABLE_FOLDER, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
+from tests.workers.builders import killed_at, policy_of
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
 from workers.agent.driver import AgentDriver
@@ -47,6 +46,11 @@ AGENT = "hospital-1"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
+PROCESS = (
+    "from workers.agent.service import run_agent; run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
+)
+
+
 @dataclass
 class Site:
     """One agent's home, its talliers' keys, and the relay it talks to."""
@@ -54,28 +58,31 @@ class Site:
     home: Path
     shard: Shard
     relay: Any
-    talliers: dict[str, PartyKeys]
     batch: QueryBatch
     start: Callable[..., Any]
     now: datetime = NOW
+    talliers: dict[str, PartyKeys] = field(
+        default_factory=lambda: {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
+    )
+
+    def make(self, policy: Policy | None = None, **settings: Any) -> None:
+        """Make its home, or give it other settings, and let the relay know it."""
+        fields = {"coordinator_url": self.relay.url, "shard": str(self.shard.path), "engine": "numpy"} | settings
+        config = AgentConfig(agent_id=AGENT, **fields)
+        self.relay.enrolled[AGENT] = create_agent_home(self.home, config, policy or self.policy())
+
+    def start_once(self) -> None:
+        """Start its process and stop it at once: what keeps it from starting is raised."""
+        stopped = threading.Event()
+        stopped.set()
+        run_agent(self.home, stop=stopped, clock=lambda: self.now)
 
     def policy(self, **changes: Any) -> Policy:
-        allow = {
-            "backbones": [self.shard.fingerprint],
-            "tasks": "any",
-            "methods": ["knn", "reverse-knn"],
-            "max_queries_per_day": 1000,
-            "releases": ["histogram", "winner"],
-            "max_noise_contributors": 3,
-            "approval": False,
-        }
-        return Policy.model_validate(
-            {
-                "budget": {"instance_epsilon": 5.0, "agent_epsilon": "unlimited", "delta": 1e-5},
-                "allow": allow | changes,
-                "talliers": {name: keys.public.seal_key for name, keys in self.talliers.items()},
-                "coordinator": {"verify_key": self.relay.keys.public.verify_key},
-            }
+        return policy_of(
+            budget={"instance_epsilon": 5.0},
+            talliers={name: keys.public.seal_key for name, keys in self.talliers.items()},
+            verify_key=self.relay.keys.public.verify_key,
+            **({"backbones": [self.shard.fingerprint], "releases": ["histogram", "winner"]} | changes),
         )
 
     def write_policy(self, **changes: Any) -> None:
@@ -108,20 +115,7 @@ class Site:
 
     def killed_at(self, point: str) -> None:
         """Run the agent in a process of its own, which ends itself by SIGKILL where it comes to that step."""
-        fault = self.home.parent / "fault"
-        fault.write_text(point)
-        code = (
-            "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-            "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-        )
-        died = subprocess.run(
-            [sys.executable, "-c", code, str(self.home)],
-            env=os.environ | {"LABELER_FAULTS": str(fault)},
-            cwd=Path(__file__).parents[2],
-            timeout=60,
-            check=False,
-        )
-        assert died.returncode == -signal.SIGKILL
+        killed_at(point, self.home.parent / "fault", PROCESS, self.home)
 
     def shares(self, ask: Ask, count: int) -> list[tuple[ShareVector, ...]]:
         """What the talliers can open of this agent's answers to one ask, one tuple per answer."""
@@ -154,12 +148,9 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, make_shard: Any, relay: Any, start: Any) -> Site:
-    shard = make_shard("own")
     batch = QueryBatch(make_shard("public", records=9, seed=99, public=True).features[:])
-    talliers = {f"tallier-{number}": PartyKeys.generate() for number in range(3)}
-    site = Site(tmp_path / "agent", shard, relay, talliers, batch, start)
-    config = AgentConfig(agent_id=AGENT, coordinator_url=relay.url, shard=str(shard.path), engine="numpy")
-    relay.enrolled[AGENT] = create_agent_home(site.home, config, site.policy())
+    site = Site(tmp_path / "agent", make_shard("own"), relay, batch, start)
+    site.make()
     return site
 
 
@@ -281,24 +272,6 @@ def test_no_two_sets_of_talliers_get_shares_of_one_round(site: Site) -> None:
     assert "answered for other talliers" in site.refusals(3)[-1].sentence
     running.end()
     assert site.relay.mail_of("tallier-3") == []
-
-
-def test_an_approved_task_is_answered_for_its_queries_and_no_more(site: Site) -> None:
-    site.write_policy(approval=True)
-    ask = site.ask()
-    approve(site.home, ask.task.digest)
-    site.send(ask)
-    running = site.run()
-    site.relay.wait_for("answered")
-    for number in range(1, 4):
-        features = site.batch.features.copy()
-        features[0, 0] ^= number
-        site.send(replace(ask, batch=QueryBatch(features)))
-        assert "the task has 9 queries, and with this round 18 of it" in site.refusals(number)[-1].sentence
-    site.send(ask)
-    site.relay.wait_for("answered", 2)
-    running.end()
-    assert site.spent() == price(ask.task).instance.charge_nano
 
 
 def test_a_task_that_does_not_fit_the_records_never_waits_for_a_person(site: Site) -> None:
@@ -485,10 +458,10 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
         now[0] += timedelta(days=1)
         with monkeypatch.context() as full:
 
-            def refuse(*_: Any) -> None:
+            def refuse(*_: Any, **__: Any) -> None:
                 raise Unavailable("the disk is full")
 
-            full.setattr(AgentDriver, "_give_back", refuse)
+            full.setattr("labeler.ledger.agent_memory.JournalRounds.erase_in", refuse)
             with pytest.raises(Unavailable):
                 driver.tidy()
         found.append(key in keys_in(folder))
@@ -506,21 +479,6 @@ def test_what_could_not_be_erased_by_the_clock_is_erased_by_the_same_process_lat
         time.sleep(0.02)
     running.end()
     assert found == [True, True, False]
-
-
-def test_asked_again_the_very_bytes_that_were_sealed_are_sent_also_when_the_records_are_gone(site: Site) -> None:
-    ask = site.ask()
-    site.send(ask)
-    running = site.run()
-    site.shares(ask, 1)
-    (site.shard.path / "manifest.json").rename(site.shard.path / "elsewhere.json")
-    site.send(ask)
-    site.relay.wait_for("answered", 2)
-    running.end()
-    for name in site.talliers:
-        first, again = site.relay.mail_of(name)
-        assert first.body == again.body
-        assert first.header.sequence < again.header.sequence
 
 
 def settle(site: Site, ask: Ask) -> None:
@@ -563,10 +521,7 @@ def test_what_nobody_misses_any_more_is_erased_and_refused_for_ever_in_the_same_
 def test_an_agent_process_goes_on_while_records_are_erased_and_closes_their_files(site: Site) -> None:
     first, second = site.ask(), site.ask(sigma_votes=41.0)
     site.send(first)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.agent.service import run_agent; "
-        "run_agent(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
+    code = f"import sys, threading; from pathlib import Path; {PROCESS}"
     with subprocess.Popen([sys.executable, "-c", code, str(site.home)], cwd=Path(__file__).parents[2]) as agent:
         try:
             site.shares(first, 1)
@@ -631,37 +586,6 @@ def test_a_settlement_that_never_comes_costs_an_hour_whether_or_not_the_coordina
     running.end()
 
 
-def test_what_is_over_is_erased_while_another_answer_cannot_be_made(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("labeler.rounds.agent.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("labeler.rounds.agent.LONGEST_PAUSE_S", 0.05)
-    first = site.ask(nonce="first", expires_at=NOW.timestamp() + 60)
-    site.send(first)
-    running = site.run()
-    site.relay.wait_for("answered")
-
-    real = Agent.ballots
-
-    def ballots(agent: Agent, *asked: Any) -> Any:
-        if agent.agent_id == AGENT:
-            raise BadData("the records are no good")
-        return real(agent, *asked)
-
-    monkeypatch.setattr(Agent, "ballots", ballots)
-    hopeless = site.ask(nonce="hopeless", expires_at=NOW.timestamp() + 86_400)
-    site.send(hopeless)
-    end = time.monotonic() + 60
-    while keys_of(site) != sorted([first.round.digest, hopeless.round.digest, "home"]):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    site.now = NOW + timedelta(hours=2)
-    while keys_of(site) != sorted([hopeless.round.digest, "home"]):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    running.end()
-
-
 def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_nothing(site: Site) -> None:
     ask = site.ask()
     settle(site, ask)
@@ -682,25 +606,6 @@ def test_a_settlement_of_a_round_it_was_not_charged_for_or_that_is_none_changes_
     first, again = site.shares(ask, 2)
     running.end()
     assert same(first, again)
-
-
-def test_a_round_whose_tallier_changed_its_keys_is_refused_whatever_became_of_the_records(site: Site) -> None:
-    ask = site.ask()
-    site.send(ask)
-    running = site.run()
-    site.shares(ask, 1)
-    site.talliers["tallier-1"] = PartyKeys.generate()
-    site.write_policy()
-    rotated = replace(site.ask(), batch=ask.batch)
-    site.send(rotated)
-    before = site.refusals(1)[0]
-    other = Shard.open(site.shard.path)
-    other.delete(other.record_ids[:1])
-    site.send(rotated)
-    after = site.refusals(2)[1]
-    running.end()
-    assert before == after
-    assert before.sentence == ANSWERED_TO_OTHERS
 
 
 def test_a_home_that_came_back_from_a_backup_serves_nothing_until_all_that_is_left_is_written_off(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +33,7 @@ from labeler.sharing import ShareVector, split
 from labeler.system.erasable import KeyFolder, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import AggregateShare, Round
+from tests.workers.builders import killed_at
 from workers.homes.journals import accept_restored_journal, backup_home
 from workers.party.home import TallierConfig, create_tallier_home, read_tallier_config
 from workers.tallier.service import run_tallier
@@ -152,66 +149,6 @@ def test_it_adds_up_the_agents_it_is_asked_for(table: Table) -> None:
     assert np.array_equal(aggregate.words, expected_words(table, round, "ac"))
 
 
-def test_a_sum_is_sent_again_and_never_over_other_agents_also_after_a_restart(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
-    table.through(lambda: table.sum(round, ("a", "b", "c")))
-    table.through(lambda: table.sum(round, ("a", "b")))
-    table.through(lambda: table.sum(round, ("a", "b", "c")))
-    first, again = table.sums(2)
-    assert len(table.relay.received("aggregate-share")) == 2
-    assert first.contributors == again.contributors == {"a", "b", "c"}
-    assert np.array_equal(first.words, again.words)
-
-
-def test_single_shares_are_gone_after_the_sum(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
-    table.through(lambda: table.sum(round, ("a", "b")))
-    with open_database(table.home / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
-    assert kept.contributors == {"a", "b"}
-    assert all(share.data is None for share in kept.shares.values())
-
-
-def test_an_agent_that_sends_two_different_shares_is_excluded_also_after_a_restart(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
-    table.through(lambda: table.share("b", round, seed="another"))
-    assert set(table.relay_holdings(round)) == {"a", "c"}
-    table.through(lambda: table.share("b", round))
-    assert set(table.relay_holdings(round)) == {"a", "c"}
-
-
-def test_a_retry_of_a_share_that_was_not_summed_is_told_from_a_late_and_from_another_one_also_after_a_restart(
-    table: Table, caplog: pytest.LogCaptureFixture
-) -> None:
-    round = table.round()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
-    table.through(lambda: table.sum(round, ("a", "b")))
-
-    def refusals(agent: str, *, seed: str = "") -> list[str]:
-        caplog.clear()
-        table.through(lambda: table.share(agent, round, seed=seed))
-        return [record.problem for record in caplog.records if record.message == "message refused"]
-
-    assert refusals("c") == []
-    assert refusals("a") == []
-    assert refusals("c", seed="another") == ["duplicate-agent"]
-    assert refusals("b", seed="another") == ["duplicate-agent"]
-    assert refusals("c") == []
-    table.through(lambda: table.sum(round, ("a", "b")))
-    assert {aggregate.contributors for aggregate in table.sums(2)} == {frozenset({"a", "b"})}
-
-
 def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,18 +170,9 @@ def test_no_more_rounds_and_bytes_are_open_than_a_tallier_has_room_for(
     table.open(third)
     table.relay_holdings(third)
     table.open(second)
-    monkeypatch.setattr(machine, "MAX_OPEN_ROUNDS", 10)
-    monkeypatch.setattr(machine, "MAX_OPEN_BYTES", 2 * 3 * 8 * 3 * 3 - 1)
-    caplog.clear()
-    fourth = table.round(4)
-    table.open(fourth)
-    table.sum(first, AGENTS)
-    table.sums(2)
     running.end()
-    (refusal,) = [record.sentence for record in caplog.records if record.message == "message refused"]
-    assert "could come to 144 bytes, and those of the rounds that are open here leave no room" in refusal
     told = [Refusal.decode(message.body) for message in table.relay.received("refused")]
-    assert [(one.reason, one.is_final) for one in told] == [("unavailable", False)] * 2
+    assert [(one.reason, one.is_final) for one in told] == [("unavailable", False)]
 
 
 def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invented(
@@ -272,26 +200,6 @@ def test_a_tallier_that_knows_its_agents_sums_nobody_the_coordinator_has_invente
     table.share("b", round)
     table.through(lambda: table.sum(round, ("a", "b")))
     assert [aggregate.contributors for aggregate in table.sums(1)] == [frozenset({"a", "b"})]
-
-
-def test_a_round_opened_before_the_agents_were_named_is_not_summed_over_others(
-    table: Table, caplog: pytest.LogCaptureFixture
-) -> None:
-    round = table.round()
-    table.open(round)
-    for agent in AGENTS:
-        table.share(agent, round)
-    table.through()
-    known = {name: table.agents[name].public.verify_key for name in ("a", "b")}
-    create_tallier_home(table.home, read_tallier_config(table.home).model_copy(update={"agents": known}))
-    table.sum(round, AGENTS)
-    running = table.run()
-    end = time.monotonic() + 60
-    while not any("the round names 'c'" in record.__dict__.get("sentence", "") for record in caplog.records):
-        assert time.monotonic() < end, "waited 60 s for the refusal"
-        time.sleep(0.02)
-    running.end()
-    assert table.relay.received("aggregate-share") == []
 
 
 def test_an_opening_that_cannot_be_read_is_declined_for_good(table: Table) -> None:
@@ -376,17 +284,6 @@ def test_a_share_cut_out_of_another_agents_message_is_refused(table: Table) -> N
     assert set(table.relay_holdings(round)) == {"a"}
 
 
-def test_a_replayed_share_is_dropped(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    message = table.share("a", round)
-    table.through()
-    reports = len([m for m in table.relay.received("holdings") if m.header.round_digest == round.digest])
-    table.relay.put(ME, message)
-    table.through()
-    assert len([m for m in table.relay.received("holdings") if m.header.round_digest == round.digest]) == reports
-
-
 def test_a_share_of_a_round_that_is_not_open_is_not_taken_and_may_come_again(table: Table) -> None:
     round = table.round()
     message = table.share("a", round)
@@ -411,23 +308,6 @@ def test_only_the_coordinator_opens_and_sums(table: Table) -> None:
         table.relay.put(ME, forged)
     table.through()
     assert table.relay.received("aggregate-share") == []
-
-
-def test_shares_of_an_expired_round_are_deleted_and_it_is_not_opened_again(table: Table) -> None:
-    round = table.round()
-    table.open(round)
-    table.share("a", round)
-    table.share("b", round)
-    table.through()
-    table.now[0] += timedelta(hours=2)
-    table.through(lambda: table.sum(round, ("a", "b")))
-    table.through(lambda: table.open(round))
-    table.through(lambda: table.sum(round, ("a", "b")))
-    assert table.relay.received("aggregate-share") == []
-    with open_database(table.home / "journal.db", read_only=True) as database:
-        kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)
-    assert kept.is_forgotten
-    assert not kept.shares
 
 
 @pytest.mark.parametrize(
@@ -470,24 +350,6 @@ def test_an_older_copy_of_its_journal_is_refused(table: Table) -> None:
     (table.home / "journal.db").write_bytes(older)
     with pytest.raises(JournalBehind):
         run_tallier(table.home, stop=threading.Event())
-
-
-def killed_at(table: Table, tmp_path: Path, point: str) -> None:
-    """Run it as a process of its own until it dies at a step."""
-    fault = tmp_path / "fault"
-    fault.write_text(point)
-    code = (
-        "import sys, threading; from pathlib import Path; from workers.tallier.service import run_tallier; "
-        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
-    )
-    died = subprocess.run(
-        [sys.executable, "-c", code, str(table.home)],
-        env=os.environ | {"LABELER_FAULTS": str(fault)},
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
 
 
 # The talliers' noise (labeler.noise).
@@ -535,7 +397,11 @@ def test_killed_between_storing_and_sending_it_sends_the_noise_that_it_had_drawn
     table.through()
     key = keys_in(table.home / "erasable")[round.digest + ".shares"]
     table.sum(round, AGENTS)
-    killed_at(table, tmp_path, point)
+    code = (
+        "from workers.tallier.service import run_tallier; "
+        "run_tallier(Path(sys.argv[1]), stop=threading.Event(), wait_s=0.5)"
+    )
+    killed_at(point, tmp_path / "fault", code, table.home)
     assert table.relay.received("aggregate-share") == []
     with open_database(table.home / "journal.db", read_only=True) as database:
         kept = TallierMemory(database, KeyFolder(table.home / "erasable")).load(round.digest)

@@ -124,7 +124,7 @@ class Agent:
         )
         self._models = ModelStore() if models is None else models
         self._engine = engine
-        self._trainer = Trainer(engine)
+        self._trainer = Trainer()
         self._memory_limit_bytes = memory_limit_bytes
         self._spends = spends
         if goes_to_device(products_of(shard.dimension, max_records=shard.max_records), engine):

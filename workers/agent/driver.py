@@ -411,7 +411,10 @@ class AgentDriver:
             with self._database.write() as connection:
                 if policy is not None:
                     events = self._paid(connection, policy, charges, promises)
-                self._give_back(connection, erased, withdrawn)
+                self._rounds.erase_in(erased, connection=connection)
+                for job_id in withdrawn:
+                    given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)
+                    log.info("proposal withdrawn", extra={"job_id": job_id, "rounds_given_back": given_back})
                 self._mail.write_noted(connection)
         except (JournalBroken, JournalBehind):
             raise
@@ -491,13 +494,6 @@ class AgentDriver:
             num_queries=len(ask.batch),
             recipients=machine.recipients_of(ask),
         )
-
-    def _give_back(self, connection: Connection, erased: Sequence[str], withdrawn: Sequence[str]) -> None:
-        """Erase answers that can no longer be asked for, and give back what was set aside for jobs that ended."""
-        self._rounds.erase_in(erased, connection=connection)
-        for job_id in withdrawn:
-            given_back = self._promises.withdraw(job_id, self._clock(), connection=connection)
-            log.info("proposal withdrawn", extra={"job_id": job_id, "rounds_given_back": given_back})
 
     def _one_for_life(self, charges: Sequence[tuple[str, machine.Charge]]) -> list[tuple[str, machine.Charge]]:
         """Return the charges to take now: of votes for life one, once no other round of them lacks its answer.

@@ -114,7 +114,7 @@ class DurableLedger:
             BudgetExceeded: more than a cap was spent before the cap was lowered.
         """
         policy = self._read_policy()
-        if policy is not self._opened:
+        if policy != self._opened:
             with self._database.read() as connection:
                 check_delta(connection, policy.budget.delta)
             for level in LEVELS:
@@ -215,7 +215,7 @@ class DurableLedger:
     @property
     def head(self) -> Head:
         """Return the end of the journal, which an answer carries: it covers what the answer has spent."""
-        return self._ledger.known_head()
+        return self._ledger.head()
 
     def unanswered_for_life(self) -> list[str]:
         """See AnsweredTasks."""

@@ -10,7 +10,6 @@ Every field is listed in `docs/policy.md`; a test compares the two.
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 from math import floor, isfinite
 from pathlib import Path
@@ -26,12 +25,10 @@ from labeler.methods.sensitivity import least_delta
 from labeler.planning import has_finite_price
 from labeler.setting import LEVELS
 from labeler.settings import SettingsText
+from labeler.system.files import read_named
 from labeler.task import Level, PositiveFinite, Task
 
 MAX_POLICY_BYTES = 1024 * 1024
-
-_CLOCK_TICK_NS = 1_000_000_000
-"""Far above the ticks in which file systems count time: two changes within one have the same time."""
 
 HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PartyId = Annotated[str, Field(min_length=1, max_length=200)]
@@ -320,57 +317,12 @@ def read_policy(path: Path) -> Policy:
         PolicyRefusal: it cannot be read, so nothing is allowed; the message says why.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_POLICY_BYTES + 1)
-        if len(data) > MAX_POLICY_BYTES:
-            raise InvalidSetting(f"it has more than {MAX_POLICY_BYTES} bytes")
-        return SettingsText.of(data, path.name).check(Policy)
+        return SettingsText.of(read_named(path, most_bytes=MAX_POLICY_BYTES), path.name).check(Policy)
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
     except InvalidSetting as error:
         reason = str(error)
     raise PolicyRefusal(f"the site's policy {path.name} allows nothing as it is: {reason}")
-
-
-class PolicyFile:
-    """A policy that is read again when its file is another one: another inode, size or time of change.
-
-    The same policy is the same object, so a caller that derived something from it sees that it still holds.
-
-    Args:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp: tuple[int, int, int, int] | None = None
-        self._policy: Policy | None = None
-
-    def read(self) -> Policy:
-        """Return the policy as it is now.
-
-        Raises:
-            PolicyRefusal: see `read_policy`.
-        """
-        # Before the file is read: a change in between is read again next time.
-        stamp = self._look()
-        if self._policy is None or stamp is None or stamp != self._stamp:
-            known, self._policy, self._stamp = self._policy, None, stamp
-            policy = read_policy(self._path)
-            self._policy = known if policy == known else policy
-        return self._policy
-
-    def _look(self) -> tuple[int, int, int, int] | None:
-        """Return what tells two files apart; None if nothing may, since the file is so new that its times do not
-        change.
-        """
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        if abs(time.time_ns() - status.st_ctime_ns) < _CLOCK_TICK_NS:
-            return None
-        return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def policy_toml(policy: Policy) -> str:

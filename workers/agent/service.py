@@ -33,7 +33,7 @@ from workers.agent.agent import Agent
 from workers.agent.decisions import Admission
 from workers.agent.driver import AgentDriver
 from workers.agent.ledger import DurableLedger
-from workers.agent.policy import PolicyFile
+from workers.agent.policy import read_policy
 from workers.agent.public_clock import TICK_S, DrawnProbe, Padding, PublicClock
 from workers.party.home import (
     ANCHOR_FILE,
@@ -73,8 +73,8 @@ def run_agent(
     """
     clock = clock or now_utc
     config = read_agent_config(home)
-    policy_file = PolicyFile(home / POLICY_FILE)
-    policy = policy_file.read()
+    read = partial(read_policy, home / POLICY_FILE)
+    policy = read()
     with ExitStack() as owned:
         database = open_database(home / JOURNAL_FILE, anchor=home / ANCHOR_FILE)
         owned.callback(database.close)
@@ -92,7 +92,7 @@ def run_agent(
             ledger,
             promises,
             account=account_of(config.agent_id),
-            read_policy=policy_file.read,
+            read_policy=read,
             clock=clock,
         )
         try:
@@ -109,7 +109,7 @@ def run_agent(
             coordinator_key=policy.coordinator.verify_key,
             home=home,
             database=database,
-            journal_head=ledger.known_head,
+            journal_head=ledger.head,
             check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=records.facts,
             stop=stop,
@@ -124,7 +124,7 @@ def run_agent(
             home,
             memory,
             asked_by=AskedBy(database),
-            read_policy=policy_file.read,
+            read_policy=read,
             coordinator_key=link.coordinator_key,
             clock=clock,
         )

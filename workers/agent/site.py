@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from labeler.accounting.gaussian import epsilon_of_delta
 from labeler.batching import round_sizes, total_charges
-from labeler.budget import NANO, UNBOUNDED_NANO
+from labeler.budget import epsilon_spent
 from labeler.errors import BudgetExceeded, InvalidSetting, LabelerError, NotFound, NotReady, PolicyRefusal
 from labeler.ledger.agent_memory import AgentMemory, AnsweredRound, answered, check_delta, requesters
 from labeler.ledger.database import Database, open_database
@@ -32,8 +30,6 @@ from workers.agent import decisions
 from workers.agent.decisions import is_approved, refused, stopped
 from workers.agent.policy import BudgetTable, Policy, read_policy
 from workers.party.home import ANCHOR_FILE, JOURNAL_FILE, POLICY_FILE, read_agent_config
-
-_MARGIN = 1e-7
 
 
 def site_budget(home: Path) -> list[dict[str, Any]]:
@@ -64,9 +60,7 @@ def site_budget(home: Path) -> list[dict[str, Any]]:
             "left_nano": one.left,
             "cap_epsilon": None if caps[one.level] == "unlimited" else caps[one.level],
             "life_nano": aside.get(one.account, 0) if one.level == "instance" else 0,
-            "spent_epsilon": None
-            if one.account in unpriced[one.level] or one.spent >= UNBOUNDED_NANO
-            else epsilon_of(one.spent, delta),
+            "spent_epsilon": None if one.account in unpriced[one.level] else epsilon_spent(one.spent, delta),
         }
         for one in balances
     ]
@@ -158,13 +152,8 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         known = jobs.get(key)
         if known is None:
             fields = ("task_id", "name", "requesters", "method", "classes", "job_id", "delta", "life_nano")
-            jobs[key] = known = {name: one[name] for name in fields} | {
-                "first_at": one["at"],
-                "queries": 0,
-                "rounds": 0,
-                "instance_nano": 0,
-                "agent_nano": 0,
-            }
+            sums = dict.fromkeys(("queries", "rounds", "instance_nano", "agent_nano"), 0)
+            jobs[key] = known = {name: one[name] for name in fields} | {"first_at": one["at"]} | sums
         known["last_at"] = one["at"]
         known["rounds"] += 1
         for name in ("queries", "instance_nano", "agent_nano"):
@@ -172,42 +161,8 @@ def answered_jobs(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for job in jobs.values():
         for level in LEVELS:
             nano = job["life_nano"] if level == "instance" and job["life_nano"] else job[f"{level}_nano"]
-            job[f"{level}_epsilon"] = _epsilon(nano, job["delta"])
+            job[f"{level}_epsilon"] = epsilon_spent(nano, job["delta"])
     return sorted(jobs.values(), key=lambda job: str(job["last_at"]), reverse=True)
-
-
-def overview(home: Path) -> dict[str, Any]:
-    """Return the desk's overview: the agent's name, whether it answers, waiting and decided tasks, the budget left.
-
-    What cannot be read is named in `problems`, and the rest is shown.
-    """
-    config = read_agent_config(home)
-    no = stopped(home)
-    found: dict[str, Any] = {
-        "agent_id": config.agent_id,
-        "coordinator_url": config.coordinator_url,
-        "stopped": None if no is None else {"reason": no.reason, "at": no.at},
-        "policy": [],
-        "waiting": [],
-        "decided": [],
-        "budget": [],
-        "jobs": [],
-        "problems": [],
-    }
-    parts: dict[str, Callable[[], Any]] = {
-        "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
-        "waiting": lambda: waiting_tasks(home),
-        "decided": lambda: decided_tasks(home),
-        "budget": lambda: site_budget(home),
-        "jobs": lambda: answered_jobs(answered_rounds(home)),
-    }
-    for name, read in parts.items():
-        try:
-            found[name] = read()
-        except LabelerError as error:
-            if str(error) not in found["problems"]:
-                found["problems"].append(str(error))
-    return found
 
 
 def approve(home: Path, digest: str) -> None:
@@ -327,26 +282,14 @@ def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[st
         "delta": delta,
         "life_nano": life_nano,
         **{f"{level}_nano": amount for level, amount in charges.items()},
-        "agent_epsilon": _epsilon(charges["agent"], delta),
+        "agent_epsilon": epsilon_spent(charges["agent"], delta),
         # No round of votes for life has a separate epsilon: the stated one is of all such rounds together, ever.
-        "instance_epsilon": _epsilon(life_nano or charges["instance"], delta),
+        "instance_epsilon": epsilon_spent(life_nano or charges["instance"], delta),
     }
-
-
-def _epsilon(nano: int, delta: float) -> float | None:
-    return None if nano >= UNBOUNDED_NANO else epsilon_of(nano, delta)
 
 
 def _moment(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds")
-
-
-def epsilon_of(nano: int, delta: float) -> float:
-    """Return the epsilon of a sum of charges at a delta; the margin is that of `labeler.budget.budget_for`."""
-    if nano == 0:
-        return 0.0
-    mu = math.nextafter(math.sqrt(nano / NANO), math.inf)
-    return epsilon_of_delta(delta * (1 - _MARGIN), mu) / (1 - _MARGIN)
 
 
 def _look(home: Path) -> Database:
@@ -371,7 +314,8 @@ def _memory(database: Database, *, with_answers: bool = False) -> AgentMemory:
 
 
 class SiteConsole:
-    """One home, for the page of its site. Every call reads it again: agent and shell write meanwhile.
+    """One home, for the page of its site (api.console.site). Every call reads it again: agent and shell write
+    meanwhile.
 
     Raises:
         InvalidSetting: it is no agent's home.
@@ -382,8 +326,31 @@ class SiteConsole:
         self._home = home
 
     def overview(self) -> dict[str, Any]:
-        """See workers.agent.site."""
-        return overview(self._home)
+        """Return the agent's name, whether it answers, waiting and decided tasks, the budget left.
+
+        What cannot be read is named in `problems`, and the rest is shown.
+        """
+        home, config, no = self._home, read_agent_config(self._home), stopped(self._home)
+        found: dict[str, Any] = {
+            "agent_id": config.agent_id,
+            "coordinator_url": config.coordinator_url,
+            "stopped": None if no is None else {"reason": no.reason, "at": no.at},
+        }
+        problems: list[str] = []
+        parts: dict[str, Callable[[], Any]] = {
+            "policy": lambda: policy_in_words(read_policy(home / POLICY_FILE)),
+            "waiting": lambda: waiting_tasks(home),
+            "decided": lambda: decided_tasks(home),
+            "budget": lambda: site_budget(home),
+            "jobs": lambda: answered_jobs(answered_rounds(home)),
+        }
+        for name, read in parts.items():
+            try:
+                found[name] = read()
+            except LabelerError as error:
+                found[name] = []
+                problems.append(str(error))
+        return found | {"problems": list(dict.fromkeys(problems))}
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return every round that was ever answered."""
@@ -394,22 +361,12 @@ class SiteConsole:
         return as_csv(self.rounds())
 
     def approve(self, digest: str) -> None:
-        """Let the agent answer a task.
-
-        Raises:
-            NotFound: nobody asked for it; a person approves what was shown.
-            BudgetExceeded: the site's budget cannot pay it.
-        """
+        """Let the agent answer a task that was asked for; raises NotFound for another, and as `approve`."""
         self._check_asked(digest)
         approve(self._home, digest)
 
     def refuse(self, digest: str, reason: str) -> None:
-        """Refuse a task, also one that was approved; what was charged is still answered.
-
-        Raises:
-            NotFound: nobody asked for it.
-            InvalidSetting: no reason, or one that is too long.
-        """
+        """Refuse a task that was asked for; raises NotFound for another, and as `decisions.refuse`."""
         self._check_asked(digest)
         decisions.refuse(self._home, digest, reason)
 
@@ -514,12 +471,9 @@ def _life(budget: BudgetTable, share: float | None) -> list[str]:
     ]
 
 
-def _share(per_requester: float | None) -> list[str]:
-    if per_requester is None:
-        return []
-    return [
-        f"One requester may take at most {100 * per_requester:g} % of each of these; the coordinator says who asks."
-    ]
+def _share(part: float | None) -> list[str]:
+    said = "One requester may take at most {:g} % of each of these; the coordinator says who asks."
+    return [] if part is None else [said.format(100 * part)]
 
 
 def _cap(what: str, epsilon: float | str, delta: float) -> str:

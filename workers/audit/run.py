@@ -29,7 +29,7 @@ from scipy.special import ndtr, ndtri
 from feature_store.index.definition import check_features
 from feature_store.results.page_templates import page_templates
 from feature_store.shard import Shard
-from labeler.auditing import Attempt, AuditedLevel, AuditFacts, AuditFindings, findings_of
+from labeler.auditing import Attempt, AuditFacts, AuditFindings, findings_of
 from labeler.errors import BadData, InvalidSetting
 from labeler.setting import StatedLevel
 from labeler.system.files import exclusive, replace_file
@@ -66,7 +66,7 @@ class Audit:
     task: Task
     adversaries: tuple[str, ...]
     runs: int
-    level: AuditedLevel = "instance"
+    level: StatedLevel = "instance"
     view: View = "release"
     confidence: float = 0.99
     seed: int = 0

@@ -33,7 +33,7 @@ from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Ledger
 from labeler.methods import METHODS
 from labeler.system.clock import now_utc
-from labeler.system.files import replace_file
+from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys, verify_statement
 from workers.agent.policy import Policy, policy_toml, read_policy, toml_value
 from workers.homes.new import (
@@ -71,11 +71,9 @@ def read_invitation(path: Path, *, role: Role, now: datetime) -> Invitation:
         InvalidSetting: it has expired.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_INVITATION_BYTES + 1)
+        invitation, signature = read_document(read_named(path, most_bytes=MAX_INVITATION_BYTES))
     except OSError as error:
         raise BadData(f"{path.name} cannot be read: {error.strerror}") from None
-    invitation, signature = read_document(data)
     try:
         verify_statement(invitation.statement, signature, invitation.verify_key)
     except (Forged, InvalidSetting):
@@ -396,8 +394,6 @@ CHOICES: Final[Mapping[str, Any]] = {
 }
 """The choices that `labeler agent join` leaves to a site, with their defaults."""
 
-RELEASES: Final = ("histogram",)
-
 
 def joined_policy(invitation: Invitation, fingerprint: str, wanted: Mapping[str, Any]) -> str:
     """Return the commented policy file of a site that joins; `read_policy` reads it back. The site can answer with it
@@ -427,8 +423,8 @@ delta = {toml_value(chosen["delta"])}    # well below one over the number of pri
 [allow]
 backbones = [{toml_value(fingerprint)}]    # the backbone this agent's shard was made with
 tasks = "any"    # or the digests of the tasks that may be answered
-methods = {_list(tuple(name for name, method in METHODS.items() if method.has_k))}
-releases = {_list(RELEASES)}    # "winner" shows ballots to all talliers together
+methods = {toml_value(tuple(name for name, method in METHODS.items() if method.has_k))}
+releases = ["histogram"]    # "winner" shows ballots to all talliers together
 max_queries_per_day = {toml_value(chosen["max_queries_per_day"])}
 # Agents known to be real and honest, this one included.
 max_noise_contributors = {toml_value(chosen["max_noise_contributors"])}
@@ -473,16 +469,10 @@ def _pins(invitation: Invitation) -> str:
     return "\n".join(f"{toml_value(one.party_id)} = {toml_value(one.seal_key)}" for one in invitation.talliers)
 
 
-def _list(words: tuple[str, ...]) -> str:
-    return f"[{', '.join(map(toml_value, words))}]"
-
-
 def _replaced(text: str, table: str, lines: str) -> str:
     """Return a TOML text with these lines in its table instead of the old ones; its comments stay."""
-    head, found, rest = (
-        re.split(rf"(?m)(^\[{table}\][^\n]*\n)", text, maxsplit=1) if f"[{table}]" in text else (text, "", "")
-    )
-    own, next_table, tail = _until_next_table(rest)
+    head, found, rest = _parted(rf"\[{table}\]", text)
+    own, next_table, tail = _parted(r"\[", rest)
     kept = [line for line in own.splitlines() if not line.strip() or line.lstrip().startswith("#")]
     while kept and not kept[-1].strip():
         kept.pop()
@@ -491,9 +481,9 @@ def _replaced(text: str, table: str, lines: str) -> str:
     )
 
 
-def _until_next_table(text: str) -> tuple[str, str, str]:
-    parts = re.split(r"(?m)(^\[[^\n]*\n)", text, maxsplit=1)
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else (text, "", "")
+def _parted(begin: str, text: str) -> list[str]:
+    """Return the text before the first line that begins so, that line, and the text after it."""
+    return [*re.split(rf"(?m)(^{begin}[^\n]*\n)", text, maxsplit=1), "", ""][:3]
 
 
 def _checked(text: str) -> Policy:

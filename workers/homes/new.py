@@ -104,13 +104,10 @@ def make_agent_home(home: Path, *, agent_id: str, coordinator_url: str, shard: P
     check_served(records)
     config = AgentConfig(agent_id=agent_id, coordinator_url=coordinator_url, shard=str(shard.resolve()), engine=engine)
     _private(home)
-    lines = [
-        "# Who this agent is and what it answers from. What it is allowed to answer stands in policy.toml.",
-        *(f"{name} = {toml_value(value)}" for name, value in config.model_dump(exclude_none=True).items()),
-    ]
+    told = b"# Who this agent is and what it answers from. What it is allowed to answer stands in policy.toml.\n"
     document = make_keys(home, party_id=agent_id, role="agent")
     replace_file(home / POLICY_FILE, unfinished_policy(records.fingerprint).encode(), mode=0o600)
-    replace_file(home / AGENT_FILE, ("\n".join(lines) + "\n").encode(), mode=0o600)
+    replace_file(home / AGENT_FILE, told + settings_toml(config), mode=0o600)
     return document
 
 
@@ -324,7 +321,7 @@ def coordinator_toml(
         "[agents]",
         *caps,
         "",
-        "# Fingerprint of a backbone (labeler embed prints it) = what loads it; a relative path is of this folder.",
+        "# Fingerprint of a backbone (labeler embed --json) = what loads it; a relative path is of this folder.",
         "[backbones]",
         *(f"{toml_value(fingerprint)} = {toml_value(path)}" for fingerprint, path in backbones.items()),
         "",
@@ -356,8 +353,7 @@ def make_missing_keys(home: Path) -> dict[str, Any]:
     Raises:
         InvalidSetting: the folder is no home.
     """
-    party_id, role, tallier = _who(home)
-    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
+    return make_keys(home, **_who(home))
 
 
 def show_keys(home: Path) -> dict[str, Any]:
@@ -366,9 +362,9 @@ def show_keys(home: Path) -> dict[str, Any]:
     Raises:
         InvalidSetting: there are none, or the folder is no home.
     """
-    party_id, role, tallier = _who(home)
+    who = _who(home)
     PartyKeys.load(home / KEYS_FILE)
-    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
+    return make_keys(home, **who)
 
 
 def rotate_keys(home: Path) -> dict[str, Any]:
@@ -378,14 +374,14 @@ def rotate_keys(home: Path) -> dict[str, Any]:
         InvalidSetting: there are none to replace, or the folder is no home.
         JournalInUse: the party's process runs; it would continue with the old keys.
     """
-    party_id, role, tallier = _who(home)
+    who = _who(home)
     PartyKeys.load(home / KEYS_FILE)
     with ExitStack() as held:
         if isinstance(journal := journal_of(home), Path) and journal.exists():
             # While this holds the journal, no other process runs in this home.
             held.enter_context(closing(open_database(journal, anchor=home / ANCHOR_FILE)))
         exchange_keys(home, PartyKeys.generate())
-    return make_keys(home, party_id=party_id, role=role, tallier=tallier)
+    return make_keys(home, **who)
 
 
 def make_token_offline(home: Path, *, name: str, role: Literal["admin", "requester", "viewer"]) -> dict[str, Any]:
@@ -435,22 +431,18 @@ def exchange_keys(home: Path, new: PartyKeys) -> None:
     new.save(home / KEYS_FILE)
 
 
-def _who(home: Path) -> tuple[str, str, int | None]:
-    """Return name and role of a home, and the number of a tallier where it is known."""
+def _who(home: Path) -> dict[str, Any]:
+    """Return name and role of a home, and the number of a tallier where it is known, as `make_keys` takes them."""
     if (home / AGENT_FILE).exists():
-        return read_agent_config(home).agent_id, "agent", None
+        return {"party_id": read_agent_config(home).agent_id, "role": "agent"}
     if (home / TALLIER_FILE).exists():
-        return read_tallier_config(home).tallier_id, "tallier", _number(home)
+        # Settings do not hold its number, the file that is sent around does.
+        party_id, path = read_tallier_config(home).tallier_id, home / PUBLIC_FILE
+        number = read_public(path).get("tallier") if path.exists() else None
+        return {"party_id": party_id, "role": "tallier", "tallier": number if isinstance(number, int) else None}
     if (home / COORDINATOR_FILE).exists():
-        return "coordinator", "coordinator", None
+        return {"party_id": "coordinator", "role": "coordinator"}
     raise InvalidSetting(f"{home} is not a home: it has no {AGENT_FILE}, {TALLIER_FILE} or {COORDINATOR_FILE}")
-
-
-def _number(home: Path) -> int | None:
-    """Return the number a tallier was made with: settings do not hold it, the file that is sent around does."""
-    path = home / PUBLIC_FILE
-    number = read_public(path).get("tallier") if path.exists() else None
-    return number if isinstance(number, int) else None
 
 
 def name_agents(home: Path, documents: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -6,7 +6,6 @@ Modules are loaded on first use: most agents never train.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,8 @@ HEAD_SHARPNESS, SCORE_SHARPNESS = 3.0, 8.0
 no privacy, and did best on CIFAR-10 in `labeler bench papers fedauxfdp`."""
 
 
-@dataclass(frozen=True)
 class Trainer:
-    """A learner that fits models to an agent's records.
-
-    Attributes:
-        engine: which devices may be used; see workers.learning.descent.
-    """
-
-    engine: str = "numpy"
+    """A learner that fits models to an agent's records."""
 
     def head(self, records: Rows, *, num_classes: int) -> NDArray[np.int64]:
         """See Learner."""
@@ -57,7 +49,7 @@ class Trainer:
         """See Learner."""
         from workers.learning import linear
 
-        return linear.train_rows(records, terms=terms, axes=axes, engine=self.engine)
+        return linear.train_rows(records, terms=terms, axes=axes)
 
     def class_sums(self, records: Rows, *, terms: MeanTerms, axes: PublicAxes) -> NDArray[np.float64]:
         """See Learner."""
@@ -72,10 +64,8 @@ class Trainer:
         from workers.learning.private_heads import fit_rows
 
         features = questions.astype(np.float32) / FEATURE_ONE
-        fitted = fit_rows(
-            records, features[::NEGATIVES_EVERY], terms=terms, maps=_maps(questions.tobytes(), questions.shape, terms),
-            engine=self.engine,
-        )  # fmt: skip
+        maps = _maps(questions.tobytes(), questions.shape, terms)
+        fitted = fit_rows(records, features[::NEGATIVES_EVERY], terms=terms, maps=maps)
         heads = fitted.released(terms, source=source)
         return heads.soft_votes(features, head_sharpness=HEAD_SHARPNESS, score_sharpness=SCORE_SHARPNESS)
 
@@ -122,7 +112,11 @@ class Trainer:
         """
         stored = _model(model)
         if tuple(stored.classes) != tuple(classes):
-            raise MixedShards("the model that is evaluated has other classes than the task; name those of its file")
+            its, ours = (", ".join(names[:8]) + ", ..." * (len(names) > 8) for names in (stored.classes, classes))
+            raise MixedShards(
+                f"the model that is evaluated has other classes ({its}) than are asked for here ({ours}); name those "
+                "of its file, in its order"
+            )
         if stored.fingerprint != fingerprint:
             raise MixedShards(
                 f"the model that is evaluated reads features of backbone {stored.fingerprint[:12]}, the task's are of "

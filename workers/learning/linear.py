@@ -50,9 +50,7 @@ from labeler.records import FEATURE_ONE, Block, PublicAxes, Rows, block_rows, ke
 from workers.learning.descent import descend, softmax_slopes
 
 
-def train_rows(
-    records: Rows, *, terms: LinearTerms, axes: PublicAxes | None = None, engine: str = "numpy"
-) -> NDArray[np.float64]:
+def train_rows(records: Rows, *, terms: LinearTerms, axes: PublicAxes | None = None) -> NDArray[np.float64]:
     """Train one agent's model: the mechanism of `terms` on its records, read in blocks, of any number.
 
     Private: it leaves the agent only inside a `labeler.noise.VectorSum` with these terms' `largest_norm` and
@@ -62,7 +60,6 @@ def train_rows(
     Args:
         records: finite features and labels that are classes, as a shard holds.
         axes: the public map in front of it; None for features as they are.
-        engine: which devices may be used; see descent.descend.
 
     Returns:
         float64, shape (dimension + 1, num_classes); the last row is the weight of the constant `terms.bias_feature`.
@@ -85,15 +82,13 @@ def train_rows(
         counts=float(terms.descent.denominator(records.count)),
         shape=(1, dimension + 1, terms.num_classes),
         ball_axes=ball_axes(terms),
-        numbers=records.public_count * (dimension + 1),
-        engine=engine,
     )
     return np.asarray(weights)
 
 
-def _hinge(scores: Any, is_class: Any, xp: Any = np, /) -> Any:
+def _hinge(scores: Array, is_class: Any, /) -> Array:
     signs = 2.0 * is_class - 1.0
-    return -signs * xp.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1)
+    return np.asarray(-signs * np.clip((1 + HUBER_WIDTH - signs * scores) / (2 * HUBER_WIDTH), 0, 1))
 
 
 SLOPES = {"softmax": softmax_slopes, "svm": _hinge}

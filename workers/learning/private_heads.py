@@ -38,9 +38,10 @@ for again. So an agent keeps its heads, or the source of their noise, for as lon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ from feature_store.students.answers import softmax
 from labeler.errors import InvalidSetting
 from labeler.methods.aux_distill import FEATURE_ROUNDING, LocalHeadTerms
 from labeler.randomness import ByteSource
-from labeler.records import Array, Block, Rows, block_rows, kept
+from labeler.records import Array, Block, Blocks, Rows, block_rows, kept
 from workers.learning.descent import descend, logistic_slopes, softmax_slopes
 
 CONSTANT_SHARE = 0.1
@@ -121,16 +122,13 @@ def plain_map(dimension: int, *, clip_norm: float = 1.0) -> PublicMap:
     return PublicMap(np.zeros(dimension), None, LEAST_LENGTH, clip_norm)
 
 
-def fit_public_map(
-    public: NDArray[np.floating], *, dimensions: int, whitening: float = 0.5, clip_norm: float = 1.0
-) -> PublicMap:
-    """Center on public images and keep their first principal axes.
+def fit_public_map(public: NDArray[np.floating], *, dimensions: int, clip_norm: float = 1.0) -> PublicMap:
+    """Center on public images and keep their first principal axes, each divided by the root of its standard deviation:
+    axes that tell classes apart are rarely the longest.
 
     Args:
         public: features of public images, shape (m, stored).
         dimensions: axes kept, at most min(m, stored).
-        whitening: each axis is divided by its standard deviation to this power: 0 leaves them, 1 makes all equal. Axes
-            that tell classes apart are rarely the longest.
         clip_norm: c.
 
     Raises:
@@ -140,52 +138,30 @@ def fit_public_map(
         raise InvalidSetting(
             f"{dimensions} axes cannot be fitted to public features of shape {public.shape}; take fewer, or more images"
         )
-    if not 0 <= whitening <= 1:
-        raise InvalidSetting(f"whitening lies between 0 and 1, found {whitening!r}")
     rows = public.astype(np.float64)
     mean = rows.mean(axis=0)
     rows -= mean
     variances, axes = np.linalg.eigh(rows.T @ rows / len(rows))
     kept = slice(None, -dimensions - 1, -1)
     floor = _LEAST_VARIANCE * max(float(variances[-1]), np.finfo(float).tiny)
-    basis = axes[:, kept] * np.maximum(variances[kept], floor) ** (-whitening / 2)
+    basis = axes[:, kept] * np.maximum(variances[kept], floor) ** -0.25
     length = math.sqrt(float(np.einsum("ij,ij->", rows @ basis, rows @ basis)) / len(rows))
     if length == 0:
         raise InvalidSetting("the public features are all the same, so they have no axes")
     return PublicMap(mean, basis, LEAST_LENGTH * length, clip_norm)
 
 
-RowBlocks = Callable[[], Iterable[Array]]
-"""Reads all rows once, block by block; the same at every call."""
-
-
-def fit_certainty(
-    records: RowBlocks,
-    negatives: RowBlocks,
-    *,
-    num_records: int,
-    public_count: int,
-    terms: LocalHeadTerms,
-    engine: str = "numpy",
-) -> Array:
+def fit_certainty(blocks: Blocks, *, num_records: int, terms: LocalHeadTerms) -> Array:
     """Fit the certainty head without noise, shape (terms.score_dimension,): private.
 
     The mean is over the client's records, at least `terms.min_records` of them, and the negatives; with
     `terms.max_records` both numbers are public.
 
     Args:
-        records: the client's own, blocks of shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
-        negatives: public, terms.num_negatives of them, likewise.
-        num_records: how many the client has; may be 0.
-        public_count: a public number in place of it, by which a device is chosen.
-        engine: which devices may be used; see descent.descend.
+        blocks: rows of the client's records (True) and of the terms.num_negatives public negatives (False), each of
+            shape (r, terms.score_dimension), float64, norm at most terms.clip_norm.
+        num_records: how many records the client has; may be 0.
     """
-
-    def blocks() -> Iterator[Block]:
-        for side, is_own in ((records, True), (negatives, False)):
-            for rows in side():
-                yield rows, is_own
-
     weights = descend(
         terms.score_descent,
         blocks,
@@ -193,8 +169,6 @@ def fit_certainty(
         counts=float(terms.score_descent.denominator(num_records + terms.num_negatives)),
         shape=(terms.score_dimension, 1),
         ball_axes=(0, 1),
-        numbers=(public_count + terms.num_negatives) * terms.score_dimension,
-        engine=engine,
     )
     return weights[:, 0]
 
@@ -338,7 +312,6 @@ def fit_rows(
     *,
     terms: LocalHeadTerms,
     maps: tuple[PublicMap, PublicMap],
-    engine: str = "numpy",
 ) -> FittedHeads:
     """Fit both heads of records that are read in blocks, of any number: nothing here can be refused.
 
@@ -346,7 +319,6 @@ def fit_rows(
         records: finite features as stored, and labels from 0 to terms.num_classes - 1.
         negatives: public images that are nobody's, as stored, terms.num_negatives of them.
         maps: of `public_maps`.
-        engine: which devices may be used; see descent.descend.
     """
     head_map, score_map = maps
     at_once = block_rows(records.dimension + max(head_map.dimension + terms.num_classes, score_map.dimension))
@@ -364,23 +336,10 @@ def fit_rows(
         counts=float(terms.head_descent.denominator(records.count)),
         shape=(terms.head_dimension, terms.num_classes),
         ball_axes=(0, 1),
-        numbers=records.public_count * terms.head_dimension,
-        engine=engine,
     )
-    scores = None
-    if terms.sigma_scores is not None:
-        scores = _fit_scores(records, negatives, at_once, terms, score_map, engine)
-    return FittedHeads(np.ascontiguousarray(weights.T), scores, head_map, score_map)
+    if terms.sigma_scores is None:
+        return FittedHeads(np.ascontiguousarray(weights.T), None, head_map, score_map)
 
-
-def _fit_scores(
-    records: Rows,
-    negatives: NDArray[np.floating],
-    at_once: int,
-    terms: LocalHeadTerms,
-    score_map: PublicMap,
-    engine: str,
-) -> Array:
     def own(skip: int) -> Iterator[Block]:
         return ((score_map(features), True) for features, _ in records.read(at_once, skip))
 
@@ -389,11 +348,9 @@ def _fit_scores(
         return ((score_map(negatives[part]), False) for part in parts)
 
     own_rows, public_rows = kept(own), kept(public)
-    return fit_certainty(
-        lambda: (rows for rows, _ in own_rows()),
-        lambda: (rows for rows, _ in public_rows()),
+    scores = fit_certainty(
+        lambda: chain(own_rows(), public_rows()),
         num_records=records.count,
-        public_count=records.public_count,
         terms=terms,
-        engine=engine,
     )
+    return FittedHeads(np.ascontiguousarray(weights.T), scores, head_map, score_map)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from labeler.errors import InvalidSetting, UnsafeStorage
 from labeler.settings import SettingsText
-from labeler.system.files import replace_file
+from labeler.system.files import read_named, replace_file
 from labeler.system.keys import PartyKeys, PublicKeys
 from labeler.untrusted import check_party_id
 from workers.agent.policy import HexKey, PartyId, Policy, policy_toml, toml_value
@@ -208,10 +208,7 @@ def read_settings(home: Path, name: str, kind: type[C]) -> C:
     """Read a settings file of a home; raises as `read_agent_config` does."""
     _check_private(home)
     try:
-        with (home / name).open("rb") as file:
-            data = file.read(_MAX_SETTINGS_BYTES + 1)
-        if len(data) > _MAX_SETTINGS_BYTES:
-            raise InvalidSetting(f"{name} has more than {_MAX_SETTINGS_BYTES} bytes")
+        data = read_named(home / name, most_bytes=_MAX_SETTINGS_BYTES)
     except OSError as error:
         raise InvalidSetting(
             f"{name} cannot be read in {home.name!r} ({error.strerror}); is it the right home?"

@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import BadData
 from workers.students.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
 
     from feature_store.backbones.network import PreparedImages
-
-Augment = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,6 @@ class FineTuning:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     warmup_epochs: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.epochs, self.batch_size) < 1 or self.warmup_epochs < 0:
-            raise InvalidSetting("fine-tuning needs at least one epoch and one image per batch")
-        if not (0 < self.learning_rate < 10 and 0 <= self.weight_decay < 10):
-            raise InvalidSetting("learning_rate must lie between 0 and 10, weight_decay must not be negative")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +81,8 @@ class FineTunedStudent:
         save_file({name: tensor.contiguous() for name, tensor in self.network.state_dict().items()}, partial)
         partial.replace(target)
 
-    def load(self, path: Path | str) -> None:
-        """Read weights that `save` wrote into this network.
 
-        Raises:
-            BadData: not a safetensors file, or of another network.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            self.network.load_state_dict(load_file(path, device=self.device))
-        except (OSError, RuntimeError, SafetensorError) as error:
-            raise BadData(f"{Path(path).name} does not hold the weights of this network") from error
-
-
-def attach_head(
+def _attach_head(
     backbone: torch.nn.Module, example: torch.Tensor | PreparedImages, *, num_classes: int, seed: int
 ) -> torch.nn.Sequential:
     """Return a backbone that maps images to features (n, dimension), followed by a linear layer.
@@ -130,9 +108,7 @@ def fine_tune(
     images: torch.Tensor | PreparedImages,
     soft_labels: NDArray[np.float64],
     *,
-    settings: FineTuning | None = None,
-    weights: NDArray[np.float64] | None = None,
-    augment: Augment | None = None,
+    settings: FineTuning,
     seed: int = 0,
     on_epoch: Callable[[int, float], None] | None = None,
     ranks: Ranks = ALONE,
@@ -143,42 +119,23 @@ def fine_tune(
         backbone: maps images to features (n, dimension); runs on the device its parameters are on.
         images: float tensor, shape (n, channels, height, width), preprocessed as the backbone wants.
         soft_labels: shape (n, num_classes), rows sum to one.
-        weights: shape (n,), how much each image counts; all equal when absent.
-        augment: applied to every batch of training images; each process applies it to its share, with separate
-            randomness.
         seed: of the order of images and the head. Repeatable on a CPU.
         on_epoch: called with the number and the mean loss of each finished epoch, for a progress bar.
         ranks: the processes that train it together, all of them with the same arguments.
-
-    Raises:
-        BadData: shapes that do not fit, or labels that are no distributions.
     """
     import torch
 
-    settings = settings or FineTuning()
     count = len(images)
-    if soft_labels.ndim != 2 or soft_labels.shape[0] != count or soft_labels.shape[1] < 2 or count == 0:
-        raise BadData(f"fine-tuning needs one soft label per image: {count} images, labels {soft_labels.shape}")
-    if not np.isfinite(soft_labels).all() or soft_labels.min() < 0 or not np.allclose(soft_labels.sum(axis=1), 1.0):
-        raise BadData("soft labels must be probabilities: not negative, rows that sum to one")
-    importance = np.ones(count) if weights is None else weights
-    if (
-        importance.shape != (count,)
-        or not np.isfinite(importance).all()
-        or importance.min() < 0
-        or not importance.any()
-    ):
-        raise BadData("weights must be one finite, not negative number per image, not all zero")
     device = _device_of(backbone)
-    whole = attach_head(backbone, images, num_classes=soft_labels.shape[1], seed=seed)
+    whole = _attach_head(backbone, images, num_classes=soft_labels.shape[1], seed=seed)
     network = whole if ranks.count == 1 else _shared(whole)
     head = network[1]
     targets = torch.as_tensor(soft_labels, dtype=torch.float32)
-    scale = torch.as_tensor(importance / importance.mean(), dtype=torch.float32)
     body = [parameter for parameter in network[0].parameters() if parameter.requires_grad]
-    groups = [{"params": list(head.parameters()), "lr": settings.learning_rate}]
-    if body:
-        groups.append({"params": body, "lr": settings.learning_rate / 10})
+    groups = [
+        {"params": list(head.parameters()), "lr": settings.learning_rate},
+        {"params": body, "lr": settings.learning_rate / 10},
+    ]
     optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
     order = torch.Generator().manual_seed(seed)
     scores_of: Callable[[torch.Tensor], torch.Tensor] = network
@@ -199,11 +156,10 @@ def fine_tune(
             # A batch too small to share is trained on by all of them, which is the same step.
             mine = batch[ranks.rank :: ranks.count] if len(batch) >= ranks.count else batch
             together = len(batch) if len(batch) >= ranks.count else len(batch) * ranks.count
-            inputs = images[mine].to(device)
-            scores = scores_of(augment(inputs) if augment else inputs)
+            scores = scores_of(images[mine].to(device))
             losses = torch.nn.functional.cross_entropy(scores, targets[mine].to(device), reduction="none")
             # Averaged over processes, this is the mean over the batch.
-            loss = (losses * scale[mine].to(device)).sum() * (ranks.count / together)
+            loss = losses.sum() * (ranks.count / together)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from labeler.errors import BadData, InvalidSetting
+from labeler.errors import InvalidSetting
 from labeler.system.files import replace_file
 from workers.agent.policy import HexKey, PartyId, toml_value
 from workers.party.home import Settings, read_settings
@@ -187,40 +187,6 @@ def read_group(home: Path, *, own_verify_key: str) -> WinnerGroup | None:
             f"{PEERS_FILE} must name talliers {' and '.join(sorted(others))}; run labeler tallier peers"
         )
     return WinnerGroup(home, settings, own_verify_key)
-
-
-def move(homes: Sequence[Path], listens: Sequence[str]) -> None:
-    """Give the three talliers of one machine other addresses, in every one of their homes.
-
-    Args:
-        homes: in tallier order, each with its peers pinned.
-        listens: HOST:PORT, in tallier order.
-    """
-    for number, home in enumerate(homes):
-        known = read_peers(home)
-        if known is None:
-            raise BadData(f"{PEERS_FILE} is missing in {home.name!r}; restore it from a backup")
-        peers = {
-            key: peer.model_copy(update={"listen": listens[int(key)]}) for key, peer in sorted(known.peers.items())
-        }
-        _write(home, known.model_copy(update={"listen": listens[number], "peers": peers}))
-
-
-def have_peers(homes: Sequence[Path]) -> bool:
-    """True where the talliers of these homes have pinned others."""
-    return all(known is not None and known.peers for known in map(read_peers, homes))
-
-
-def common_addresses(homes: Sequence[Path]) -> list[str]:
-    """Return the addresses of the three talliers of one machine, in tallier order; none where their homes disagree."""
-    told = []
-    for home in homes:
-        known = read_peers(home)
-        if known is None or not known.peers:
-            return []
-        listens = {str(known.number): known.listen} | {key: peer.listen for key, peer in known.peers.items()}
-        told.append([listens[key] for key in sorted(listens)])
-    return told[0] if all(one == told[0] for one in told) else []
 
 
 def _peer(document: Mapping[str, Any]) -> Peer:

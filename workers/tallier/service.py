@@ -258,7 +258,10 @@ class TallierDriver:
         if header.kind == "input-share":
             if state.opening is None or state.stage not in ("open", "fixed"):
                 raise WrongDigest("this tallier knows no such round, or it has expired")
-            self._share(turn, message, body, state.opening)
+            round = state.opening.round
+            share = share_from_bytes(body, max_entries=round.num_queries * round.num_classes, terms=round.terms)
+            fault_point("tallier.received")
+            turn.pending.setdefault(round.digest, []).append((header.sender, share, message))
             return
         self._flush(turn, header.round_digest)
         self._step(turn, message, machine.SumAsked(SumRequest.decode(body), self._rounds.site()))
@@ -285,12 +288,6 @@ class TallierDriver:
         if key is None:
             raise NotEnrolled(f"agent {header.sender!r} takes no part in this round")
         return key
-
-    def _share(self, turn: _Turn, message: Message, body: bytes, opening: OpenRound) -> None:
-        round = opening.round
-        share = share_from_bytes(body, max_entries=round.num_queries * round.num_classes, terms=round.terms)
-        fault_point("tallier.received")
-        turn.pending.setdefault(round.digest, []).append((message.header.sender, share, message))
 
     def _flush(self, turn: _Turn, digest: str) -> None:
         """Take the shares of a round that came since its last step."""
@@ -448,7 +445,7 @@ def run_tallier(home: Path, *, stop: threading.Event, clock: Clock | None = None
             coordinator_key=config.coordinator_verify_key,
             home=home,
             database=database,
-            journal_head=ledger.known_head,
+            journal_head=ledger.head,
             check_own=partial(ledger.check_not_behind, witness="the coordinator"),
             facts=lambda: winners.facts,
             stop=stop,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from labeler.errors import InvalidSetting
+from labeler.system.files import replace_file
 
 _YEARS_VALID = 20
 
@@ -40,6 +40,8 @@ def issue_certificate(name: str, *, path: Path, now: datetime.datetime) -> str:
     """
     if not 1 <= len(name) <= 64:
         raise InvalidSetting(f"the name in a certificate has 1 to 64 characters, found {len(name)}")
+    if path.exists():
+        raise InvalidSetting(f"{path.name!r} exists; a tallier's key is never replaced silently")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
@@ -57,14 +59,7 @@ def issue_certificate(name: str, *, path: Path, now: datetime.datetime) -> str:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise InvalidSetting(f"{path.name!r} exists; a tallier's key is never replaced silently") from error
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secret + public)
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(path, secret + public, mode=0o600)
     return public.decode("ascii")
 
 

@@ -49,7 +49,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -334,17 +333,11 @@ class WinnerJob:
     meeting_limit_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.job_id) <= 200:
-            raise InvalidSetting(f"a job_id has 1 to 200 characters, found {len(self.job_id)}")
-        if len(self.agreement) != 64:
-            raise InvalidSetting("the agreement of a winner job is a SHA-256 in hexadecimal (64 digits)")
         if not len(self.addresses) == len(self.certificates) == NUM_PARTIES:
             raise InvalidSetting(
                 f"a winner is computed by {NUM_PARTIES} talliers, found {len(self.addresses)} addresses and "
                 f"{len(self.certificates)} certificates; with two talliers one alone could open everything"
             )
-        if not 0 <= self.party < NUM_PARTIES:
-            raise InvalidSetting(f"party must be 0 to {NUM_PARTIES - 1}, found {self.party}")
         if len(set(self.fingerprints)) != NUM_PARTIES:
             raise InvalidSetting("two talliers have the same certificate; each needs one of its own")
         if not 2 <= self.num_classes <= MOST_CLASSES or self.num_queries < 1:
@@ -354,14 +347,6 @@ class WinnerJob:
             )
         if self.num_queries * self.num_classes > _MAX_ENTRIES:
             raise InvalidSetting(f"a winner job has at most {_MAX_ENTRIES} entries; ask in smaller batches")
-        if len(self.verify_keys) not in (0, NUM_PARTIES):
-            raise InvalidSetting(f"a winner job names the keys of all {NUM_PARTIES} talliers, or of none")
-        if self.checks_rows and not self.contributors:
-            raise InvalidSetting("a winner job that checks rows names the agents whose rows they are")
-        if not self.meeting_limit_s > 0:
-            raise InvalidSetting("a winner job needs a meeting limit above 0 s")
-        if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
-            raise InvalidSetting("a winner job needs a time limit above 0 s")
         _ = self.field
 
     @cached_property
@@ -418,28 +403,6 @@ class WinnerJob:
         """Return what a tallier signs: that it was given exactly this job, over exactly these contributors."""
         return f"labeler-winner-job/1 {self.digest}".encode()
 
-    def check_share(self, share: NDArray[np.uint64], rows: NDArray[np.uint64] | None = None) -> None:
-        """Refuse anything but this tallier's summed share, with the row sums of each contributor where they are
-        checked.
-
-        Raises:
-            InvalidSetting: another shape.
-            ProtocolViolation: not uint64, or a word that is no residue.
-        """
-        if share.shape != (self.num_queries, self.num_classes):
-            raise InvalidSetting(
-                f"the share has shape {share.shape}, the job's is {self.num_queries, self.num_classes}"
-            )
-        self.field.check(share, "a summed share")
-        if (rows is not None) != self.checks_rows:
-            raise InvalidSetting("row sums come with a winner job that checks rows, and with no other")
-        if rows is not None:
-            if rows.shape != (len(self.contributors), self.num_queries):
-                raise InvalidSetting(
-                    f"row sums have shape {rows.shape}, the job's is {len(self.contributors), self.num_queries}"
-                )
-            self.field.check(rows, "a row sum")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WinnerOrder:
@@ -453,7 +416,7 @@ class WinnerOrder:
 
     Raises:
         InvalidSetting: a shape is not that of the job.
-        ProtocolViolation: a share is not of its field.
+        ProtocolViolation: not uint64, or a word that is no residue of the job's field.
     """
 
     job: WinnerJob
@@ -461,7 +424,17 @@ class WinnerOrder:
     rows: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
-        self.job.check_share(self.share, self.rows)
+        job, shape = self.job, (self.job.num_queries, self.job.num_classes)
+        if self.share.shape != shape:
+            raise InvalidSetting(f"the share has shape {self.share.shape}, the job's is {shape}")
+        job.field.check(self.share, "a summed share")
+        if (self.rows is not None) != job.checks_rows:
+            raise InvalidSetting("row sums come with a winner job that checks rows, and with no other")
+        if self.rows is not None:
+            shape = (len(job.contributors), job.num_queries)
+            if self.rows.shape != shape:
+                raise InvalidSetting(f"row sums have shape {self.rows.shape}, the job's is {shape}")
+            job.field.check(self.rows, "a row sum")
 
 
 Outcome = NDArray[np.int16] | LabelerError

@@ -319,7 +319,13 @@ class Links:
             self._refused += found is not None and found != self.party
             return None
         if found is not None and encrypted.selected_alpn_protocol() != PROTOCOL_NAME:
-            self._fail(_another_version(found))
+            self._fail(
+                Unavailable(
+                    f"tallier {found} runs another version of the program, which finds winners otherwise "
+                    f"({PROTOCOL_NAME} is spoken here); nothing was sent to it. Bring the three talliers to one "
+                    "version; the round waits, and nothing is lost"
+                )
+            )
             return None
         return found
 
@@ -378,33 +384,23 @@ def _another_certificate(peer: int) -> Forged:
     return Forged(f"who answers at the address of tallier {peer} does not have its certificate; nothing was sent to it")
 
 
-def _another_version(peer: int) -> Unavailable:
-    return Unavailable(
-        f"tallier {peer} runs another version of the program, which finds winners otherwise ({PROTOCOL_NAME} is spoken "
-        "here); nothing was sent to it. Bring the three talliers to one version; the round waits, and nothing is lost"
-    )
-
-
 def _difference(peer: int, job: WinnerJob, theirs: dict[str, Any]) -> ProtocolViolation:
     """Return the error that a tallier was given this job with other parameters; it names them."""
     names = sorted(name for name in job.parameters if theirs.get(name) != job.parameters[name])
-    if "contributors" in names:
-        return ProtocolViolation(_other_contributors(peer, job.contributors, theirs.get("contributors")))
-    return ProtocolViolation(
-        f"tallier {peer} was given this job with other parameters: {', '.join(names) or 'more than are known'} "
-        "differ from this tallier's; nothing was computed"
-    )
-
-
-def _other_contributors(peer: int, own: tuple[str, ...], theirs: object) -> str:
-    """Describe the agents that another tallier adds up otherwise; another party sent the names, so they are quoted."""
-    named = {agent for agent in theirs if isinstance(agent, str)} if isinstance(theirs, list) else set()
+    if "contributors" not in names:
+        return ProtocolViolation(
+            f"tallier {peer} was given this job with other parameters: {', '.join(names) or 'more than are known'} "
+            "differ from this tallier's; nothing was computed"
+        )
+    # Another party sent the names, so they are quoted.
+    told, own = theirs.get("contributors"), set(job.contributors)
+    named = {agent for agent in told if isinstance(agent, str)} if isinstance(told, list) else set()
     parts = [
         f"only {whom} has {', '.join(repr(agent[:100]) for agent in sorted(agents)[:5])}"
-        for whom, agents in (("it", named - set(own)), ("this one", set(own) - named))
+        for whom, agents in (("it", named - own), ("this one", own - named))
         if agents
     ]
-    return (
+    return ProtocolViolation(
         f"tallier {peer} was told other contributors than this tallier: {'; '.join(parts) or 'in another order'}. "
         "Nothing was computed; the coordinator has to tell all talliers the same"
     )

@@ -191,40 +191,28 @@ class _Session:
         return [self._outcomes[order.job.job_id] for order in self._orders]
 
     async def _find(self, lanes: list[WinnerOrder]) -> None:
-        seeds, key = await self._secrets()
-        if any(order.rows is not None for order in lanes):
-            await self._check_rows(lanes)
-            lanes = await self._agree(lanes)
-        await self._open(lanes, await self._chunks(lanes, seeds), key)
-
-    async def _secrets(self) -> tuple[tuple[bytes, bytes], bytes]:
-        """Return the seeds of talliers 0 and 1, each of which knows only its own, and the key that the dealer does not
-        know.
-        """
         links = self._links
         if self._party == DEALER:
-            return (self._own[0], self._own[1]), b""
-        seed = await links.receive(DEALER, OPENING, SEED_BYTES)
-        key = self._own[1] if self._party == 0 else await links.receive(0, OPENING, SEED_BYTES)
-        return (seed, seed), key
+            seeds, key = (self._own[0], self._own[1]), b""
+        else:
+            seed = await links.receive(DEALER, OPENING, SEED_BYTES)
+            seeds = (seed, seed)  # each of the two knows only its own
+            key = self._own[1] if self._party == 0 else await links.receive(0, OPENING, SEED_BYTES)
+        if any(order.rows is not None for order in lanes):
+            lanes = await self._check_rows(lanes)
+        await self._open(lanes, await self._chunks(lanes, seeds), key)
 
-    async def _check_rows(self, lanes: list[WinnerOrder]) -> None:
-        checks = [self._check_rows_of(lane, order) for lane, order in enumerate(lanes) if order.rows is not None]
+    async def _check_rows(self, lanes: list[WinnerOrder]) -> list[WinnerOrder]:
+        """Check the rows of the jobs that ask for it; return the jobs with which all three go on."""
+
+        async def check(lane: int, order: WinnerOrder, rows: NDArray[np.uint64]) -> None:
+            try:
+                await check_rows(lambda own: self._everybody(own, (lane, _WHOLE_JOB)), order.job, rows)
+            except ProtocolViolation as error:
+                self._outcomes[order.job.job_id] = error
+
+        checks = (check(lane, order, order.rows) for lane, order in enumerate(lanes) if order.rows is not None)
         await asyncio.gather(*checks)
-
-    async def _check_rows_of(self, lane: int, order: WinnerOrder) -> None:
-        async def share(own: bytes) -> list[bytes]:
-            return await self._everybody(own, (lane, _WHOLE_JOB))
-
-        if order.rows is None:
-            return
-        try:
-            await check_rows(share, order.job, order.rows)
-        except ProtocolViolation as error:
-            self._outcomes[order.job.job_id] = error
-
-    async def _agree(self, lanes: list[WinnerOrder]) -> list[WinnerOrder]:
-        """Return the jobs with which all three go on."""
         own = bytes(order.job.job_id not in self._outcomes for order in lanes)
         told = await self._everybody(own, _SESSION)
         going = []
@@ -275,7 +263,7 @@ class _Session:
             *(self._open_one(lane, order, finished[lane] if finished else [], key) for lane, order in enumerate(lanes))
         )
         for order, winners in zip(lanes, found, strict=True):
-            self._outcomes[order.job.job_id] = _out_of_range() if winners is None else _checked(winners, order.job)
+            self._outcomes[order.job.job_id] = _checked(winners, order.job)
 
     async def _open_one(
         self, lane: int, order: WinnerOrder, chunks: list[Finished], key: bytes
@@ -314,19 +302,17 @@ async def _all(work: Sequence[Coroutine[Any, Any, Finished | None]]) -> list[Fin
     return [task.result() for task in tasks]
 
 
-def _checked(winners: NDArray[np.int16], job: WinnerJob) -> Outcome:
+def _checked(winners: NDArray[np.int16] | None, job: WinnerJob) -> Outcome:
+    if winners is None:
+        return ProtocolViolation(
+            "the noisy sums of this round lie outside the range that its task allows, so they were not opened and "
+            "the round is void: an agent has sent noise or votes that its task does not allow, or a share of a "
+            "tallier was damaged. Find out which, and submit the task again without it"
+        )
     least = 0 if job.threshold is None else ABSTAINED
     if winners.min() >= least and winners.max() < job.num_classes:
         return winners
     return ProtocolViolation("what was opened is no class of the job, so a share was damaged or of another job")
-
-
-def _out_of_range() -> ProtocolViolation:
-    return ProtocolViolation(
-        "the noisy sums of this round lie outside the range that its task allows, so they were not opened and "
-        "the round is void: an agent has sent noise or votes that its task does not allow, or a share of a "
-        "tallier was damaged. Find out which, and submit the task again without it"
-    )
 
 
 LOOPBACK = "127.0.0.1"

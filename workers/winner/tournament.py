@@ -124,64 +124,39 @@ class Wire(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Finished:
-    """One tallier's part of the winners of a chunk.
-
-    Attributes:
-        numbers: of the winners, uint16, one per query.
-        residues: a digest for each level of what must be equal at talliers 0 and 1.
-    """
-
-    numbers: Numbers
-    residues: tuple[bytes, ...]
-
-
 class Room:
     """A gate that lets chunks start in order, as many as there is room for; see the module."""
 
     def __init__(self, size: int = ROOM_COMPARISONS) -> None:
-        self._left = size
-        self._size = size
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._left = self._size = size
+        self._door = asyncio.Lock()
+        self._freed = asyncio.Event()
 
     @asynccontextmanager
     async def of(self, weight: int) -> AsyncIterator[None]:
         """Hold room for a chunk; chunks get it in the order of these calls."""
         weight = min(weight, self._size)
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((weight, turn))
-        self._let_in()
+        # The lock is fair, and the first in line holds it while it waits for room.
+        async with self._door:
+            while weight > self._left:
+                self._freed.clear()
+                await self._freed.wait()
+            self._left -= weight
         try:
-            await turn
             yield
         finally:
-            if turn.done() and not turn.cancelled():
-                self._left += weight
-            self._waiting = [entry for entry in self._waiting if entry[1] is not turn]
-            self._let_in()
-
-    def _let_in(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._left:
-            weight, turn = self._waiting.pop(0)
-            if not turn.cancelled():
-                self._left -= weight
-                turn.set_result(None)
+            self._left += weight
+            self._freed.set()
 
 
 def queries_of_a_chunk(job: WinnerJob) -> int:
     """Return how many queries of a job are computed at once."""
-    return max(1, CHUNK_COMPARISONS // max(1, contestants(job) // 2))
-
-
-def contestants(job: WinnerJob) -> int:
-    """Return the number of contestants: the classes, and the threshold where there is one."""
-    return job.num_classes + (job.threshold is not None)
+    return max(1, CHUNK_COMPARISONS // levels(job)[0])
 
 
 def levels(job: WinnerJob) -> list[int]:
-    """Return the number of comparisons of a query at each level."""
-    left, counts = contestants(job), []
+    """Return the number of comparisons of a query at each level, with a threshold as one more contestant."""
+    left, counts = job.num_classes + (job.threshold is not None), []
     while left > 1:
         counts.append(left // 2)
         left -= left // 2
@@ -212,6 +187,16 @@ async def deal_chunk(job: WinnerJob, share: Words, chunk: int, seeds: tuple[byte
         await asyncio.sleep(0)
     for party in (0, 1):
         await wire.receive(party, 0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Finished:
+    """One tallier's part of a chunk's winners: numbers (uint16, one per query), and a digest of each level's
+    residues.
+    """
+
+    numbers: Numbers
+    residues: tuple[bytes, ...]
 
 
 async def find_chunk(job: WinnerJob, share: Words, chunk: int, seed: bytes, wire: Wire) -> Finished:
@@ -260,8 +245,7 @@ def masked_answer(job: WinnerJob, chunks: Sequence[Finished], key: bytes) -> byt
     """Return what tallier 0 or 1 sends tallier 2 for a whole job: its hash, then its masked parts of the numbers."""
     mixed = hmac.new(key, b"labeler-winner-range/1 " + job.digest.encode(), "sha256")
     for chunk in chunks:
-        for residues in chunk.residues:
-            mixed.update(residues)
+        mixed.update(b"".join(chunk.residues))
     found = mixed.digest()
     source = keyed_source(derive_key(key, b"winner-answer", job.digest.encode(), found), is_seeded=False)
     numbers = np.concatenate([chunk.numbers for chunk in chunks])

@@ -5,12 +5,12 @@ the shell, by `Site`. Its look and colors are the dashboard's.
 
 It takes only requests from this machine, under a name of this machine, with the token, from its own page:
 
-connection   from a loopback address; the server listens on one loopback address only
+connection   from a loopback address; the server listens on one loopback address only.
 Host         a loopback address or localhost. A stranger's page whose name was pointed at 127.0.0.1 (DNS rebinding)
-             sends its own name and is refused before anything else is read
-Origin       for a change: none (not a browser), or this exact address
+             sends its own name and is refused before anything else is read.
+Origin       for a change: none (not a browser), or this exact address.
 token        256 bits, made at each start, passed in the URL's fragment, which no browser sends to any server;
-             compared in constant time
+             compared in constant time.
 """
 
 from __future__ import annotations

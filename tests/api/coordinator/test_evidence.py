@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from api.coordinator.budgets import signed_evidence
 from api.schema import JobView
 from feature_store.results.evidence import SignedEvidence, read_signed
-from labeler.errors import Forged, InvalidSetting, JournalBehind, JournalBroken, NotFound, ProtocolViolation
+from labeler.errors import Forged, JournalBehind, JournalBroken, ProtocolViolation
 from labeler.evidence.derive import derive, differences
 from labeler.evidence.document import Facts
 from labeler.ledger.chain import Head, time_of
-from labeler.ledger.database import open_database
 from labeler.ledger.evidence import Wanted, coordinator_facts, forgotten
 from labeler.ledger.jobs import ForgottenJobs
 from labeler.ledger.tasks import TaskRecord
@@ -155,16 +154,6 @@ def test_a_period_holds_the_jobs_submitted_in_it(house: House, record: TaskRecor
     assert made(house, Wanted(since=begin, until=begin + timedelta(hours=1))).evidence.facts.tasks == ()
 
 
-def test_what_is_asked_for_must_make_sense(house: House) -> None:
-    now = datetime(2027, 3, 1, tzinfo=UTC)
-    with pytest.raises(InvalidSetting, match="before it begins"):
-        Wanted(since=now, until=now)
-    with pytest.raises(InvalidSetting, match="time zone"):
-        Wanted(since=datetime(2027, 3, 1))  # that is the point  # noqa: DTZ001  # what is refused
-    with pytest.raises(NotFound, match="no task"):
-        made(house, Wanted("0" * 64))
-
-
 def test_names_and_words_of_a_requester_are_not_in_it(house: House, record: TaskRecord) -> None:
     view = house.submit(record, 2, name="march-of-patient-meier")
     ask(house, record, view, asked=("east", "west"), post=False)
@@ -231,30 +220,3 @@ def test_a_journal_that_was_cut_is_not_the_one_of_the_document(
     other = facts.model_copy(update={"journal": facts.journal.model_copy(update={"head": "ab" * 32})})
     with pytest.raises(JournalBehind, match="another party's"):
         again(house, other)
-
-
-@pytest.mark.parametrize("place", ["job", "refusal", "release", "participants"])
-def test_a_document_that_was_edited_and_signed_again_differs_from_the_journal(
-    house: House, record: TaskRecord, asked: JobView, place: str
-) -> None:
-    document = made(house, Wanted(record.digest)).evidence
-    [task] = document.facts.tasks
-    [job] = task.jobs
-    opened = job.rounds[0].model_copy(update={"release_digest": "0" * 64})
-    edits = {
-        "job": task.model_copy(update={"jobs": ()}),
-        "refusal": task.model_copy(update={"jobs": (job.model_copy(update={"refusals": ()}),)}),
-        "release": task.model_copy(update={"jobs": (job.model_copy(update={"rounds": (opened,)}),)}),
-        "participants": task.model_copy(update={"participants": (*task.participants, "south")}),
-    }
-    forged = derive(document.facts.model_copy(update={"tasks": (edits[place],)}), document.software)
-    told = differences(forged, derive(again(house, forged.facts), forged.software))
-    wanted = {"job": "jobs", "refusal": "refusals", "release": "release_digest", "participants": "participants"}[place]
-    assert any(wanted in line for line in told), told
-
-
-def test_an_empty_journal_gives_evidence_of_nothing(tmp_path: object, house: House) -> None:
-    path = house.config.home / "empty.db"
-    with open_database(path, allow_unsynced=True) as database:
-        facts = signed_evidence(Wanted(), database=database, keys=KEYS, delta=1e-5, clock=house.clock).evidence.facts
-    assert (facts.tasks, facts.accounts, facts.journal.entries) == ((), (), 0)

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from safetensors.numpy import save
 
@@ -167,23 +166,6 @@ def test_a_sample_of_vectors_keeps_its_names(house: House) -> None:
     )
     _, questions = read_names(folder, house.jobs.get(view.job_id))
     assert questions.query_ids == questions.sources == ("query-000001", "query-000003")
-
-
-def test_a_round_that_was_not_opened_has_no_label_and_no_votes(house: House) -> None:
-    record = house.task(max_queries=5000)
-    view = house.submit(record, 5000)
-    folder = house.config.home / "jobs" / view.job_id
-    write_questions(folder, features=np.ones((5000, 3), np.int16), rows=np.arange(5000), assignment=np.arange(5000))
-    _, names = read_names(folder, house.jobs.get(view.job_id))
-    rounds = [
-        AnsweredRound(0, BATCH_QUERIES, 1, release(BATCH_QUERIES)),
-        AnsweredRound(BATCH_QUERIES, 5000 - BATCH_QUERIES, 2, None),
-    ]
-    table = label_table(record.task, STAMP, names, rounds)
-    last = table.slice(4999).to_pylist()[0]
-    assert (last["label"], last["label_name"], last["status"], last["noisy_votes"]) == (-1, None, "failed_quorum", None)
-    assert table["noisy_votes"].null_count == 5000 - BATCH_QUERIES
-    assert isinstance(table, pa.Table)
 
 
 def test_a_release_of_another_shape_or_a_missing_file_is_refused(house: House) -> None:

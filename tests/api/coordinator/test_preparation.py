@@ -12,12 +12,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from api.coordinator import conductor
+from api.coordinator import conductor, submission
 from api.coordinator.conductor import Preparation
 from api.coordinator.ownership import Reader
 from api.coordinator.uploads import upload_of_features
 from api.fair_pool import FairPool
-from api.schema import JobView
+from api.schema import JobRequest, JobView
 from feature_store.query_selection import select_queries
 from feature_store.results.questions import EmbedBoard, lane_of
 from feature_store.rows import quantize
@@ -55,6 +55,8 @@ def prepare(house: House, mailbox: RedisMailbox) -> Iterator[Callable[..., Prepa
                 is_wanted=lambda job_id: house.jobs.get(job_id).state == "queued",
                 on_end=on_end,
                 backbone_of=lambda _: "pixels:4",
+                max_pixels=10**6,
+                max_job_pixels=10**9,
             )
         )
         return made[-1]
@@ -68,15 +70,9 @@ def submit(house: House, **selection: object) -> JobView:
     upload = upload_of_features(
         VECTORS.tolist(), None, folder=house.config.home / "incoming", limits=house.config.limits
     )
-    from api.coordinator import submission
-    from api.schema import JobRequest
-
     task = house.task()
     request = {"task_id": task.digest, "backbone_fingerprint": task.task.backbone_fingerprint, "selection": selection}
-    return submission.submit(
-        JobRequest.model_validate(request), upload, reader=Reader("tok-1", "requester"), owners=house.owners,
-        idempotency_key=None, config=house.config, stores=house.stores,
-    )  # fmt: skip
+    return house.submissions.submit(JobRequest.model_validate(request), upload, reader=Reader("tok-1", "requester"))
 
 
 def ask(preparation: Preparation, house: House, view: JobView) -> JobRecord:
@@ -104,31 +100,19 @@ def test_a_few_vectors_are_chosen_from_at_once_and_nobody_else_is_asked(
     assert EmbedBoard(house.config.home).all_jobs() == []
 
 
-def test_many_vectors_are_chosen_from_by_the_thread_that_took_them_else_by_a_process(
+def test_many_vectors_and_clusters_are_chosen_from_by_a_process(
     house: House, prepare: Callable[..., Preparation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
     wanted: list[str] = []
 
     def submit_piece(_: FairPool, owner: str, piece: object, *, key: str) -> None:
         wanted.append(key)
 
     monkeypatch.setattr(FairPool, "submit", submit_piece)
-    made = prepare()
-    job = house.jobs.get(submit(house).job_id)
-    made.begin(job, house.tasks.get(job.task_digest).task)
-    assert questions(house, job).exists()
-    with monkeypatch.context() as full:
-        full.setattr(conductor, "write_questions", _no_room)
-        tried = house.jobs.get(submit(house).job_id)
-        made.begin(tried, house.tasks.get(tried.task_digest).task)
-    made.ask(tried, house.tasks.get(tried.task_digest).task)
-    clustered = ask(made, house, submit(house, strategy="clustered", count=5))
-    assert wanted == [tried.job_id, clustered.job_id]
-
-
-def _no_room(*_: object) -> None:
-    raise OSError("no room")
+    clustered = ask(prepare(), house, submit(house, strategy="clustered", count=5))
+    monkeypatch.setattr(conductor, "AT_ONCE_BYTES", 0)
+    many = ask(prepare(), house, submit(house))
+    assert wanted == [clustered.job_id, many.job_id]
 
 
 @pytest.mark.parametrize("strategy", ["clustered", "spectral"])
@@ -185,8 +169,6 @@ def test_a_process_that_chooses_is_ended_when_its_job_is(
     while not marker.exists():
         assert time.monotonic() < end
         time.sleep(0.05)
-    from api.coordinator import submission
-
     submission.cancel(view.job_id, stores=house.stores)
     assert told.wait(60)
     assert not (questions(house, job).parent / "failed.json").exists()

@@ -7,7 +7,7 @@ import pytest
 from api.coordinator.config import MAX_CAP_EPSILON
 from api.coordinator.pricing import estimate, finite_levels, price_view, round_amounts
 from api.schema import EstimateView
-from labeler.batching import BATCH_QUERIES, round_charges, round_sizes, total_charges
+from labeler.batching import round_charges, round_sizes, total_charges
 from labeler.budget import UNBOUNDED_NANO, budget_for
 from labeler.errors import InvalidSetting, NotReady
 from labeler.ledger.tasks import TaskRecord
@@ -18,16 +18,6 @@ from tests.api.conftest import House
 def estimated(house: House, record: TaskRecord, queries: int) -> EstimateView:
     balances = {(one.account, one.level): one for one in house.ledger.balances()}
     return estimate(record.task, record.participants, queries, balances, delta=house.config.delta)
-
-
-def test_rounds_hold_all_queries_and_reverse_knn_is_never_cut(house: House) -> None:
-    task = house.task(max_queries=10_000).task
-    assert round_sizes(task, 10_000) == (BATCH_QUERIES, BATCH_QUERIES, 10_000 - 2 * BATCH_QUERIES)
-    assert round_sizes(task, BATCH_QUERIES) == (BATCH_QUERIES,)
-    whole = house.task(max_queries=10_000, method="reverse-knn").task
-    assert round_sizes(whole, 10_000) == (10_000,)
-    with pytest.raises(InvalidSetting, match="at least 1 query"):
-        round_sizes(task, 0)
 
 
 def test_the_price_is_the_certified_one_and_its_charge_is_what_the_rounds_cost(house: House) -> None:
@@ -53,30 +43,6 @@ def test_a_price_for_a_person_is_shown_where_the_task_states_one_and_charged_now
     assert {account.level for account in estimated(house, record, 100).accounts} == {"instance", "agent"}
     plain = price_view(house.task(method="reverse-knn").task, 100)
     assert (plain.person_epsilon, plain.records_per_person) == (None, None)
-
-
-def test_a_price_of_a_model_says_which_bound_on_a_record_it_is_for(house: House) -> None:
-    said = []
-    for bound in ({}, {"max_records": 500}):
-        training = {"min_records": 100, "regularisation": 0.1} | bound
-        task = house.task(method="blind-average", k=1, max_queries=5, training=training).task
-        said.append(price_view(task, 5).one_record)
-    assert said[0] is not None
-    assert said[1] is not None
-    assert "half the noise would do" in said[0]
-    assert "at most 500 records" in said[1]
-    assert price_view(house.task().task, 5).one_record is None
-
-
-def test_a_whole_agent_has_a_price_where_ballots_are_drawn_onto_a_ball(house: House) -> None:
-    plain = price_view(house.task(method="reverse-knn").task, 100)
-    assert plain.agent_epsilon is None
-    assert "ballot_radius" in plain.reason
-    ball = house.task(method="reverse-knn", ballot_radius=20).task
-    assert ball.ballot_radius == 20
-    view = price_view(ball, 100)
-    assert view.agent_epsilon == price(ball).agent.epsilon
-    assert view.agent_charge_nano is not None
 
 
 def test_a_level_without_a_bound_has_no_number_and_says_why(house: House) -> None:

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from api.coordinator import retention, submission
+from api.coordinator import submission
 from api.coordinator.config import RetentionTable
 from api.coordinator.retention import ORPHAN_S, ImageLabeler, Keeper
 from feature_store.results.job_process import LabelingOrder
@@ -86,26 +86,6 @@ def test_a_completed_job_leaves_its_labels_and_after_its_time_nothing(house: Hou
     assert house.files() == []
     with pytest.raises(Gone, match="were deleted on 2026-03-01 13:01 UTC"):
         keeper.labels(job_id)
-
-
-def test_a_sweep_looks_only_at_jobs_of_which_something_is_to_be_done(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many jobs a day leaves, what a sweep reads is what is new."""
-    keeper = made(house, questions_s=60.0, labels_s=3600.0)
-    old = completed(house)
-    keeper.sweep()
-    new = completed(house)
-    read: list[str] = []
-    many = house.jobs.many
-    monkeypatch.setattr(house.jobs, "many", lambda ids, **more: (read.extend(ids), many(ids, **more))[1])
-    keeper.sweep()
-    assert read == [new]
-    keeper.sweep()
-    assert read == [new]
-    house.clock.turn(seconds=61)
-    keeper.sweep()
-    assert sorted(read[1:]) == sorted([old, new])
 
 
 @pytest.mark.parametrize("state", ["cancelled", "failed", "expired"])
@@ -233,19 +213,3 @@ def test_a_full_disk_leaves_the_questions_until_the_labels_are_kept(
     keeper.sweep()
     assert house.files() == [f"jobs/{job_id}", f"jobs/{job_id}/{IMAGE_LABELS}", f"jobs/{job_id}/{LABELS}"]
     replace_file(house.config.home / "jobs" / job_id / "late", b"")
-
-
-def test_labels_that_find_no_room_or_are_few_are_sent_without_a_file(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = completed(house)
-    assert made(house).labels_file(job_id) is None
-    monkeypatch.setattr(retention, "LARGE_ROWS", 1)
-
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", no_room)
-        assert made(house).labels_file(job_id) is None
-    assert made(house).labels(job_id).equals(TABLE, check_metadata=True)

@@ -12,15 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
-import labeler.batching
 from api.coordinator import submission
-from api.coordinator.ownership import Reader
 from api.coordinator.pricing import price_view
 from api.coordinator.views import read_view
 from api.problems import problem_of
-from api.schema import JobRequest
 from labeler.batching import BATCH_QUERIES, round_charges
 from labeler.budget import UNBOUNDED_NANO
 from labeler.driver.intake import Errand
@@ -29,17 +25,14 @@ from labeler.errors import (
     BudgetExceeded,
     IdempotencyMismatch,
     InvalidSetting,
-    InvalidTask,
     LabelerError,
     NotFound,
     NotReady,
     Unavailable,
 )
 from labeler.ledger.ledger import Ledger
-from tests.api.conftest import FINGERPRINT, House
+from tests.api.conftest import House
 from tests.job_steps import take_step
-
-READER = Reader("tok-1", "requester")
 
 
 @pytest.fixture
@@ -169,44 +162,6 @@ def test_a_probe_names_the_agent_that_has_another_backbone_and_nothing_is_charge
     assert house.submit(house.task(agents=["near"]), 3, probe=ours).state == "queued"
 
 
-@pytest.mark.parametrize(
-    ("selection", "said"),
-    [
-        ({"strategy": "spectral"}, "strategy 'spectral' needs count"),
-        ({"strategy": "spectral", "count": 501}, "at most 500 groups, found count 501"),
-    ],
-)
-def test_a_selection_that_no_images_could_be_given_is_refused_before_any_are_sent(
-    selection: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValidationError, match=said):
-        JobRequest.model_validate({"task_id": "0" * 64, "selection": selection})
-
-
-def test_queries_of_a_task_run_out(house: House) -> None:
-    record = house.task()
-    house.submit(record, 90)
-    with pytest.raises(InvalidSetting, match="only 10 of the 100"):
-        house.submit(record, 11, key="once")
-    assert house.tasks.get(record.digest).next_query == 90
-    assert house.jobs.known("tok-1", "once") is None
-
-
-def test_an_unknown_task_is_refused(house: House) -> None:
-    request = JobRequest(task_id="0" * 64, backbone_fingerprint=FINGERPRINT)
-    with pytest.raises(NotFound, match="no task"):
-        submission.submit(
-            request,
-            house.upload(3),
-            reader=READER,
-            owners=house.owners,
-            idempotency_key=None,
-            config=house.config,
-            stores=house.stores,
-        )
-    assert house.files() == []
-
-
 def test_reverse_knn_is_asked_all_at_once(house: House) -> None:
     record = house.task(method="reverse-knn", k=1, max_queries=20)
     with pytest.raises(InvalidSetting, match="Make a task with max_queries = 19"):
@@ -214,36 +169,6 @@ def test_reverse_knn_is_asked_all_at_once(house: House) -> None:
     view = house.submit(record, 20)
     assert view.price.agent_epsilon is None
     assert house.ledger.balance("federation", "agent").reserved == UNBOUNDED_NANO
-
-
-def test_vectors_in_the_request_need_no_files(house: House) -> None:
-    record = house.task()
-    request = JobRequest(
-        task_id=record.digest,
-        features=[[1.0, 2.0], [3.0, -1.0]],
-        query_ids=["a", "b"],
-        backbone_fingerprint=FINGERPRINT,
-    )
-    view = submission.submit(
-        request,
-        None,
-        reader=READER,
-        owners=house.owners,
-        idempotency_key=None,
-        config=house.config,
-        stores=house.stores,
-    )
-    assert view.queries == 2
-    with pytest.raises(InvalidSetting, match="without images"):
-        submission.submit(
-            JobRequest(task_id=record.digest),
-            None,
-            reader=READER,
-            owners=house.owners,
-            idempotency_key=None,
-            config=house.config,
-            stores=house.stores,
-        )
 
 
 def test_a_job_whose_commit_is_durable_keeps_its_upload_although_its_requester_was_told_of_trouble(
@@ -429,17 +354,6 @@ def test_a_round_that_everybody_refused_is_given_back_only_where_no_share_was_ev
     assert house.ledger.state(f"{view.job_id}/0") == ("posted" if has_left else "void")
 
 
-def test_no_share_is_noted_of_a_job_that_has_ended(house: House) -> None:
-    """Whether it was noted first or the job ended first, the two agree on whether something left."""
-    view = house.submit(house.task(), 5)
-    take_step(house.jobs, "set_batches", view.job_id, [(0, "1" * 64, "2" * 64)])
-    house.begin(view.job_id)
-    take_step(house.jobs, "set_asked", view.job_id, 0)
-    submission.cancel(view.job_id, stores=house.stores)
-    with pytest.raises(NotReady, match="take no further step"):
-        take_step(house.jobs, "note_share", view.job_id, 0)
-
-
 def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
     view = house.submit(house.task(), 5)
     house.jobs.change(view.job_id, "failed", expected={"queued"}, problem=problem_of(LabelerError("x")))
@@ -447,14 +361,3 @@ def test_a_job_that_has_ended_cannot_be_cancelled(house: House) -> None:
         submission.cancel(view.job_id, stores=house.stores)
     with pytest.raises(NotFound, match="no job"):
         submission.cancel("job-0", stores=house.stores)
-
-
-def test_a_stored_reverse_knn_task_that_never_fits_a_message_is_refused_before_anything_is_reserved(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = house.task(method="reverse-knn", max_queries=100, sigma_votes=400.0)
-    monkeypatch.setattr(labeler.batching, "MAX_ROUND_ENTRIES", 299)
-    with pytest.raises(InvalidTask, match="300 numbers in it; at most 299"):
-        house.submit(record, 100)
-    assert house.jobs.unfinished() == []
-    assert house.ledger.balance("federation", "instance").spent == 0

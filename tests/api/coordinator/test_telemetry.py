@@ -9,7 +9,7 @@ import pytest
 
 from api.coordinator.telemetry import PUBLIC, JobSpans, spans_of_environment
 from tests.api.conftest import House
-from tests.api.coordinator.test_driver import AGENTS, TALLIERS, Site
+from tests.api.coordinator.site import AGENTS, TALLIERS, Site
 
 pytest.importorskip("opentelemetry.sdk", reason="`make test-long` installs the extra telemetry")
 from opentelemetry.sdk.resources import Resource
@@ -33,17 +33,13 @@ def watched(house: House) -> tuple[Site, InMemorySpanExporter]:
     site, exporter = Site(house), InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({}))
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    site.conductor.driver.observe = JobSpans(provider.get_tracer("test"), clock=house.clock)
+    site.driver.observe = JobSpans(provider.get_tracer("test"), clock=house.clock)
     return site, exporter
 
 
 def complete(site: Site) -> str:
-    job = site.submit()
-    site.conductor.tick()
-    site.deliver(*(site.yes(agent, job) for agent in AGENTS))
-    site.conductor.tick()
-    site.deliver(*(site.held(tallier, job) for tallier in TALLIERS))
-    site.conductor.tick()
+    job = site.asked()
+    site.hold(job)
     site.deliver(*(site.summed(number, job) for number in range(3)))
     site.conductor.tick()
     assert site.state(job) == "completed"
@@ -78,7 +74,7 @@ def test_a_backend_that_fails_costs_spans_and_no_job(house: House) -> None:
             raise RuntimeError("no")
 
     site = Site(house)
-    site.conductor.driver.observe = JobSpans(Broken(), clock=house.clock)  # type: ignore[arg-type]
+    site.driver.observe = JobSpans(Broken(), clock=house.clock)  # type: ignore[arg-type]
     complete(site)
 
 

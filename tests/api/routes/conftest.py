@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -19,8 +21,9 @@ from api.coordinator.ownership import Reader
 from api.coordinator.service import Coordinator
 from api.schema import PartyRequest, Role, TaskRequest, TaskView
 from api.server import listen, serve_at
+from labeler.messages import COORDINATOR, Message, frame
+from labeler.messages.bodies import Poll
 from labeler.rounds.effects import ProposalReply
-from labeler.system.http_client import certificates_for
 from labeler.system.keys import PartyKeys
 from workers.up.redis_server import RedisServer
 
@@ -29,7 +32,7 @@ FINGERPRINT = "sha256:test-backbone"
 AGENTS = ("agent-a", "agent-b", "agent-c")
 TALLIERS = ("tallier-0", "tallier-1", "tallier-2")
 DIMENSION = 8
-NOBODY = certificates_for("http", None)
+NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ROLES: tuple[Role, ...] = ("viewer", "requester", "admin")
 
 
@@ -48,12 +51,24 @@ class Service:
         # Reading the system's certificates takes 20 ms of a core, and hundreds of tests would do it for nothing.
         return httpx2.Client(base_url=self.url, headers=headers, timeout=240, trust_env=False, verify=NOBODY)
 
+    def polling(self, who: str, number: int, *, keys: PartyKeys | None = None, **changes: Any) -> Message:
+        """A poll that a party signs."""
+        fields: dict[str, Any] = {"after": "", "wait_s": 0.0, "journal_seq": 0, "journal_hash": ""}
+        fields |= {"coordinator_seq": 0, "coordinator_hash": "", "program": "labeler/0.5", "facts": {}}
+        body = Poll(**fields | changes).encode()
+        return (keys or self.keys[who]).message("poll", sender=who, recipient=COORDINATOR, sequence=number, body=body)
+
+    def post(self, *messages: Message, path: str = "/v1/messages") -> httpx2.Response:
+        """Send messages as a party does, and return the answer."""
+        with self.http(None) as http:
+            return http.post(path, content=frame(messages), headers={"Content-Type": "application/octet-stream"})
+
     def agree(self, job_id: str) -> None:
         """Every agent has said yes to a job."""
         store = self.coordinator.stores.jobs.willingness
         for agent in AGENTS:
             store.report(job_id, agent, ProposalReply("willing", until_s=time.time() + 3600))
-        self.coordinator.conductor.wake(job_id)
+        self.coordinator.conductor.driver.wake(job_id)
 
     def holder(self, role: Role) -> str:
         """Id of the token of a role."""

@@ -12,7 +12,7 @@ from api.routes.jobs import MAX_STREAMS_OF_A_TOKEN
 from labeler.driver.intake import Delivery
 from labeler.ledger.jobs import RoundRecord
 from labeler.messages import COORDINATOR, MAX_MESSAGE_BYTES, Message, frame, read_frames
-from labeler.messages.bodies import Mail, Poll
+from labeler.messages.bodies import Mail
 from labeler.system.keys import PartyKeys
 from tests.api.routes.conftest import FINGERPRINT, Service, eventually
 
@@ -29,20 +29,8 @@ def poll(
     seen: tuple[int, str] = (0, ""),
     proof: Message | None = None,
 ) -> httpx2.Response:
-    body = Poll(
-        after="",
-        wait_s=0.0,
-        journal_seq=0,
-        journal_hash="",
-        coordinator_seq=seen[0],
-        coordinator_hash=seen[1],
-        program="x",
-        facts=facts or {},
-    ).encode()
-    message = service.keys[who].message("poll", sender=who, recipient=COORDINATOR, sequence=sequence, body=body)
-    with service.http(None) as http:
-        content = frame([message, *([] if proof is None else [proof])])
-        return http.post("/v1/messages:poll", content=content, headers=OCTETS)
+    message = service.polling(who, sequence, facts=facts or {}, coordinator_seq=seen[0], coordinator_hash=seen[1])
+    return service.post(message, *([] if proof is None else [proof]), path="/v1/messages:poll")
 
 
 def submit(service: Service, features: Features, role: Any = "requester") -> httpx2.Response:

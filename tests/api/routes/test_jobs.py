@@ -75,7 +75,7 @@ def test_a_request_that_is_sent_again_gives_the_conductor_nothing_to_do(
 ) -> None:
     """Replays of one key were a way to keep every other job waiting."""
     woken: list[str] = []
-    monkeypatch.setattr(service.coordinator.conductor, "wake", woken.append)
+    monkeypatch.setattr(service.coordinator.driver, "wake", woken.append)
     body = {"task_id": service.task().task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
     with service.http("requester") as http:
         made = [http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "again"}) for _ in range(5)]
@@ -196,26 +196,6 @@ def test_a_malformed_form_is_refused(service: Service, content_type: str, conten
         response = http.post("/v1/jobs", content=content, headers={"Content-Type": content_type})
     assert response.status_code == 422, response.text
     assert incoming(service) == []
-
-
-def test_vectors_that_are_no_vectors_are_refused(service: Service) -> None:
-    task_id = service.task().task_id
-    rows: list[tuple[object, int]] = [
-        ([[0.0] * 8], 422),
-        ([[1.0, 2.0], [1.0]], 422),
-        ([["a"]], 422),
-        ([], 422),
-        ([[]], 422),
-    ]
-    with service.http("requester") as http:
-        for features, status in rows:
-            body = {"task_id": task_id, "features": features, "backbone_fingerprint": FINGERPRINT}
-            response = http.post("/v1/jobs", json=body)
-            assert response.status_code == status, (features, response.text)
-        text = json.dumps({"task_id": task_id, "backbone_fingerprint": "f", "features": [[float("nan")]]})
-        headers = {"Content-Type": "application/json"}
-        assert http.post("/v1/jobs", content=text, headers=headers).status_code == 400
-        assert http.post("/v1/jobs", content=b"x", headers={"Content-Type": "text/csv"}).status_code == 415
 
 
 def test_an_upload_that_is_too_large_is_refused_by_its_length_and_while_it_is_read(

@@ -22,7 +22,6 @@ from api.limits import RateLimits, address_group, most_bytes
 from tests.api.routes.conftest import ConfigOf, ServeIn, Service, eventually
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-CONTINUE = "Expect: 100-continue\r\n"
 HALF = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: "
 
 
@@ -264,17 +263,6 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many are allowed: ten times fewer than to people, so that all of them come within a minute on any machine."""
     monkeypatch.setattr("api.app.RateLimits", partial(RateLimits, failures_per_minute=60))
     return 60
-
-
-def test_an_address_that_somebody_claims_to_forward_does_not_lift_the_limit(
-    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path, failures: int
-) -> None:
-    with serve_in(config_of(tmp_path / "home")) as service:
-        answers = rejected(
-            service, [f"203.0.113.{number % 250}, 198.51.100.{number % 7}" for number in range(failures + 5)]
-        )
-    assert set(answers[:failures]) == {401}
-    assert set(answers[failures:]) == {429}
 
 
 def test_behind_a_trusted_proxy_the_rightmost_stranger_counts(

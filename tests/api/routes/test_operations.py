@@ -16,48 +16,27 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import httpx2
 import pytest
-import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from api import console as dashboard
 from api import examples
 from api.client import Client, ServiceBusy
-from api.coordinator.service import Coordinator
-from api.server import listen, serve_at
-from labeler.driver.mail_redis import RedisMailbox
+from api.server import listen
 from labeler.errors import Unavailable
-from labeler.messages import COORDINATOR, frame, read_frames
-from labeler.messages.bodies import Poll
+from labeler.messages import read_frames
 from labeler.system.keys import PartyKeys
-from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service, eventually
+from tests.api.routes.conftest import FINGERPRINT, ConfigOf, ServeIn, Service
 
 ROOT = Path(__file__).parents[3]
 OCTETS = {"Content-Type": "application/octet-stream"}
-
-
-def poll_message(keys: PartyKeys, sender: str, *, sequence: int, wait_s: float = 0.0, version: str = "0") -> bytes:
-    poll = Poll(
-        after="",
-        wait_s=wait_s,
-        journal_seq=1,
-        journal_hash="a" * 64,
-        coordinator_seq=0,
-        coordinator_hash="",
-        program=version,
-        facts={},
-    )
-    message = keys.message("poll", sender=sender, recipient=COORDINATOR, sequence=sequence, body=poll.encode())
-    return frame([message])
 
 
 def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
@@ -71,30 +50,6 @@ def test_the_process_is_alive_and_says_what_it_lacks(service: Service) -> None:
     assert "journal" not in missing
 
 
-def test_readiness_names_an_embedder_that_is_missed(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
-    def embedder(http: httpx2.Client) -> tuple[bool, str]:
-        (check,) = (one for one in http.get("/readyz").json()["checks"] if one["name"] == "embedder")
-        return check["ok"], check["detail"]
-
-    config = config_of(tmp_path / "home")
-    with serve_in(config) as service, service.http("admin") as http, closing(RedisMailbox(config.redis_url)) as mailbox:
-        assert embedder(http)[0]
-        with Client(service.url, service.tokens["requester"]) as client:
-            features = [[1.0] + [0.0] * 7]
-            job = client.submit(service.task().task_id, features=features, backbone_fingerprint=FINGERPRINT)
-            eventually(lambda: bool(service.coordinator.stores.jobs.rounds(job.job_id)[0].round_digest))
-            assert embedder(http)[0], "vectors need no embedder"
-            Image.new("L", (8, 8)).save(tmp_path / "one.png")
-            client.submit(service.task().task_id, images=tmp_path / "one.png")
-        eventually(lambda: not embedder(http)[0])
-        ok, detail = embedder(http)
-        assert not ok
-        assert "1 job waits" in detail
-        mailbox.show_life("embedder", for_s=20.0)
-        assert embedder(http) == (True, "is there")
-        mailbox.show_life("embedder", for_s=0.001)
-
-
 def test_requesters_read_no_metrics(service: Service) -> None:
     """They count answers as they come."""
     with service.http("requester") as http:
@@ -102,9 +57,8 @@ def test_requesters_read_no_metrics(service: Service) -> None:
 
 
 def test_a_party_is_listed_with_the_version_of_its_program_and_for_requesters_to_the_minute(service: Service) -> None:
-    data = poll_message(service.keys["tallier-1"], "tallier-1", sequence=1, version="labeler/0.1-test")
-    with service.http(None) as http:
-        assert http.post("/v1/messages:poll", content=data, headers=OCTETS).status_code == 200
+    data = service.polling("tallier-1", 1, program="labeler/0.1-test", journal_seq=1, journal_hash="a" * 64)
+    assert service.post(data, path="/v1/messages:poll").status_code == 200
     with service.http("viewer") as viewer:
         listed = {one["party_id"]: one["version"] for one in viewer.get("/v1/parties").json()["parties"]}
     assert listed["tallier-1"] == "labeler/0.1-test"
@@ -163,17 +117,16 @@ def test_the_dashboard_is_served_from_here_alone(service: Service) -> None:
 
 def test_a_party_asks_for_its_mail_and_a_stranger_gets_none(service: Service) -> None:
     with service.http(None) as http:
-        data = poll_message(service.keys["agent-a"], "agent-a", sequence=1)
-        response = http.post("/v1/messages:poll", content=data, headers=OCTETS)
+        response = service.post(service.polling("agent-a", 1), path="/v1/messages:poll")
         assert response.status_code == 200, response.text
         assert response.headers["Content-Type"] == OCTETS["Content-Type"]
         assert read_frames(response.content, max_messages=10)[0].header.recipient == "agent-a"
 
-        forged = poll_message(service.keys["agent-b"], "agent-a", sequence=2)
-        response = http.post("/v1/messages:poll", content=forged, headers=OCTETS)
+        forged = service.polling("agent-a", 2, keys=service.keys["agent-b"])
+        response = service.post(forged, path="/v1/messages:poll")
         assert (response.status_code, response.json()["type"]) == (403, "urn:labeler:problem:forged")
-        unknown = poll_message(PartyKeys.generate(), "nobody", sequence=1)
-        response = http.post("/v1/messages:poll", content=unknown, headers=OCTETS)
+        unknown = service.polling("nobody", 1, keys=PartyKeys.generate())
+        response = service.post(unknown, path="/v1/messages:poll")
         assert (response.status_code, response.json()["type"]) == (403, "urn:labeler:problem:not-enrolled")
         for path in ("/v1/messages", "/v1/messages:poll"):
             response = http.post(path, content=b"\x00garbage" * 50, headers=OCTETS)
@@ -181,25 +134,6 @@ def test_a_party_asks_for_its_mail_and_a_stranger_gets_none(service: Service) ->
             assert http.post(path, content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
         large = b"x" * 1_100_000
         assert http.post("/v1/messages:poll", content=large, headers=OCTETS).status_code == 413
-
-
-def test_a_message_that_came_before_is_refused(service: Service) -> None:
-    keys = service.keys["agent-c"]
-    task = service.task()
-    message = keys.message(
-        "answered",
-        sender="agent-c",
-        recipient=COORDINATOR,
-        task_digest=task.task_id,
-        round_digest="0" * 64,
-        sequence=5,
-        body=b"",
-    )
-    with service.http(None) as http:
-        response = http.post("/v1/messages", content=frame([message]), headers=OCTETS)
-    # Of a round nobody was asked about: refused, and told why.
-    assert response.status_code in (403, 404, 409), response.text
-    assert response.headers["Content-Type"] == "application/problem+json"
 
 
 def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path) -> None:
@@ -215,13 +149,10 @@ def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_o
             ended.append(("stream", time.monotonic()))
 
         def poll() -> None:
-            with service.http(None) as http:
-                data = poll_message(service.keys["agent-a"], "agent-a", sequence=1, wait_s=25)
-                for number in (1, 2, 3):
-                    response = http.post("/v1/messages:poll", content=data, headers=OCTETS)
-                    if response.status_code != 200:
-                        break
-                    data = poll_message(service.keys["agent-a"], "agent-a", sequence=1 + number, wait_s=25)
+            for number in (1, 2, 3):
+                response = service.post(service.polling("agent-a", number, wait_s=25), path="/v1/messages:poll")
+                if response.status_code != 200:
+                    break
             assert response.status_code in (200, 503)
             ended.append(("poll", time.monotonic()))
 
@@ -234,25 +165,6 @@ def test_streams_and_polls_end_when_the_server_stops(serve_in: ServeIn, config_o
         thread.join(60)
     assert {name for name, _ in ended} == {"stream", "poll"}
     assert max(at for _, at in ended) - stopped < 24  # polls are held for 25
-
-
-def test_whoever_comes_while_the_coordinator_is_being_opened_waits_and_is_answered(
-    config_of: ConfigOf, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path / "home")
-    servers: list[uvicorn.Server] = []
-    with listen("127.0.0.1", 0) as listening:
-        with socket.create_connection(listening.getsockname(), timeout=30) as early:
-            early.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            coordinator = Coordinator.open(config)
-            thread = threading.Thread(target=lambda: serve_at(listening, coordinator, on_server=servers.append))
-            thread.start()
-            try:
-                assert early.recv(100).startswith(b"HTTP/1.1 200")
-            finally:
-                servers[0].should_exit = True
-                thread.join(30)
-        assert not thread.is_alive()
 
 
 def test_a_signal_stops_the_server_and_the_process_ends_well(config_of: ConfigOf, tmp_path: Path) -> None:

@@ -12,27 +12,11 @@ import httpx2
 from labeler.driver.mail import Letter
 from labeler.ledger.chain import Head
 from labeler.messages import COORDINATOR, Message, frame, read_frames
-from labeler.messages.bodies import Mail, Poll, Willing
-from labeler.system.keys import PartyKeys
+from labeler.messages.bodies import Mail, Willing
 from tests.api.routes.conftest import AGENTS, ConfigOf, Service, alone
-from tests.api.routes.test_willingness import OCTETS, UNTIL, submitted
+from tests.api.routes.test_willingness import UNTIL, submitted
 
 AGENT = AGENTS[0]
-
-
-def polling(keys: PartyKeys, number: int, *, who: str = AGENT, **changes: Any) -> Message:
-    fields: dict[str, Any] = {
-        "after": "",
-        "wait_s": 0.0,
-        "journal_seq": 0,
-        "journal_hash": "",
-        "coordinator_seq": 0,
-        "coordinator_hash": "",
-        "program": "labeler/0.5",
-        "facts": {},
-    }
-    body = Poll(**fields | changes).encode()
-    return keys.message("poll", sender=who, recipient=COORDINATOR, sequence=number, body=body)
 
 
 def willing(service: Service, job: Any, number: int) -> Message:
@@ -40,11 +24,6 @@ def willing(service: Service, job: Any, number: int) -> Message:
     return service.keys[AGENT].message(
         "willing", sender=AGENT, recipient=COORDINATOR, task_digest=job.task_id, sequence=number, body=body
     )
-
-
-def post(service: Service, *messages: Message, path: str = "/v1/messages") -> httpx2.Response:
-    with service.http(None) as http:
-        return http.post(path, content=frame(messages), headers=OCTETS)
 
 
 def kinds(answer: httpx2.Response) -> list[str]:
@@ -57,77 +36,77 @@ def has_answered(service: Service, job: Any) -> bool:
 
 def test_what_is_posted_is_taken_and_the_mail_comes_with_the_answer(own: Service) -> None:
     job = submitted(own)
-    first = post(own, polling(own.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
+    first = own.post(own.polling(AGENT, 1, wait_s=20.0), path="/v1/messages:poll")
     assert kinds(first) == ["poll", "proposal"]
     note = Mail.decode(read_frames(first.content, max_messages=9)[0].body)
     # Nothing has come since, so the answer is empty after its time; what is posted has had its effect.
-    empty = post(own, willing(own, job, 2), polling(own.keys[AGENT], 3, after=note.after))
+    empty = own.post(willing(own, job, 2), own.polling(AGENT, 3, after=note.after))
     assert (empty.status_code, empty.content, has_answered(own, job)) == (200, b"", True)
     own.coordinator.mailroom._mailbox.send_all([Letter(AGENT, frame([willing(own, job, 9)]), "coordinator:999")])
-    both = post(own, willing(own, job, 4), polling(own.keys[AGENT], 5, after=note.after, wait_s=20.0))
+    both = own.post(willing(own, job, 4), own.polling(AGENT, 5, after=note.after, wait_s=20.0))
     assert (both.status_code, kinds(both)) == (200, ["poll", "willing"])
     # An answer that was lost comes again.
-    again = post(own, polling(own.keys[AGENT], 6, after=note.after), path="/v1/messages:poll")
+    again = own.post(own.polling(AGENT, 6, after=note.after), path="/v1/messages:poll")
     assert kinds(again) == ["poll", "willing"]
 
 
 def test_a_party_is_told_how_far_its_journal_was_and_one_behind_is_refused_at_once(own: Service) -> None:
     stores = own.coordinator.stores
-    first = post(own, polling(own.keys[AGENT], 1, journal_seq=5, journal_hash="a" * 64), path="/v1/messages:poll")
+    first = own.post(own.polling(AGENT, 1, journal_seq=5, journal_hash="a" * 64), path="/v1/messages:poll")
     note = Mail.decode(read_frames(first.content, max_messages=9)[0].body)
     assert (note.journal_seq, note.journal_hash) == (0, "")
     with stores.database.write() as connection:
         stores.parties.answered({AGENT: Head(8, "c" * 64)}, connection=connection)
     for number, (seq, digest) in enumerate([(5, "a"), (8, "d"), (0, "")], start=2):
-        older = polling(own.keys[AGENT], number, journal_seq=seq, journal_hash=digest * 64)
-        answer = post(own, older, path="/v1/messages:poll")
+        older = own.polling(AGENT, number, journal_seq=seq, journal_hash=digest * 64)
+        answer = own.post(older, path="/v1/messages:poll")
         assert (answer.status_code, answer.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
-    grown = post(own, polling(own.keys[AGENT], 9, journal_seq=30, journal_hash="e" * 64), path="/v1/messages:poll")
+    grown = own.post(own.polling(AGENT, 9, journal_seq=30, journal_hash="e" * 64), path="/v1/messages:poll")
     note = Mail.decode(read_frames(grown.content, max_messages=9)[0].body)
     assert (note.journal_seq, note.journal_hash) == (8, "c" * 64), "it compares, and answers nothing where it is a copy"
 
 
 def test_where_a_message_is_refused_so_is_the_post_and_no_mail_is_handed_out_or_dropped(own: Service) -> None:
     job = submitted(own)
-    first = post(own, polling(own.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
+    first = own.post(own.polling(AGENT, 1, wait_s=20.0), path="/v1/messages:poll")
     after = Mail.decode(read_frames(first.content, max_messages=9)[0].body).after
     message = willing(own, job, 2)
-    assert post(own, message).status_code == 202
-    refused = post(own, message, polling(own.keys[AGENT], 3, after=after))
+    assert own.post(message).status_code == 202
+    refused = own.post(message, own.polling(AGENT, 3, after=after))
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:labeler:problem:replayed")
     assert own.coordinator.mailroom._mailbox.all_pending([AGENT]) == {AGENT: 1}, (
         "the mail that the refused poll says is done with"
     )
     # Its number is not used up either.
-    assert kinds(post(own, polling(own.keys[AGENT], 3), path="/v1/messages:poll")) == ["poll", "proposal"]
+    assert kinds(own.post(own.polling(AGENT, 3), path="/v1/messages:poll")) == ["poll", "proposal"]
 
 
 def test_a_poll_that_is_none_of_the_sender_takes_the_post_with_it(own: Service) -> None:
     job = submitted(own)
-    forged = polling(own.keys[AGENTS[1]], 3)
-    foreign = polling(own.keys[AGENTS[1]], 3, who=AGENTS[1])
-    unknown = polling(own.keys[AGENT], 3, facts={"classes": 5})
-    proof = polling(own.keys[AGENT], 4)
+    forged = own.polling(AGENT, 3, keys=own.keys[AGENTS[1]])
+    foreign = own.polling(AGENTS[1], 3)
+    unknown = own.polling(AGENT, 3, facts={"classes": 5})
+    proof = own.polling(AGENT, 4)
     cases = {
         "forged": ([forged], 403, "forged"),
         "another party's": ([foreign], 409, "protocol-violation"),
         "facts that nobody knows": ([unknown], 409, "protocol-violation"),
-        "more behind it": ([polling(own.keys[AGENT], 3), proof, willing(own, job, 5)], 413, "too-large"),
+        "more behind it": ([own.polling(AGENT, 3), proof, willing(own, job, 5)], 413, "too-large"),
     }
     for what, (behind, status, kind) in cases.items():
-        answer = post(own, willing(own, job, 2), *behind)
+        answer = own.post(willing(own, job, 2), *behind)
         assert (answer.status_code, answer.json()["type"]) == (status, f"urn:labeler:problem:{kind}"), what
         assert not has_answered(own, job), what
-    alone = post(own, polling(own.keys[AGENT], 3))
+    alone = own.post(own.polling(AGENT, 3))
     assert (alone.status_code, alone.json()["type"]) == (409, "urn:labeler:problem:protocol-violation")
 
 
 def test_trouble_of_the_poll_is_no_refusal_of_what_was_taken(own: Service) -> None:
     job = submitted(own)
     ahead = {"coordinator_seq": 10**9, "coordinator_hash": "a" * 64}
-    answer = post(own, willing(own, job, 2), polling(own.keys[AGENT], 3, **ahead))
+    answer = own.post(willing(own, job, 2), own.polling(AGENT, 3, **ahead))
     assert (answer.status_code, answer.content, has_answered(own, job)) == (200, b"", True)
-    told = post(own, polling(own.keys[AGENT], 4, **ahead), path="/v1/messages:poll")
+    told = own.post(own.polling(AGENT, 4, **ahead), path="/v1/messages:poll")
     assert (told.status_code, told.json()["type"]) == (503, "urn:labeler:problem:journal-behind")
 
 
@@ -135,10 +114,10 @@ def test_a_poll_that_is_held_behind_messages_ends_when_the_server_stops(config_o
     answers: list[httpx2.Response] = []
     with alone(config_of, tmp_path) as service:
         job = submitted(service)
-        first = post(service, polling(service.keys[AGENT], 1, wait_s=20.0), path="/v1/messages:poll")
+        first = service.post(service.polling(AGENT, 1, wait_s=20.0), path="/v1/messages:poll")
         after = Mail.decode(read_frames(first.content, max_messages=9)[0].body).after
-        held = [willing(service, job, 2), polling(service.keys[AGENT], 3, after=after, wait_s=25.0)]
-        thread = threading.Thread(target=lambda: answers.append(post(service, *held)))
+        held = [willing(service, job, 2), service.polling(AGENT, 3, after=after, wait_s=25.0)]
+        thread = threading.Thread(target=lambda: answers.append(service.post(*held)))
         thread.start()
         while not has_answered(service, job):
             time.sleep(0.02)

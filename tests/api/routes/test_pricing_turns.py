@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,36 +40,6 @@ def winners(**changes: Any) -> dict[str, Any]:
         "backbone_fingerprint": FINGERPRINT,
     }
     return task | changes
-
-
-def test_who_looks_does_not_wait_for_the_prices_that_another_has_worked_out(
-    serve_in: ServeIn, config_of: ConfigOf, tmp_path: Path
-) -> None:
-    done: list[int] = []
-    begun = threading.Semaphore(0)
-    with serve_in(config_of(tmp_path / "home")) as service:
-        have_winners(service)
-
-        def price(number: int) -> None:
-            task = winners(sigma_votes=20 + number / 100)
-            with service.http("requester") as http:
-                begun.release()
-                answer = http.post("/v1/jobs:estimate", json={"task": task})
-            assert answer.status_code == 200, answer.text
-            done.append(number)
-
-        count = 2 * MANY
-        with ThreadPoolExecutor(count) as pool, service.http("admin") as http:
-            assert http.get("/healthz").status_code == 200
-            asked = [pool.submit(price, number) for number in range(count)]
-            for _ in asked:
-                begun.acquire()
-            wait(asked, return_when=FIRST_COMPLETED)  # the others are waiting by now
-            assert http.get("/v1/jobs/job-unknown").status_code == 404
-            finished = len(done)
-            for one in asked:
-                one.result()
-        assert finished < count - MANY, "it has waited for others' prices"
 
 
 SIX = 6

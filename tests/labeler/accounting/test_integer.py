@@ -19,7 +19,7 @@ from labeler.accounting.events import IntegerSum
 from labeler.accounting.gaussian import delta_of_epsilon, epsilon_of_delta
 from labeler.accounting.integer import epsilon_bound, smoothing_error, sum_of_shares_error
 from labeler.errors import InvalidSetting, UnsafeGrid
-from labeler.noise import DiscreteGaussian
+from labeler.noise import sampler_distance
 from labeler.task import Task
 
 Law = NDArray[np.float64]
@@ -214,8 +214,7 @@ def test_on_the_default_grid_the_bound_is_just_above_the_continuous_value(
     scale = max(1, math.ceil(400 * math.sqrt(shares) / sigma))
     event = _event(2 * queries, 1, scale, scale * sigma / math.sqrt(shares), shares, 10 * queries)
     continuous = epsilon_of_delta(delta, math.sqrt(2 * queries) / sigma)
-    sampler = DiscreteGaussian(event.share_sigma_grid)
-    bound = epsilon_bound(event, delta, total_variation=sampler.total_variation)
+    bound = epsilon_bound(event, delta, total_variation=sampler_distance(event.share_sigma_grid))
     assert continuous <= bound
     assert bound <= (1.0001 if continuous < 20 else 1.01) * continuous + 1e-6 or continuous > 60
 

@@ -49,27 +49,3 @@ def test_prices_are_those_that_scipy_finds(mu: float, delta: float) -> None:
         patch.setattr(gaussian, "crossing", scipys)
         assert gaussian.epsilon_of_delta(delta, mu) == epsilon
         assert gaussian.mu_of_epsilon(epsilon, delta) == bought
-
-
-def test_a_zero_at_an_end_is_found_without_a_step() -> None:
-    asked: list[float] = []
-
-    def function(x: float) -> float:
-        asked.append(x)
-        return x
-
-    assert crossing(function, 0.0, 3.0) == 0.0
-    assert crossing(function, -3.0, 0.0) == 0.0
-    assert len(asked) == 4
-
-
-def test_without_a_change_of_sign_it_refuses() -> None:
-    with pytest.raises(ArithmeticError, match=r"no change of sign between 1\.0 and 2\.0"):
-        crossing(lambda x: x, 1.0, 2.0)
-
-
-def test_a_search_without_an_end_says_between_what_it_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gaussian, "MOST_STEPS", 3)
-    with pytest.raises(ArithmeticError) as found:
-        crossing(lambda x: x**3 - 2, -3.0, 4.0)
-    assert str(found.value) == "no zero found in 3 steps between -3.0 and 4.0"

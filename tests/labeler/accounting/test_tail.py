@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import erfcx, ndtr
 
 from labeler.accounting import gaussian
-from labeler.accounting.gaussian import TERMS, fallen, mills, upper
+from labeler.accounting.gaussian import TERMS, fallen, mills
 
 PLACE = st.one_of(st.floats(-0.25, 4), st.floats(4, 5), st.floats(4, 40))
 
@@ -39,16 +38,6 @@ def test_what_it_falls_by_agrees_with_sixty_digits_however_little_that_is(t: flo
     with mpmath.workdps(60):
         expected = float(_in_sixty_digits(t) - _in_sixty_digits(t, by))
     assert fallen(t, by) == pytest.approx(expected, rel=1e-12, abs=0)
-
-
-@pytest.mark.parametrize("by", [1e-9, 1e-3, 0.3, 0.4999999])
-def test_both_ways_of_falling_agree_where_one_takes_over_from_the_other(by: float) -> None:
-    assert fallen(math.nextafter(4.0, 0.0), by) == pytest.approx(fallen(4.0, by), rel=1e-12, abs=0)
-
-
-@pytest.mark.parametrize("t", [0.0, 3.99, 4.0, 9.0, 38.0])
-def test_a_long_fall_goes_on_where_short_ones_end(t: float) -> None:
-    assert fallen(t, 0.5) == pytest.approx(fallen(t, math.nextafter(0.5, 0.0)), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("t", [4.0, 4.5, 6.0, 12.0, 40.0, 1e4])
@@ -80,11 +69,3 @@ def test_the_rule_is_that_of_gauss_and_legendre() -> None:
             slope = mpmath.diff(lambda x: mpmath.legendre(8, x), zero)
             assert node == pytest.approx(float(zero), rel=1e-15, abs=0)
             assert weight == pytest.approx(float(2 / ((1 - zero**2) * slope**2)), rel=1e-15, abs=0)
-
-
-def test_values_are_those_of_the_library_that_is_not_loaded_for_them() -> None:
-    places = np.concatenate([np.linspace(-0.25, 50, 5000), np.geomspace(50, 1e6, 100)])
-    ours = [mills(t) for t in places.tolist()]
-    np.testing.assert_allclose(ours, math.sqrt(math.pi / 2) * erfcx(places / math.sqrt(2)), rtol=1e-14)
-    both = np.linspace(-37, 37, 5000)
-    np.testing.assert_allclose([upper(t) for t in both.tolist()], ndtr(-both), rtol=1e-12)

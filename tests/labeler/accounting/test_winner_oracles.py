@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, log_ndtr
 
 from labeler.accounting.gaussian import deltas_of_epsilons
-from labeler.accounting.winner import ONE_BIT, SWAP, Change, Profile, winner_profile
+from labeler.accounting.winner import ONE_BIT, SWAP, Change
+from tests.oracles.profiles import Profile, winner_profile
 
 Floats = NDArray[np.float64]
 _AT = np.linspace(-9, 9, 2001)

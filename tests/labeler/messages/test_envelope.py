@@ -68,11 +68,6 @@ def shares(frames: list[Message]) -> list[tuple[Header, bytes, bytes]]:
     return [(message.header, message.signature, message.body) for message in frames]
 
 
-def test_a_header_reads_back() -> None:
-    assert Header.parse(HEADER.to_bytes()) == HEADER
-    assert HEADER.to_bytes() == spelled()
-
-
 @given(
     sender=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=200).filter(str.isprintable),
     sequence=st.integers(1, 2**62),

@@ -28,8 +28,8 @@ def terms(least: int, negatives: int, dimension: int, regularisation: float) -> 
 
 def head(own: Array, public: Array, of: LocalHeadTerms) -> Array:
     """The certainty head of rows in memory, read in blocks of five."""
-    blocks = [lambda rows=rows: (rows[at : at + 5] for at in range(0, len(rows), 5)) for rows in (own, public)]
-    return fit_certainty(blocks[0], blocks[1], num_records=len(own), public_count=12, terms=of)
+    parts = [(rows[at : at + 5], rows is own) for rows in (own, public) for at in range(0, len(rows), 5)]
+    return fit_certainty(lambda: parts, num_records=len(own), terms=of)
 
 
 def on_the_ball(rng: np.random.Generator, count: int, dimension: int) -> Array:

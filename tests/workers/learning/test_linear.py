@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.learning.linear_users import NO_RECORD, linear_scores, train_linear, train_users
-from labeler.descent import MOST_WEIGHTS
-from labeler.errors import BadData, InvalidSetting
 from labeler.methods.blind_average import HUBER_WIDTH, Learner, LinearTerms
 from labeler.records import Rows
 from workers.learning.linear import train_rows
@@ -183,34 +181,6 @@ def test_learners_learn(terms: LinearTerms, rng: np.random.Generator) -> None:
     assert (found == labels[0, 100:]).mean() > 0.8
 
 
-def test_progress_counts_users(rng: np.random.Generator) -> None:
-    features, labels = _records(rng, 3, 4)
-    told: list[tuple[str, int, int]] = []
-    train_users(features, labels, terms=SVM, progress=lambda *step: told.append(step))
-    assert told[-1] == ("Training users", 3, 3)
-
-
-def test_records_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
-    features, labels = _records(rng, 1, 8)
-    one, classes = features[0], labels[0]
-    broken = one.copy()
-    broken[2, 3] = np.nan
-    for rows, row_labels in [
-        (broken, classes),
-        (one, classes[:-1]),
-        (one, np.full(8, 5)),
-        (one, np.full(8, NO_RECORD)),
-        (one, classes.astype(float)),
-        (one[None], classes[None]),
-        (one[:, :0], classes),
-    ]:
-        with pytest.raises(BadData):
-            train_linear(rows, row_labels, terms=SVM)
-    wide = np.zeros((1, MOST_WEIGHTS // 5), dtype=np.float32)
-    with pytest.raises(InvalidSetting, match="public projection"):
-        train_linear(wide, classes[:1], terms=SVM)
-
-
 def test_nobody_is_refused_for_having_no_records() -> None:
     empty = train_linear(np.zeros((0, 6), dtype=np.float32), np.zeros(0, dtype=np.int64), terms=SOFTMAX)
     assert empty.shape == (7, 5)
@@ -241,7 +211,7 @@ def test_no_number_of_records_is_too_many() -> None:
             size = min(at_once, count - start)
             yield np.ones((size, 200), dtype=np.float32), np.arange(start, start + size) % 5
 
-    weights = train_rows(Rows(count, 200, read, count), terms=terms)
+    weights = train_rows(Rows(count, 200, read), terms=terms)
     assert weights.shape == (201, 5)
     # Once for what is kept; then at every step only what lies behind it.
     assert len(reads) == 4

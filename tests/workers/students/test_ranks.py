@@ -52,11 +52,10 @@ def problem() -> tuple[torch.Tensor, np.ndarray[tuple[int, ...], np.dtype[np.flo
 def tune(out: Path) -> None:
     """What each process does."""
     images, labels = problem()
-    weights = np.linspace(0.5, 1.5, COUNT)
     losses: list[float] = []
     with joined_ranks() as ranks:
         student = fine_tune(
-            backbone(), images, labels, settings=SETTINGS, weights=weights, seed=5, ranks=ranks,
+            backbone(), images, labels, settings=SETTINGS, seed=5, ranks=ranks,
             on_epoch=lambda _, loss: losses.append(loss),
         )  # fmt: skip
         if ranks.is_first:

@@ -106,26 +106,3 @@ def test_ballots_from_a_device_are_those_of_the_processor_and_an_agent_that_ends
         assert np.array_equal(agent.ballots(task, batch), expected)
         del agent
         assert not cuda.alive
-
-
-@pytest.mark.parametrize("method", ["blind-average", "aux-distill"])
-def test_an_agent_that_trains_tells_its_learner_which_engine_it_has(
-    method: str, make_shard: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def device(engine: str, products: int) -> None:
-        assert products > 0
-        asked.append(engine)
-
-    monkeypatch.setattr("workers.learning.descent.training_device", device)
-    shard = make_shard("own")
-    queries = shard.dimension + 1 if method == "blind-average" else 40
-    batch = QueryBatch(make_shard("public", records=queries, seed=99, public=True).features[:])
-    fields = {"name": "t", "classes": shard.classes, "method": method, "sigma_votes": 4.0, "delta": 1e-4, "agents": 1}
-    training = {"min_records": 8, "regularisation": 0.1, "dimension": 4}
-    task = parse_task(
-        fields | {"max_queries": queries, "backbone_fingerprint": shard.fingerprint, "training": training}
-    )
-    agent_of(shard, NotingLedger([]), engine="int16").ballots(task, batch)
-    assert set(asked) == {"int16"}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from feature_store.query_selection import axis_rows, model_rows
 from labeler.errors import BadData, InvalidSetting, PrivacyRefusal
-from labeler.linear_model import final_model, model_before
-from labeler.methods.federated import StepTerms, check_model, check_step, on_grid, step_sum, step_terms
+from labeler.linear_model import model_before
+from labeler.methods.federated import StepTerms, check_model, on_grid, step_sum, step_terms
 from labeler.randomness import keyed_source
 from labeler.records import PublicAxes, Records, Rows
-from labeler.release import Release
+from labeler.release import Release, check_ballots
 from labeler.tally import QueryBatch
 from labeler.task import Task, parse_task
 from tests.workers.answer import answer as answer_of
@@ -107,7 +107,7 @@ def test_one_record_moves_an_agents_numbers_on_the_grid_by_at_most_the_clip(coun
     assert moved <= spec.scale * (1 + 1e-9) + np.sqrt(spec.dimension)
     if not yes[gone]:
         assert moved == 0
-    check_step(with_it, asked)
+    check_ballots(with_it, asked)
 
 
 def test_the_gradient_of_a_record_is_the_same_bits_whoever_stands_beside_it() -> None:
@@ -167,7 +167,6 @@ def test_without_noise_steps_are_those_of_plain_dp_fedsgd(axes) -> None:
         speed = 0.5 * speed - 2.0 * mean
         plain = plain + speed
     assert np.abs(model_before(asked, releases) - plain).max() < 1e-3
-    assert final_model(asked, releases).shape == plain.shape
     assert terms.rate == Fraction(1, 2)
 
 
@@ -245,7 +244,7 @@ def test_numbers_beyond_the_clip_and_steps_without_a_model_are_refused() -> None
     beyond = np.zeros((asked.rows, CLASSES), np.int64)
     beyond[0, 0] = int(26 * spec.scale)
     with pytest.raises(PrivacyRefusal, match="longer than a clipped sum"):
-        check_step(beyond, asked)
+        check_ballots(beyond, asked)
     bare = QueryBatch(model_rows(DIMENSION))
     with pytest.raises(InvalidSetting, match="asked with the public model"):
         answer_of(asked, bare, records(5), source=keyed_source(bytes(32), is_seeded=True))

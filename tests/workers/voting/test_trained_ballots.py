@@ -17,7 +17,7 @@ from labeler.budget import Account
 from labeler.errors import PrivacyRefusal
 from labeler.methods.aux_distill import head_terms
 from labeler.methods.blind_average import linear_terms, weight_sum
-from labeler.methods.sensitivity import model_event, squared_sensitivity
+from labeler.methods.sensitivity import integer_event, squared_sensitivity
 from labeler.randomness import seeded_source
 from labeler.records import ModelStore, Records
 from labeler.release import check_ballots
@@ -89,13 +89,13 @@ def test_one_record_moves_the_weights_by_no_more_than_the_price_was_told(
 ) -> None:
     training = {"min_records": 8, "regularisation": 0.05, "learner": learner}
     asked, records = task("blind-average", training=training), records_of(seed, 8)
-    event = model_event(asked, "instance")
+    event, whole = (integer_event(asked, level, asked.max_queries) for level in ("instance", "agent"))
     assert isinstance(event, IntegerSum)
     before = answer_of(asked, ROWS, records)
     for neighbour in (without(records, row), with_outlier(records, row, label)):
         after = answer_of(asked, ROWS, neighbour)
         assert int(((before - after).astype(object) ** 2).sum()) <= event.squared_sensitivity
-    assert int((before.astype(object) ** 2).sum()) <= model_event(asked, "agent").squared_sensitivity
+    assert int((before.astype(object) ** 2).sum()) <= whole.squared_sensitivity
 
 
 def test_a_planted_record_uses_up_most_of_the_price() -> None:
@@ -108,7 +108,9 @@ def test_a_planted_record_uses_up_most_of_the_price() -> None:
     )
     same = Records(np.repeat(one.features, 2, axis=0), np.array([1, 2]), np.array([0, 0], dtype=np.int16), "w")
     apart = answer_of(asked, ROWS, two) - answer_of(asked, ROWS, same)
-    assert np.linalg.norm(apart) > 0.5 * np.sqrt(model_event(asked, "instance").squared_sensitivity)
+    assert np.linalg.norm(apart) > 0.5 * np.sqrt(
+        integer_event(asked, "instance", asked.max_queries).squared_sensitivity
+    )
 
 
 def test_scores_of_a_head_are_exact_whatever_the_order_of_summation() -> None:
@@ -211,15 +213,3 @@ def test_the_weights_an_agent_sends_are_its_learner_s(tmp_path: Path) -> None:
     weights = train_linear(records.features / np.float32(2048), records.labels, terms=terms)
     sent = answer_of(asked, ROWS, records) / weight_sum(asked).scale * terms.sensitivity
     assert np.allclose(sent, weights, atol=1e-3)
-
-
-@pytest.mark.parametrize("method", ["knn", "ensemble", "blind-average", "aux-distill"])
-def test_an_agent_with_one_record_left_answers_like_everybody(make_shard: Any, method: str) -> None:
-    """Fewer than `min_records`, and of one class: a refusal would tell."""
-    shard = make_shard("own")
-    asked, batch = asked_of("ensemble" if method == "knn" else method, shard)
-    asked = asked.model_copy(update={"method": method})
-    shard.delete(np.asarray(shard.record_ids)[1:])
-    agent = agent_for(shard)
-    assert len(agent.answer(asked, batch)) == asked.talliers
-    assert agent.ballots(asked, batch).any()

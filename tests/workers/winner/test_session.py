@@ -94,18 +94,6 @@ def test_jobs_of_more_chunks_than_there_is_room_for_are_put_together_in_order(
 session_room = session.Room
 
 
-def test_eight_computations_at_the_same_time_do_not_mix(make_jobs: MakeJobs) -> None:
-    def one(number: int) -> list[Outcome]:
-        jobs = make_jobs(20, 10, job_id=f"job-{number}")
-        sums = np.zeros((20, 10), dtype=np.int64)
-        sums[np.arange(20), (np.arange(20) + number) % 10] = 1
-        return run_three(SecureEngine(), jobs, shares_of(sums, jobs[0]))
-
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        for number, outcomes in enumerate(pool.map(one, range(8))):
-            check_equal(outcomes, ((np.arange(20) + number) % 10).astype(np.int16))
-
-
 def planted(make_jobs: MakeJobs, name: str, classes: int, **settings: Any) -> list[WinnerOrder]:
     """A job at its three talliers in which query q has the winner q + 1."""
     jobs = make_jobs(5, classes, job_id=name, **settings)
@@ -173,33 +161,6 @@ def test_several_jobs_are_computed_together_and_one_that_fails_spoils_no_other(m
             assert "tallier 1 was not given this job" in str(found["missing"])
 
 
-def test_fifty_jobs_take_no_more_waits_than_one(make_jobs: MakeJobs) -> None:
-    """Waits are what a distance between talliers costs; a wait ends with something that arrives."""
-    waits = []
-    for count in (1, 50):
-        lots = [planted(make_jobs, f"job-{number:02d}", 10) for number in range(count)]
-        turns: list[str] = []
-
-        class Noted(SecureEngine):
-            def __init__(self, turns: list[str] = turns) -> None:
-                super().__init__(record=lambda peer, _data: turns.append("in") if peer == 1 else None)
-
-        addresses = free_addresses()
-        given = [
-            [WinnerOrder(replace(lot[party].job, addresses=addresses), lot[party].share) for lot in lots]
-            for party in range(3)
-        ]
-        with ThreadPoolExecutor(3) as pool:
-            engines = [Noted(), SecureEngine(), SecureEngine()]
-            found = list(pool.map(lambda engine, orders: engine.winners(orders), engines, given))
-        for outcomes in found:
-            for outcome in outcomes:
-                check_equal([outcome], (np.arange(5) + 1).astype(np.int16))
-        waits.append(len(turns))
-    # Fifty times the messages, which arrive together: nowhere near fifty times the arrivals.
-    assert waits[1] < 10 * waits[0]
-
-
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -221,14 +182,6 @@ def test_a_party_with_other_parameters_is_refused_and_the_error_names_them(
     assert time.monotonic() - began < 50  # the time limit is 60
     assert all(isinstance(outcome, ProtocolViolation | Unavailable) for outcome in outcomes), outcomes
     assert any(isinstance(outcome, ProtocolViolation) and named in str(outcome) for outcome in outcomes), outcomes
-
-
-def test_a_party_of_another_job_is_refused(make_jobs: MakeJobs) -> None:
-    jobs = make_jobs(2, 3)
-    jobs[2] = replace(jobs[2], job_id="another")
-    outcomes = run_three(SecureEngine(), jobs, [np.zeros((2, 3), dtype=np.uint64)] * 3)
-    assert any(isinstance(outcome, WrongDigest) for outcome in outcomes), outcomes
-    assert all(isinstance(outcome, WrongDigest | Unavailable) for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("impostor", [0, 1, 2])
