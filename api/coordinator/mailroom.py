@@ -288,7 +288,7 @@ class Mailroom:
         self._written[party.party_id] = (self._steady(), poll)
 
     def _answer(self, asking: Asking, mail: Sequence[tuple[str, bytes]]) -> bytes:
-        poll, head = asking.poll, self._ledger.known_head()
+        poll, head = asking.poll, self._ledger.head()
         after = mail[-1][0] if mail else poll.after
         own = self._parties.last_answer(asking.party.party_id)
         body = Mail(

@@ -305,7 +305,7 @@ def test_what_others_write_shares_the_commit_of_a_turn_and_is_refused_alone(
     for number, count in enumerate((2, 1, 6, 1, 1)):
         threads.append(Thread(target=submit, args=(number, count)))
         threads[-1].start()
-        while len(site.driver._inbox.errands) <= number:
+        while len(site.driver.errands) <= number:
             sleep(0.001)
     told = site.deliver(site.yes("east", job))
     commits: list[int] = []

@@ -133,6 +133,11 @@ def test_a_hospital_is_not_invited_before_all_talliers_have_joined(empty: Servic
     assert "1 (registry)" in detail
     assert "missing: 0, 2" in detail
     assert "labeler invite NAME --role tallier --number 0" in detail
+    for number in (0, 2):
+        assert invite(empty, f"site-{number}", role="tallier", tallier=number).status_code == 201
+    detail = invite(empty, "hospital-a").json()["detail"]
+    assert "site-0 has the invitation of 0; site-2 has the invitation of 2" in detail
+    assert "--number" not in detail
     assert not empty.coordinator.stores.parties.list("agent")
 
 
