@@ -164,7 +164,7 @@ class Office:
 def make_office(
     path: Path, patch: pytest.MonkeyPatch, make_shard: Callable[..., Shard], *, records: int = 60, **config: Any
 ) -> Office:
-    """An office in a folder of its own, whose answers take the time that the test says."""
+    """An office in a separate folder, whose answers take the time that the test says."""
     shard = make_shard(f"{path.name}-own", records=records, max_records=100)
     batch = QueryBatch(make_shard(f"{path.name}-public", records=8, seed=99, public=True).features[:])
     time = Time()
@@ -206,6 +206,6 @@ def make_office(
 
 
 def shares_of(sent: Sent, ask: Ask) -> int:
-    """How many shares of an ask left with a request."""
+    """Count the shares of an ask that left with a request."""
     pairs = zip(sent.kinds, sent.rounds, strict=True)
     return sum(kind == "input-share" and found == ask.round.digest for kind, found in pairs)

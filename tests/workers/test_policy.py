@@ -148,7 +148,7 @@ def test_with_a_bound_for_a_person_a_task_without_one_is_refused_and_without_a_b
     with pytest.raises(PolicyRefusal, match="a task without records_per_person, so no bound"):
         check(policy(allow__person_epsilon=1000.0), ask())
     check(policy(), ask(records_per_person=10**6))
-    # Noise so small against so many records that nothing can be proved; the price is infinite, not a number.
+    # Noise too small for this many records: nothing can be proved; the price is infinite, not a number.
     with pytest.raises(PolicyRefusal, match="and no bound was asked for"):
         check(policy(allow__person_epsilon=1000.0), ask(records_per_person=10**9, k=10**6, sigma_votes=1.0))
 
@@ -226,7 +226,7 @@ def test_a_task_waits_for_a_person_only_when_everything_else_is_in_order() -> No
 
 
 def test_more_neighbours_than_a_shard_could_have_are_not_refused() -> None:
-    """Whether k fits depends on how many records there are, and a refusal would tell."""
+    """A refusal of k depends on the number of records, and would reveal it."""
     check(policy(), ask(k=1_000_000))
 
 

@@ -93,7 +93,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def share_of(jobs: float, charge: int, site: Site) -> float:
-    """The share that covers so many jobs of a price."""
+    """Return the share that covers this number of jobs of a price."""
     cap = policy_with().budget.cap("instance")
     assert cap is not None
     return jobs * charge / cap
