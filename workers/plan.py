@@ -208,6 +208,10 @@ def _life(request: PlanRequest) -> Life | None:
 
 def solve_request(request: PlanRequest) -> Task:
     """Return the task a request describes."""
+    if request.epsilon is not None and request.sigma is not None and request.solve is None:
+        raise InvalidSetting(
+            "give the price (`epsilon`) or the noise (`sigma`), or both and what to find: `solve` queries or k"
+        )
     if (request.epsilon is None) != (request.solve is None):
         raise InvalidSetting("`epsilon` (the price wanted) and `solve` (what to find for it) go together")
     if request.solve == "sigma" and request.sigma is not None:

@@ -41,7 +41,7 @@ class _Course:
 
 
 class Lives:
-    """What the images of one agent may have spent.
+    """The possible spends of the images of one agent.
 
     Args:
         versions: of its records.
@@ -67,7 +67,7 @@ class Lives:
         return ""
 
     def votes(self, digest: str) -> tuple[Votes, ...]:
-        """What the agent may have voted in a round; nothing where that has not spent."""
+        """Return what the agent may have voted in a round; nothing where that has not spent."""
         return tuple(course.votes[digest] for course in self._courses if digest in course.votes)
 
 

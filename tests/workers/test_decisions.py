@@ -317,6 +317,11 @@ def test_the_shell_does_the_same_at_80_columns(
     out = site.home.parent / "answered.csv"
     assert labeler("history", "--format", "csv", "--out", out)[0] == 0
     assert ask.round.digest in out.read_text()
-    assert "left" in labeler("budget")[1]
+    shown = labeler("budget")[1]
+    [account] = [one for one in json.loads(labeler("budget", "--json")[1]) if one["level"] == "instance"]
+    spent = 1 - account["left_nano"] / account["cap_nano"]
+    assert 0 < spent < 1
+    assert f"{spent:.1%}" in shown  # the share beside a bar says what the bar shows
+    assert f"{1 - spent:.1%}" not in shown
     assert labeler("refuse", digest[:8], "--reason", "")[0] == 2
     assert labeler("desk", "--host", "0.0.0.0")[0] == 2

@@ -246,7 +246,7 @@ def test_killed_at_any_step_another_embedder_makes_the_same_features(
 
 
 def test_a_redis_that_goes_away_is_waited_for(tmp_path: Path, start: Any) -> None:
-    with RedisServer(tmp_path / "redis", use_port=True) as server:
+    with RedisServer(tmp_path / "redis") as server:
         mailbox = RedisMailbox(server.url)
         office = Office(tmp_path / "coordinator", mailbox, server, start)
         running = office.run()

@@ -15,11 +15,12 @@ from sqlalchemy.exc import IntegrityError
 
 from labeler.errors import BadData, PrivacyRefusal, StorageFull
 from labeler.ledger.agent_memory import AgentMemory, JournalRounds
-from labeler.ledger.database import Database, no_room, open_database
+from labeler.ledger.database import Database, open_database
 from labeler.ledger.ledger import Charge, Ledger
 from labeler.rounds.agent import NOT_KEPT, Recipients
 from labeler.system.erasable import KEYS_FILE, ErasableKeys, KeyFolder, is_locked_away, lock_away, take_out
 from labeler.system.faults import listening
+from tests.full_disk import no_room
 from tests.workers.journal_store import JournalStore
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -168,7 +169,7 @@ def test_a_start_erases_keys_that_open_nothing_and_closes_rounds_whose_key_is_go
     charged(rounds, ROUND, kept_until=NOW)
     rounds.store(ROUND, TALLIERS, BODIES)
     charged(rounds, OTHER, kept_until=NOW)
-    keys.erase(ROUND)
+    keys.erase_all([ROUND])
     keys.draw("e" * 64)
     keys.draw("home")
     rounds.rounds.sweep()

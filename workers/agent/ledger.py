@@ -215,7 +215,7 @@ class DurableLedger:
     @property
     def head(self) -> Head:
         """Return the end of the journal, which an answer carries: it covers what the answer has spent."""
-        return self._ledger.known_head()
+        return self._ledger.head()
 
     def unanswered_for_life(self) -> list[str]:
         """See AnsweredTasks."""

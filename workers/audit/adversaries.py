@@ -116,10 +116,9 @@ class SceneAttack:
 
     def life(self, name: str, *, present: bool) -> Seen:
         """Run one life of the task."""
-        canaries = range(len(self.scene.canaries)) if present else ()
-        return self.pipeline.run(
-            self.worlds.with_canaries(canaries), seed=noise_seed(self._around, f"{name} {present}")
-        )
+        around, canaries = self._around, range(len(self.scene.canaries)) if present else ()
+        seed = None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name} {present}"
+        return self.pipeline.run(self.worlds.with_canaries(canaries), seed=seed)
 
     def _made_observer(self) -> Observer:
         task, canary = self.scene.task, self.scene.canaries[0]
@@ -139,11 +138,6 @@ class SceneAttack:
             for present in (False, True)
         ]
         return learn(numbers, *seen)
-
-
-def noise_seed(around: Surroundings, name: str) -> str | None:
-    """Return the noise seed of one run; None where noise is drawn as the product does."""
-    return None if around.noise_seed is None else f"{around.noise_seed} {around.folder.name} {name}"
 
 
 def natural(around: Surroundings, *, chosen: bool) -> Scene:
@@ -388,9 +382,6 @@ class Surroundings:
     folder: Path
     seed: int
     noise_seed: int | None
-
-    def __post_init__(self) -> None:
-        check_attackable(self.task, self.level, self.view)
 
     def rng(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])

@@ -129,10 +129,6 @@ class TaskFile(_Table):
             )
         if not evaluates and self.evaluation != EvaluationTable():
             raise ValueError(f"[evaluation] is only for method evaluate; found {self.task.method}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_chosen_for_a_model(self) -> TaskFile:
         if METHODS[self.task.method].asks_for_a_model and self.queries != QueriesTable():
             raise ValueError(
                 f"leave [queries] out for method {self.task.method}: agents are asked for a model, which labels every "
