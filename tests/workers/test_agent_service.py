@@ -30,7 +30,8 @@ from labeler.sharing import ShareVector, unshard
 from labeler.system.erasable import ERASABLE_FOLDER, keys_in
 from labeler.system.keys import PartyKeys, verify
 from labeler.tally import QueryBatch
-from labeler.task import Task, parse_task
+from labeler.task import Task
+from tests.labeler.tasks import make_task
 from tests.workers.builders import killed_at, policy_of
 from workers.agent.agent import Agent
 from workers.agent.decisions import approve, revoke_approval
@@ -89,19 +90,9 @@ class Site:
         (self.home / "policy.toml").write_text(policy_toml(self.policy(**changes)))
 
     def ask(self, *, expires_at: float = 2e9, talliers: dict[str, str] | None = None, **changes: Any) -> Ask:
-        task = parse_task(
-            {
-                "name": "t",
-                "classes": self.shard.classes,
-                "k": 5,
-                "sigma_votes": 40.0,
-                "delta": 1e-5,
-                "max_queries": len(self.batch),
-                "agents": 3,
-                "backbone_fingerprint": self.shard.fingerprint,
-            }
-            | changes
-        )
+        facts = {"classes": self.shard.classes, "backbone_fingerprint": self.shard.fingerprint}
+        fields = {"k": 5, "sigma_votes": 40.0, "delta": 1e-5, "max_queries": len(self.batch)}
+        task = make_task(**(facts | fields | changes))
         keys = {name: keys.public for name, keys in self.talliers.items()}
         seal_keys = {name: key.seal_key for name, key in keys.items()} | (talliers or {})
         named = tuple(TallierKey(name, seal_keys[name], keys[name].verify_key) for name in keys)

@@ -20,7 +20,7 @@ from labeler.messages.bodies import Ask, TallierKey
 from labeler.planning import price
 from labeler.system.keys import PartyKeys
 from labeler.tally import QueryBatch
-from labeler.task import parse_task
+from tests.labeler.tasks import make_task
 from workers.agent.policy import (
     AllowTable,
     BudgetTable,
@@ -67,19 +67,8 @@ def policy(**changes: Any) -> Policy:
 
 def ask(*, queries: int = 4, talliers: dict[str, str] | None = None, talliers_of: int = 3, **changes: Any) -> Ask:
     seal_keys = {name: keys.seal_key for name, keys in TALLIERS.items()} | (talliers or {})
-    task = parse_task(
-        {
-            "name": "t",
-            "classes": ["a", "b"],
-            "sigma_votes": 4.0,
-            "delta": 1e-5,
-            "max_queries": 100,
-            "agents": 3,
-            "backbone_fingerprint": FINGERPRINT,
-            "talliers": talliers_of,
-        }
-        | changes
-    )
+    fields = {"classes": ["a", "b"], "sigma_votes": 4.0, "delta": 1e-5, "backbone_fingerprint": FINGERPRINT}
+    task = make_task(**(fields | {"talliers": talliers_of} | changes))
     features = quantize(np.random.default_rng(1).normal(size=(queries, 8)))
     keys = tuple(
         TallierKey(name, key, TALLIERS[name].verify_key if name in TALLIERS else PartyKeys.generate().public.verify_key)
