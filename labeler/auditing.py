@@ -303,8 +303,8 @@ def _promise(task: Task, level: StatedLevel) -> tuple[float, float]:
     nano = None if statement is None else statement.charge_nano
     if statement is None or nano is None or not math.isfinite(statement.epsilon):
         raise InvalidSetting(f"the task has no finite price at the {level} level, so there is no promise to audit")
-    if task.life is not None and level == "instance":
-        nano = task.life.budget_nano  # of all such jobs an image will ever vote in
+    if task.lifetime_budget is not None and level == "instance":
+        nano = task.lifetime_budget.budget_nano  # of all such jobs an image will ever vote in
     elif level != "person":
         nano = max(nano, round_charges(task, task.max_queries)[level])
     return math.sqrt(nano / NANO), statement.epsilon

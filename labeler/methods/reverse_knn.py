@@ -268,7 +268,7 @@ METHOD: Final = Method(
     "each record's label, at the k questions nearest to it",
     ballots=ballots,
     stated=CountedVotes(squared, largest, per_cell),
-    takes=frozenset({"k", "max_agent_records", "ballot_radius", "life"}),
+    takes=frozenset({"k", "max_agent_records", "ballot_radius", "lifetime_budget"}),
     single_round=True,
     is_reverse=True,
     most_rows=lambda task, _: task.max_agent_records,

@@ -275,7 +275,7 @@ def integer_event(task: Task, level: StatedLevel, queries: int) -> IntegerSum | 
         if stated.event is not None:
             return stated.event(task, level)
         return stated.answer_sum(task).event(level, records=records_of_a_person(task) if level == "person" else 1)
-    if task.life is not None:
+    if task.lifetime_budget is not None:
         return lifetime_event(task) if level == "instance" else None
     sums = summed_votes(task, level, queries)
     if sums is None or task.release != "winner":

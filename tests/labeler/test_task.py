@@ -30,7 +30,7 @@ FIELDS: dict[str, object] = {
 TRAINING = {"min_records": 200, "regularisation": 0.05, "dimension": 10}
 MODEL = {"method": "blind-average", "k": 1, "max_queries": 65, "training": TRAINING}
 HEADS = MODEL | {"method": "aux-distill"}
-LIFE = {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**8, "least_similarity": 0}}
+LIFE = {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**8, "least_similarity": 0}}
 EVALUATE = {"method": "evaluate", "k": 1}
 
 
@@ -79,15 +79,21 @@ def task(**changes: object) -> Task:
         (MODEL | {"training": TRAINING | {"regularisation": math.nan}}, "training.regularisation"),
         (MODEL | {"training": TRAINING | {"momentum": 1}}, "training.momentum: unknown field"),
         (EVALUATE | {"release": "winner"}, "release must be histogram"),
-        (EVALUATE | {"life": LIFE["life"]}, "life only means something for method reverse-knn"),
+        (
+            EVALUATE | {"lifetime_budget": LIFE["lifetime_budget"]},
+            "lifetime_budget only means something for method reverse-knn",
+        ),
         (EVALUATE | {"attributes_per_record": 2}, "attributes_per_record only means something"),
         (LIFE | {"method": "knn"}, "of knn nobody has proved"),
         (LIFE | {"max_agent_records": 100}, "a budget of its own"),
         (LIFE | {"records_per_person": 2}, "a budget of its own"),
-        (LIFE | {"life": {"budget_nano": 9, "least_similarity": 0, "asked_classes": ["c"]}}, "classes of the task"),
+        (
+            LIFE | {"lifetime_budget": {"budget_nano": 9, "least_similarity": 0, "asked_classes": ["c"]}},
+            "classes of the task",
+        ),
         (LIFE | {"ballot_radius": 10}, "every count of an agent moves"),
-        (LIFE | {"life": {"budget_nano": 0, "least_similarity": 0.5}}, "budget_nano"),
-        (LIFE | {"life": {"budget_nano": 5, "least_similarity": 1.5}}, "least_similarity"),
+        (LIFE | {"lifetime_budget": {"budget_nano": 0, "least_similarity": 0.5}}, "budget_nano"),
+        (LIFE | {"lifetime_budget": {"budget_nano": 5, "least_similarity": 1.5}}, "least_similarity"),
         ({"dishonest_talliers": 1, "talliers": 2}, "talliers must be 3 where they add the noise"),
         ({"dishonest_talliers": 3}, "dishonest_talliers"),
         ({"dishonest_talliers": 0}, "dishonest_talliers"),
@@ -160,7 +166,7 @@ def test_a_changed_copy_has_its_own_grid_and_digest() -> None:
         ("records_per_person", {"records_per_person": 2}),
         ("attributes_per_record", {"attributes_per_record": 1}),
         ("ballot_radius", {"method": "reverse-knn", "ballot_radius": 2}),
-        ("life", LIFE),
+        ("lifetime_budget", LIFE),
         ("dishonest_talliers", {"dishonest_talliers": 1}),
     ],
 )

@@ -68,9 +68,9 @@ class LifeSite(Site):
         """A task in which a record has as many votes for its life as are named."""
         fields = {"method": "reverse-knn", "k": 1, "sigma_votes": 1.0, "agents": 3, "backbone_fingerprint": fingerprint}
         wide = {"budget_nano": 10**10, "least_similarity": -1.0}
-        price = vote_nano(self.ask(**(fields | {"life": wide} | changes)).task)
+        price = vote_nano(self.ask(**(fields | {"lifetime_budget": wide} | changes)).task)
         life = {"budget_nano": votes * price + price // 2, "least_similarity": -1.0}
-        return self.ask(**(fields | {"life": life} | changes))
+        return self.ask(**(fields | {"lifetime_budget": life} | changes))
 
     def answer(self, ask: Ask) -> float:
         """Return the number of votes in the answer, up to the noise: standard deviation 3."""
@@ -166,9 +166,12 @@ def test_a_file_that_is_there_twice_is_one_image_and_votes_once(site: LifeSite) 
 
 def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
     ask = site.ask_for_life()
-    far = {"budget_nano": ask.task.life.budget_nano if ask.task.life else 0, "least_similarity": 1.0}
+    far = {
+        "budget_nano": ask.task.lifetime_budget.budget_nano if ask.task.lifetime_budget else 0,
+        "least_similarity": 1.0,
+    }
     running = site.run()
-    assert abs(site.answer(site.ask_for_life(life=far))) < 16
+    assert abs(site.answer(site.ask_for_life(lifetime_budget=far))) < 16
     assert site.spends() == [0] * RECORDS  # as many rows as where all of them vote: writing takes as long
     assert site.answer(ask) > 30
     running.end()
@@ -176,10 +179,10 @@ def test_records_far_from_every_query_spend_nothing(site: LifeSite) -> None:
 
 def test_only_records_of_the_classes_asked_about_vote_and_pay(site: LifeSite) -> None:
     ask = site.ask_for_life()
-    assert ask.task.life is not None
-    about = ask.task.life.model_dump() | {"asked_classes": ("dog",)}
+    assert ask.task.lifetime_budget is not None
+    about = ask.task.lifetime_budget.model_dump() | {"asked_classes": ("dog",)}
     running = site.run()
-    site.send(only := site.ask_for_life(life=about))
+    site.send(only := site.ask_for_life(lifetime_budget=about))
     (shares,) = site.shares(only, 1)
     running.end()
     found = unshard([share.expand() for share in shares]).sum(axis=0) / only.task.scale

@@ -267,7 +267,7 @@ def _decision(
 
 def _answered(one: AnsweredRound, task: Task | None, names: Mapping[str, list[str]], delta: float) -> dict[str, Any]:
     charges = {level: one.charges.get(level, 0) for level in LEVELS}
-    life_nano = 0 if task is None or task.life is None else task.life.budget_nano
+    life_nano = 0 if task is None or task.lifetime_budget is None else task.lifetime_budget.budget_nano
     return {
         "at": _moment(one.at),
         "task_id": one.task_digest,

@@ -46,7 +46,7 @@ def task(budget_nano: int = 71_779_539, **changes: object) -> Task:
         "max_queries": 20,
         "agents": 3,
         "colluding_agents": 1,
-        "life": life,
+        "lifetime_budget": life,
     }
     return parse_task(fields | changes)
 

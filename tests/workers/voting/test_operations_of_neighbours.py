@@ -192,7 +192,7 @@ def test_records_of_a_person_are_cut_by_the_same_operations(tmp_path: Path, worl
 @pytest.mark.parametrize("world", WORLDS)
 def test_votes_for_life_run_the_same_operations_whoever_can_still_pay(tmp_path: Path, world: str) -> None:
     life = {"budget_nano": 10**10, "least_similarity": 0.0}
-    task = task_of(method="reverse-knn", k=5, life=life)
+    task = task_of(method="reverse-knn", k=5, lifetime_budget=life)
     paths = []
     for number, arrays in enumerate(WORLDS[world](21)):
         shard = shard_of(tmp_path / str(number), arrays, task, declared=None)

@@ -131,7 +131,7 @@ MODEL = {"k": 1, "sigma_votes": 1.0, "training": {"min_records": 20, "regularisa
         {"method": "ensemble", "k": 1},
         {"method": "blind-average", **MODEL},
         {"method": "aux-distill", **MODEL},
-        {"method": "reverse-knn", "k": 1, "life": {"budget_nano": 10**9, "least_similarity": 0.5}},
+        {"method": "reverse-knn", "k": 1, "lifetime_budget": {"budget_nano": 10**9, "least_similarity": 0.5}},
     ],
 )
 def test_where_a_record_lets_another_in_or_moves_a_model_there_is_only_the_price(
