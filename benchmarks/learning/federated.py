@@ -1,7 +1,9 @@
 """Federated training: the papers' FedAvg, DP-FedAvg (private for whole agents) and DP-FedSGD (for every record).
 
+A round of averaging, where "DP" marks what only the private one does.
+
     the global model --> every sampled agent runs SGD on its own records --> its update, theta_i - theta
-                     --> (DP: clipped to S, summed privately) --> the mean update moves the global model --> again.
+                     --> (DP: clipped to S, summed privately) --> the mean moves the model.
 
 **DP-FedAvg, agent level (zero-out).** Agent i's vector in a round is Delta_i min(1, S/|Delta_i|), all parameters in one
 vector, or zero if its coin says so; its norm is at most S. Replacing everything an agent ever sends by zero changes one
@@ -17,9 +19,9 @@ removes noise at no cost.
 References: McMahan et al. 2017 (FedAvg); McMahan et al. 2018, algorithm 1, flat clipping and the estimator with the
 expected denominator (DP-FedAvg); Geyer et al. 2017.
 
-**DP-FedSGD** trains a linear model, and is private for every record:
+**DP-FedSGD** trains a linear model, and is private for every record. A step.
 
-    each step: coins per record --> clipped per-record gradients, summed at the agent --> summed privately over agents
+    coins per record --> clipped per-record gradients, summed at the agent --> summed privately over agents
                --> divided by the public expected batch --> one step of the server's model.
 
 Every record of every agent is in a step's sum with probability q, independently, and nobody sees which are. It moves

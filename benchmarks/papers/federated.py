@@ -11,8 +11,9 @@ Every private sum is the real one: integers, discrete noise, secret shares. Nois
 can be repeated. **Choosing settings.** Networks, rates, clipping norms and numbers of rounds were chosen on seed 0, by
 test accuracy as the paper's grid search does. The rows are for other seeds, which draw other agents, samples and noise.
 
-**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labeled 70 % of its images are public
-and 30 % are kept for the test, in the same splits as `labeler bench office-caltech`, on the same frozen backbone. A
+**Office-Caltech10 by gradients** (table 2 of 2021). Of the domain that is to be labeled 70 %
+of the images are public, and 30 % are kept for the test. Splits and frozen backbone are those of `labeler bench
+office-caltech`. A
 head on frozen features is what the noise of DP-FedSGD can bear. Steps, rates and clipping norm were chosen with amazon
 and caltech10 as servers; the rows are for webcam and dslr.
 """
