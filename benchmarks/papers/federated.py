@@ -36,9 +36,9 @@ from benchmarks.accuracy.office_caltech import DOMAINS, PUBLIC_SHARE, Arena, Set
 from benchmarks.data import mnist, usps
 from benchmarks.learning.federated import (
     LocalTraining,
+    OpenRounds,
     ServerStep,
     SourceOf,
-    dp_fed_avg,
     dp_fed_sgd,
     fed_avg,
     plan_fed_sgd,
@@ -198,12 +198,10 @@ def train_digits(
         "sizes": data.sizes, "training": averaging.training, "server": averaging.server,
         "source_of": sources, "progress": progress,
     }  # fmt: skip
-    if epsilon is None:
-        plan = None
-        model = fed_avg(*federation, rounds=averaging.rounds, probability=averaging.probability, **common)
-    else:
+    plan = None
+    if epsilon is not None:
         plan = with_budget(_agent_plan(averaging, len(flatten(start)), len(data.sizes)), epsilon, AGENT_DELTA)
-        model = dp_fed_avg(*federation, plan=plan, **common)
+    model = fed_avg(*federation, plan=plan or OpenRounds(averaging.rounds, averaging.probability), **common)
     return accuracy_of(module, model, data), plan
 
 
@@ -375,7 +373,7 @@ def _fed_avg_row(
         data = office_federation(shards, server, split, None)
         module, start = _blank_head(data)
         model = fed_avg(
-            module, start, data.inputs, data.labels, sizes=data.sizes, rounds=ROUNDS, probability=1.0,
+            module, start, data.inputs, data.labels, sizes=data.sizes, plan=OpenRounds(ROUNDS, 1.0),
             training=LocalTraining(20, 32, 5.0), source_of=sources_of(f"FedAvg {server} {split}"), progress=progress,
         )  # fmt: skip
         accuracies[split] = accuracy_of(module, model, data)
