@@ -251,10 +251,10 @@ def fed_avg(
                 _model(descent.position, params),
                 inputs[torch.from_numpy(chosen)],
                 labels[torch.from_numpy(chosen)],
-                sizes=[sizes[agent] for agent in chosen],
+                sizes=[sizes[agent] for agent in chosen.tolist()],
                 training=training,
                 learning_rate=training.rate(number, plan.rounds),
-                seeds=[int(words[agent] >> np.uint64(2)) for agent in chosen],
+                seeds=[int(words[agent] >> np.uint64(2)) for agent in chosen.tolist()],
             )
         if isinstance(plan, OpenRounds):
             descent.move(updates.mean(0).numpy() if len(chosen) else nothing)
