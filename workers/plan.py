@@ -203,7 +203,7 @@ def _life(request: PlanRequest) -> Life | None:
     try:
         return Life(budget_nano=budget, least_similarity=request.least_similarity)
     except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "life")) from None
+        raise InvalidSetting(describe_validation(error, "lifetime_budget")) from None
 
 
 def solve_request(request: PlanRequest) -> Task:
@@ -240,7 +240,7 @@ def solve_request(request: PlanRequest) -> Task:
         "training": request.training,
         "records_per_person": request.records_per_person,
         "attributes_per_record": request.attributes_per_record,
-        "life": _life(request),
+        "lifetime_budget": _life(request),
     }
     if request.dishonest_talliers is None:
         task = parse_task(fields)

@@ -84,11 +84,6 @@ class AnsweredRound:
 def label_table(task: Task, stamp: JobStamp, names: QuestionNames, rounds: Sequence[AnsweredRound]) -> pa.Table:
     """Put what the rounds of a job opened into the fixed schema; queries of a round that was not opened get no label.
 
-    Args:
-        task: what was asked, of a method that asks about queries.
-        names: of every query.
-        rounds: which together ask every query once.
-
     Raises:
         BadData: a release does not have the shape of its round.
     """

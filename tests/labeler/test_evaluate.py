@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labeler.errors import BadData, InvalidTask
+from labeler.errors import BadData
 from labeler.evaluation import Evaluation, area_under, choose_bands, choose_layout, say, share
 from labeler.methods.evaluate import LAYOUTS, Layout, Scored, edges_of, even_edges
 from labeler.methods.sensitivity import largest_change, squared_sensitivity
@@ -46,20 +46,6 @@ def test_the_price_is_golden() -> None:
     assert squared_sensitivity(task(), "instance", 60) == 1
     assert stated.continuous_epsilon == pytest.approx(0.0749417, abs=1e-7)
     assert stated.continuous_epsilon <= stated.epsilon < 1.01 * stated.continuous_epsilon
-
-
-@pytest.mark.parametrize(
-    ("field", "says"),
-    [
-        ({"release": "winner"}, "release must be histogram"),
-        ({"life": {"budget_nano": 1000, "least_similarity": 0.0}}, "life only means something for method reverse-knn"),
-        ({"k": 2}, "k must be 1"),
-        ({"attributes_per_record": 2}, "attributes_per_record only means something"),
-    ],
-)
-def test_what_is_proved_of_votes_alone_is_refused(field: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidTask, match=says):
-        task(**field)
 
 
 @settings(max_examples=60, deadline=None)

@@ -177,43 +177,6 @@ def connect(url: str, token: str, ca_file: Path | None) -> Client:
     return Client(url, token, ca_file=ca_file, absent_patience_s=_ABSENT_PATIENCE_S)
 
 
-def enrol_party(url: str, token: str, party: dict[str, Any], *, rotated: bool, ca_file: Path | None) -> dict[str, Any]:
-    """Enrol a party, or give one that is enrolled new keys; for `labeler keys`."""
-    from pydantic import ValidationError
-
-    from api.schema import KeysRequest, PartyRequest
-    from labeler.task import describe_validation
-
-    keys = {"verify_key": party["verify_key"], "seal_key": party["seal_key"]}
-    try:
-        known = {"party_id": party["party_id"], "role": party.get("role"), "tallier": party.get("tallier")}
-        request = PartyRequest.model_validate(keys | known)
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the file of public keys")) from None
-    with connect(url, token, ca_file) as service:
-        if rotated:
-            return service.rotate(request.party_id, KeysRequest.model_validate(keys)).model_dump(mode="json")
-        return service.enrol(request).model_dump(mode="json")
-
-
-def make_invitation(url: str, token: str, fields: dict[str, Any], *, ca_file: Path | None) -> dict[str, Any]:
-    """Invite a site; for `labeler invite`. The invitation includes the authority given by `ca_file`."""
-    from pydantic import ValidationError
-
-    from api.schema import InvitationRequest
-    from labeler.task import describe_validation
-
-    try:
-        certificates = "" if ca_file is None else ca_file.read_text(encoding="ascii")
-        request = InvitationRequest.model_validate(fields | {"ca_certificates": certificates})
-    except (OSError, UnicodeDecodeError):
-        raise InvalidSetting(f"--ca-file {ca_file} cannot be read, or is not a PEM file") from None
-    except ValidationError as error:
-        raise InvalidSetting(describe_validation(error, "the invitation")) from None
-    with connect(url, token, ca_file) as service:
-        return service.invite(request).model_dump(mode="json")
-
-
 def prune_service(
     url: str, token: str, ca_file: Path | None, age: timedelta, *, dry_run: bool, progress: ProgressCallback
 ) -> dict[str, Any]:

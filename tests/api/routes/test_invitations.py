@@ -89,7 +89,7 @@ def test_talliers_and_hospitals_join_by_invitation(empty: Service, tmp_path: Pat
         "roster_digest": found.roster_digest,
     }
     assert empty.coordinator.stores.parties.get("hospital-a").verify_key == keys.public.verify_key
-    assert empty.coordinator.agent_budget("hospital-a").accounts, "an agent that joined has its accounts"
+    assert empty.coordinator.budget("hospital-a").accounts, "an agent that joined has its accounts"
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

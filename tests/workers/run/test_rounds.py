@@ -25,17 +25,16 @@ from labeler.task import Task
 from tests.simulation.campaign import memory_folder
 from tests.simulation.case import Case, JobPlan, Rates
 from tests.simulation.homes import Shape, Template, Templates
-from tests.simulation.subject import service
 from tests.simulation.ways import questions
 from tests.simulation.world import World
 from tests.workers.conftest import CLASSES
 from workers.agent.agent import Agent, InMemoryLedger
 from workers.progress import silent
 from workers.run.folder import RoundStore, open_job_folder
-from workers.run.labelling import ACCOUNT, Order, label, open_run_journal, run_rounds
+from workers.run.labelling import ACCOUNT, label, open_run_journal, run_rounds
 from workers.run.parties import RunParties
 from workers.run.preparation import LabellingJob, job_charges, prepare
-from workers.run.task_file import TaskFile, TaskTable
+from workers.run.task_file import QueriesTable, TaskFile, TaskTable
 
 SIZES = (2, 1)
 
@@ -60,11 +59,10 @@ def test_a_run_opens_bit_for_bit_what_the_service_opens_of_the_same_task_shards_
         return computed(self, task, batch, key=key, seal=seal)
 
     with memory_folder() as folder:
-        (folder / "templates").mkdir()
-        template = Templates(folder / "templates", service().complete).of(Shape(3, talliers, release, 0))
+        template = Templates(folder / "templates").of(Shape(3, talliers, release, 0))
         with monkeypatch.context() as patched:
             patched.setattr(Agent, "computed", noting)
-            world = World(case, template, folder / "world", service())
+            world = World(case, template, folder / "world")
             assert not world.run().violation
         opened = opened_by_service(world.folder / "coordinator" / "journal.db")
         assert len(drawn) == len(SIZES) * 3
@@ -86,12 +84,11 @@ def opened_by_run(state: Path, template: Template, release: str) -> list[bytes]:
     shards = {name: Shard.open(template.shard(name, "all")) for name in template.agents}
     agents = [agent_over(name, shard, task, batches) for name, shard in shards.items()]
     caps = job_charges(task, batches)
-    order = Order("job", task, template.agents, batches, caps, len(asked), "all", None, 0)
     state.chmod(0o700)
     kept = RoundStore(state, template.agents)
     parties = RunParties(task, batches, agents, kept, is_seeded=False, winner_engine=None, progress=silent)
     with open_run_journal(state) as journal:
-        job = journal.begin(order)
+        job = journal.begin("job", task, template.agents, batches, caps, images=len(asked), chosen=QueriesTable())
         run_rounds(journal, job, asked, parties, is_seeded=False)
         found = [journal.release("job", number) for number in range(len(SIZES))]
     assert {one.kind for one in found if one is not None} == {release}
