@@ -264,7 +264,7 @@ def test_a_job_that_others_wake_all_the_time_does_not_keep_another_from_being_lo
 ) -> None:
     loud, quiet = site.submit(prepared=False), site.submit(prepared=False, start=9)
     looked: list[str] = []
-    monkeypatch.setattr(Preparation, "look", lambda _, job, task: looked.append(job.job_id))
+    monkeypatch.setattr(Preparation, "look", lambda _, job, __: looked.append(job.job_id))
     for _ in range(150):
         site.driver.wake(loud.job_id)
         site.conductor.tick()
